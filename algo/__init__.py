@@ -1,0 +1,1 @@
+"""GRPO-RoC: rewards, selection, advantages, loss, and the FSDP learner."""

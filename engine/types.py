@@ -1,0 +1,200 @@
+"""What flows through the pipeline: prompts, turns, trajectories, groups, batches.
+
+Invariants
+- A trajectory is append-only token ids; what was sampled is never re-tokenised, so what is trained is what the model saw.
+- Every sampled token carries the log-probability and the weight version that sampled it.
+- Nothing here refers to an engine: any replica can continue a trajectory from its ids.
+
+Shape legend: T tokens of one trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    ANSWER = "answer"  # a turn ended without a tool call
+    LENGTH = "length"  # the token budget of the trajectory was used up
+    TURNS = "turns"  # the last allowed turn still asked for a tool
+    DEADLINE = "deadline"  # wall time of the trajectory was used up
+    ERROR = "error"  # see Trajectory.error
+
+
+class Boundary(StrEnum):
+    """The boundary whose failure ended a trajectory; such a trajectory is never trained."""
+
+    REPLICA = "replica"
+    SANDBOX = "sandbox"
+    REWARD = "reward"
+    TEMPLATE = "template"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutError:
+    """An infrastructure failure, typed by the boundary crossed."""
+
+    boundary: Boundary
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One problem: chat messages for the model, a reference answer for the reward.
+
+    >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
+    'train-7'
+    """
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """One tool call of a turn and what came back. Times are seconds on the node's monotonic clock.
+
+    outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
+    closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
+    overlap_s: how much of the tool's time passed while the turn was still being generated.
+    jailed: the tool says that it ran in an isolated process.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    outcome: str
+    response: str
+    closed_at: float
+    dispatched_at: float
+    finished_at: float
+    overlap_s: float
+    jailed: bool
+
+    @property
+    def failed(self) -> bool:
+        """Counts as an error for RoC: malformed, raised, timed out or was killed (facts: rStar2 report, p_err)."""
+        return self.outcome != "ok"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One assistant turn: the sampled span [start, end) of the trajectory's tokens."""
+
+    start: int
+    end: int
+    tool_uses: tuple[ToolUse, ...]
+    replica: int
+    cached_tokens: int
+    queued_at: float
+    started_at: float
+    finished_at: float
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One finished rollout of a prompt.
+
+    token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
+    logprobs_T is 0 and versions_T is -1 where it did not. reward is None until graded.
+    """
+
+    prompt: Prompt
+    sample: int
+    seed: int
+    temperature: float
+    token_ids_T: Ids
+    sampled_T: Bools
+    logprobs_T: Floats
+    versions_T: Ids
+    turns: tuple[Turn, ...]
+    text: str
+    stop: StopReason
+    started_at: float
+    finished_at: float
+    error: RolloutError | None = None
+    reward: float | None = None
+
+    @property
+    def tool_uses(self) -> list[ToolUse]:
+        return [use for turn in self.turns for use in turn.tool_uses]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(self.sampled_T.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """All trajectories of one prompt for one step. lease is released when it was trained or dropped."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+    lease: int
+
+    @property
+    def rewards_G(self) -> NDArray[np.float64]:
+        """Rewards of the trajectories, float64 [G]; raises ValueError when one was not graded."""
+        rewards = [trajectory.reward for trajectory in self.trajectories]
+        if any(reward is None for reward in rewards):
+            raise ValueError(f"group {self.prompt.id}: ungraded trajectory")
+        return np.asarray(rewards, dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What one optimizer step trains, as flat ragged arrays (no padding crosses a process boundary).
+
+    lengths_B says how the N axis splits into trajectories; advantages_B is one number per trajectory.
+    """
+
+    step: int
+    token_ids_N: Ids
+    sampled_N: Bools
+    logprobs_N: Floats
+    versions_N: Ids
+    lengths_B: Ids
+    advantages_B: Floats
+
+    @classmethod
+    def of(cls, step: int, trajectories: Sequence[Trajectory], advantages_B: Floats) -> Batch:
+        """Concatenates trajectories in the given order. Raises ValueError on a length mismatch."""
+        if len(trajectories) != len(advantages_B):
+            raise ValueError(f"{len(trajectories)} trajectories but {len(advantages_B)} advantages")
+
+        def join(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+            return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+        return cls(
+            step=step,
+            token_ids_N=join([t.token_ids_T for t in trajectories], np.int32),
+            sampled_N=join([t.sampled_T for t in trajectories], np.bool_),
+            logprobs_N=join([t.logprobs_T for t in trajectories], np.float32),
+            versions_N=join([t.versions_T for t in trajectories], np.int32),
+            lengths_B=np.asarray([len(t.token_ids_T) for t in trajectories], np.int32),
+            advantages_B=np.asarray(advantages_B, np.float32),
+        )
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays by field name, for the wire."""
+        return {
+            "token_ids_N": self.token_ids_N,
+            "sampled_N": self.sampled_N,
+            "logprobs_N": self.logprobs_N,
+            "versions_N": self.versions_N,
+            "lengths_B": self.lengths_B,
+            "advantages_B": self.advantages_B,
+        }

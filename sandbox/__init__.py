@@ -1,0 +1,1 @@
+"""A jailed Python for tool calls. Light to import: neither torch nor vllm."""

@@ -1,0 +1,53 @@
+"""Messages between a node (client) and a sandbox host, and the types both use.
+
+Invariants
+- A call is answered by exactly one CallResult, whatever happens to the code, the slot or the host.
+- `outcome` comes from the kernel (wait status, rusage) as seen by the host, never from bytes the code wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]
+SessionState = Literal["kept", "restored", "lost"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one call; 0 is refused. memory_bytes is address space per process (and the call's cgroup where there is one)."""
+
+    wall_s: float = 4.0
+    cpu_s: float = 4.0
+    memory_bytes: int = 1 << 30
+    output_bytes: int = 1 << 16
+    processes: int = 32
+    disk_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"Limits.{name} must be positive, got {value!r}")
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call did.
+
+    outcome "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit ended it;
+    "killed": a signal that no limit explains; "lost": our fault (slot or host died): never shown as the model's error.
+    """
+
+    outcome: Outcome
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    truncated: bool = False
+    display: str | None = None
+    queue_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+    session_state: SessionState | None = None
+    jailed: bool = False
