@@ -28,13 +28,28 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One or more tokens as a replica produced them. finish is set on the last one: "stop", "length" or "abort"."""
+    """One or more tokens as a replica produced them. finish is set on the last one: "stop", "length" or "abort".
+
+    version: the replica's weight version now; spans: on the last delta (version, start, end) over all tokens of the
+    request, exact across updates in flight.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     finish: str | None = None
     cached_tokens: int = 0
-    version: int | None = None
+    version: int = 0
+    spans: Sequence[tuple[int, int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvSample:
+    """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests."""
+
+    free_blocks: int
+    running: int
+    waiting: int
+    preempted: int
 
 
 class Generator(Protocol):

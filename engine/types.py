@@ -139,11 +139,18 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """All trajectories of one prompt for one step. lease is released when it was trained or dropped."""
+    """All trajectories of one prompt for one step, and after selection which of them are trained and how.
+
+    lease is released when the group was trained or dropped. kept: indices into trajectories; advantages_K: one per
+    kept trajectory. drop: why nothing of the group is trained ("flat", "error"), None when something is.
+    """
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     lease: int
+    kept: tuple[int, ...] = ()
+    advantages_K: NDArray[np.float64] | None = None
+    drop: str | None = None
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:

@@ -1,0 +1,96 @@
+"""A bounded, closable channel between stages of a pipeline.
+
+Invariants
+- At most `capacity` items wait; a full channel blocks its producers, an empty one its consumers.
+- After `close()` what waits is still delivered, then every consumer's iteration ends; a put raises `ChannelClosed`.
+- An item handed to a consumer is never lost by the cancellation of another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ChannelClosed(Exception):
+    """Nothing more will come out of the channel, or may be put into it."""
+
+
+class Channel(Generic[T]):
+    """First in, first out.
+
+    >>> async def double(inbox, outbox):
+    ...     async for number in inbox:
+    ...         await outbox.put(2 * number)
+    """
+
+    def __init__(self, capacity: int, name: str = "channel") -> None:
+        if capacity < 1:
+            raise ValueError(f"channel {name}: capacity must be at least 1, got {capacity}")
+        self.name = name
+        self.capacity = capacity
+        self.closed = False
+        self._items: deque[T] = deque()
+        self._getters: deque[asyncio.Future[None]] = deque()
+        self._putters: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    async def put(self, item: T) -> None:
+        """Waits for room. Raises ChannelClosed."""
+        while len(self._items) >= self.capacity and not self.closed:
+            await self._wait(self._putters)
+        if self.closed:
+            self._wake(self._putters)
+            raise ChannelClosed(self.name)
+        self._items.append(item)
+        self._wake(self._getters)
+
+    async def get(self) -> T:
+        """Waits for an item. Raises ChannelClosed once the channel is closed and drained."""
+        while not self._items and not self.closed:
+            await self._wait(self._getters)
+        if not self._items:
+            self._wake(self._getters)
+            raise ChannelClosed(self.name)
+        item = self._items.popleft()
+        self._wake(self._putters)
+        return item
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake(self._getters)
+        self._wake(self._putters)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while True:
+            try:
+                item = await self.get()
+            except ChannelClosed:
+                return
+            yield item
+
+    async def _wait(self, waiters: deque[asyncio.Future[None]]) -> None:
+        future = asyncio.get_running_loop().create_future()
+        waiters.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._wake(waiters)  # the wake-up that this waiter took belongs to the next one
+            else:
+                waiters.remove(future)
+            raise
+
+    @staticmethod
+    def _wake(waiters: deque[asyncio.Future[None]]) -> None:
+        while waiters:
+            future = waiters.popleft()
+            if not future.done():
+                future.set_result(None)
+                return

@@ -1,0 +1,141 @@
+"""Token-exact turns: the chat template rendered piecewise, and an audit that the pieces make the whole.
+
+Invariants
+- A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
+- The text of that sequence is what the template renders for the whole conversation at once (audited at start).
+- A sampled turn ends with the end-of-turn token; tool ids begin with what the template puts after it (the newline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+Message = Mapping[str, str]
+
+_TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
+_PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
+
+
+class TemplateError(ValueError):
+    """The chat template cannot be used turn by turn; the message shows the first difference."""
+
+
+class Chat:
+    """Renders prompts and tool responses to token ids with a Hugging Face tokenizer's chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not tokenizer.chat_template:
+            raise TemplateError("the tokenizer has no chat template (chat_template in tokenizer_config.json)")
+        if tokenizer.eos_token_id is None:
+            raise TemplateError("the tokenizer has no end-of-turn token (eos_token in tokenizer_config.json)")
+        self._tokenizer = tokenizer
+        self._fast = tokenizer.backend_tokenizer
+        self.end_of_turn: int = tokenizer.eos_token_id
+        self.end_of_turn_text: str = tokenizer.eos_token
+        self._tool_pieces: dict[int, list[str]] = {}
+        self.audit()
+
+    @classmethod
+    def load(cls, checkpoint: str | Path) -> Chat:
+        """Raises ValueError naming the path when it holds no tokenizer, TemplateError when the template is unusable."""
+        from transformers import AutoTokenizer
+
+        if not (Path(checkpoint) / "tokenizer_config.json").is_file():
+            raise ValueError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
+        return cls(AutoTokenizer.from_pretrained(str(checkpoint)))
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the rendered messages, ending with the opening of the assistant's turn."""
+        return self._encode(self._render(messages, generate=True))
+
+    def tool_ids(self, responses: Sequence[str]) -> list[int]:
+        """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn."""
+        return self._encode(self._tool_text(responses))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._fast.decode(list(token_ids), skip_special_tokens=False)
+
+    def stream(self) -> TextStream:
+        """A fresh incremental decoder for one turn."""
+        return TextStream(self._fast)
+
+    def audit(self) -> None:
+        """Raises TemplateError unless rendering turn by turn equals rendering at once."""
+        user: Message = {"role": "user", "content": "What is 6 * 7?"}
+        assistant: Message = {"role": "assistant", "content": "<reason>I use python.</reason>"}
+        last: Message = {"role": "assistant", "content": "<answer>42</answer>"}
+        for responses in (_PROBES[:1], _PROBES, _PROBES[2:4]):
+            tools: list[Message] = [{"role": "tool", "content": response} for response in responses]
+            pieces = self._render([user], generate=True)
+            pieces += assistant["content"] + self.end_of_turn_text + self._tool_text(responses)
+            _compare(pieces, self._render([user, assistant, *tools], generate=True))
+            pieces += last["content"] + self.end_of_turn_text
+            whole = self._render([user, assistant, *tools, last], generate=False)
+            _compare(pieces, whole[: len(pieces)])
+        for probe in _PROBES:
+            if self.decode(self._encode(probe)) != probe:
+                raise TemplateError(f"the tokenizer does not give {probe!r} back after encoding and decoding it")
+
+    def _tool_text(self, responses: Sequence[str]) -> str:
+        count = len(responses)
+        if count not in self._tool_pieces:
+            self._tool_pieces[count] = self._cut(count)
+        pieces = self._tool_pieces[count]
+        text = pieces[0]
+        for response, piece in zip(responses, pieces[1:], strict=True):
+            text += response + piece
+        return text
+
+    def _cut(self, count: int) -> list[str]:
+        """What the template puts before, between and after `count` tool responses that follow an assistant turn."""
+        tools: list[Message] = [{"role": "tool", "content": _TOOL.format(n)} for n in range(count)]
+        head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+        rest = self._render([*head, *tools], generate=True)
+        _, mark, rest = rest.partition("a" + self.end_of_turn_text)
+        if not mark:
+            raise TemplateError(f"the template does not end an assistant turn with {self.end_of_turn_text!r}")
+        pieces = []
+        for n in range(count):
+            piece, mark, rest = rest.partition(_TOOL.format(n))
+            if not mark:
+                raise TemplateError("the template does not render messages of role 'tool'")
+            pieces.append(piece)
+        return [*pieces, rest]
+
+    def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generate
+            )
+        except Exception as error:  # jinja2 raises whatever the template raises
+            roles = [message["role"] for message in messages]
+            raise TemplateError(f"the chat template fails on roles {roles}: {error}") from error
+
+    def _encode(self, text: str) -> list[int]:
+        return self._fast.encode(text, add_special_tokens=False).ids
+
+
+class TextStream:
+    """Decodes one token at a time; text comes out when its bytes are complete characters."""
+
+    def __init__(self, fast_tokenizer: Any) -> None:
+        self._tokenizer = fast_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def step(self, token_id: int) -> str:
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+def _compare(pieces: str, whole: str) -> None:
+    if pieces == whole:
+        return
+    at = next((n for n, (a, b) in enumerate(zip(pieces, whole, strict=False)) if a != b), min(len(pieces), len(whole)))
+    raise TemplateError(
+        "the chat template is not append-only: rendered turn by turn it differs from the whole conversation at character "
+        f"{at}: {pieces[at : at + 40]!r} against {whole[at : at + 40]!r} (after {whole[max(0, at - 40) : at]!r}). "
+        "Use a template that leaves earlier turns as they were."
+    )

@@ -1,0 +1,79 @@
+"""Leases: the bound on staleness, as an object.
+
+Invariants
+- Groups are admitted in order; the i-th belongs to step i // B and its lease is number i.
+- At most (S + 1) * B leases are out, and those of a step come back only when the weights trained from it are live.
+  So a group of step k is admitted at weight version k - S or later, and no token older than S versions is trained.
+- A lease is released exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Leases:
+    """groups_per_step is B, max_staleness is S (0: strictly on-policy). Capacity formula as in AReaL (arXiv 2505.24298).
+
+    >>> leases = Leases(groups_per_step=2, max_staleness=0)
+    >>> leases.take(), leases.take(), leases.take()
+    (0, 1, None)
+    >>> leases.release(0); leases.take() is None  # the step is not over: lease 1 is still out
+    True
+    >>> leases.release(1); leases.take()
+    2
+    """
+
+    def __init__(self, groups_per_step: int, max_staleness: int) -> None:
+        if groups_per_step < 1:
+            raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
+        if max_staleness < 0:
+            raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
+        self.groups_per_step = groups_per_step
+        self.max_staleness = max_staleness
+        self._next = 0
+        self._released: set[int] = set()
+        self._floor = 0  # all leases below are released
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def capacity(self) -> int:
+        """(S + 1) * B."""
+        return (self.max_staleness + 1) * self.groups_per_step
+
+    @property
+    def outstanding(self) -> int:
+        return self._next - self._floor - len(self._released)
+
+    def step_of(self, lease: int) -> int:
+        return lease // self.groups_per_step
+
+    def take(self) -> int | None:
+        """The next lease, or None while the bound forbids it."""
+        live_step = self._floor // self.groups_per_step  # steps below are trained and live
+        if self.step_of(self._next) > live_step + self.max_staleness:
+            return None
+        self._next += 1
+        return self._next - 1
+
+    async def acquire(self) -> int:
+        """Waits until `take` succeeds."""
+        while (lease := self.take()) is None:
+            future = asyncio.get_running_loop().create_future()
+            self._waiters.append(future)
+            await future
+        return lease
+
+    def release(self, lease: int) -> None:
+        """Raises ValueError for a lease that is not out."""
+        if not self._floor <= lease < self._next or lease in self._released:
+            raise ValueError(f"lease {lease} is not out")
+        self._released.add(lease)
+        while self._floor in self._released:
+            self._released.remove(self._floor)
+            self._floor += 1
+        waiters, self._waiters = self._waiters, deque()
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)

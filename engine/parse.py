@@ -1,0 +1,148 @@
+"""Incremental parser of tool calls in model output (hermes JSON). Pure: text in, calls out.
+
+Invariants
+- The calls and their order do not depend on how the text is cut into deltas.
+- A call comes out at the delta that completes its closing tag, as a completely decoded JSON object or as malformed.
+- A closing tag inside a JSON string does not close the call; a call that is never closed is never executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A decoded call: a non-empty name and an object of arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MalformedCall:
+    """A call that could not be decoded; reason is what the model is told."""
+
+    text: str
+    reason: str
+
+
+class ToolCallParser:
+    """One parser per assistant turn.
+
+    >>> parser = ToolCallParser()
+    >>> parser.feed('I compute. <tool_call>{"name": "python", "argum')
+    []
+    >>> parser.feed('ents": {"code": "print(1)"}}</tool_call> and')
+    [ToolCall(name='python', arguments={'code': 'print(1)'})]
+    >>> parser.finish()
+    []
+    """
+
+    def __init__(self) -> None:
+        self._outside = ""  # tail that may be the beginning of an opening tag
+        self._body: list[str] | None = None  # text since the opening tag
+        self._in_string = False
+        self._escaped = False
+        self._tag = ""  # tail of the body that may be the beginning of the closing tag
+
+    @property
+    def inside(self) -> bool:
+        """An opening tag was seen and its call is not closed yet."""
+        return self._body is not None
+
+    def feed(self, text: str) -> list[ToolCall | MalformedCall]:
+        """The calls that this text completes."""
+        calls: list[ToolCall | MalformedCall] = []
+        while text:
+            if self._body is None:
+                text = self._search(text)
+            else:
+                call, text = self._collect(text)
+                if call is not None:
+                    calls.append(call)
+        return calls
+
+    def finish(self) -> list[ToolCall | MalformedCall]:
+        """At the end of the turn: what is still open, as malformed calls.
+
+        A body with an unterminated string swallows its closing tag; it ends at the first one after all.
+        """
+        calls: list[ToolCall | MalformedCall] = []
+        while self._body is not None:
+            body = "".join(self._body)
+            self._body = None
+            inner, tag, rest = body.partition(CLOSE)
+            calls.append(MalformedCall(text=inner, reason="" if tag else "tool call not closed"))
+            if tag:
+                calls[-1] = _decode(inner)
+                calls += self.feed(rest)
+        self._reset()
+        return calls
+
+    def _search(self, text: str) -> str:
+        """Outside a call: finds the opening tag, returns what follows it."""
+        text = self._outside + text
+        at = text.find(OPEN)
+        if at < 0:
+            self._outside = text[len(text) - _overlap(text, OPEN) :]
+            return ""
+        self._reset()
+        self._body = []
+        return text[at + len(OPEN) :]
+
+    def _collect(self, text: str) -> tuple[ToolCall | MalformedCall | None, str]:
+        """Inside a call: appends to the body until the closing tag outside a JSON string."""
+        assert self._body is not None
+        for at, char in enumerate(text):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif char == "\\":
+                    self._escaped = True
+                elif char == '"':
+                    self._in_string = False
+                continue
+            self._tag += char
+            if not CLOSE.startswith(self._tag):
+                self._tag = char if char == "<" else ""
+                self._in_string = char == '"'
+            elif self._tag == CLOSE:
+                body = "".join(self._body) + text[: at + 1]
+                self._reset()
+                return _decode(body[: -len(CLOSE)]), text[at + 1 :]
+        self._body.append(text)
+        return None, ""
+
+    def _reset(self) -> None:
+        self._outside, self._body, self._tag = "", None, ""
+        self._in_string = self._escaped = False
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest proper beginning of tag that ends text."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _decode(body: str) -> ToolCall | MalformedCall:
+    try:
+        call = json.loads(body, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        return MalformedCall(text=body, reason=str(error))
+    if not isinstance(call, dict):
+        return MalformedCall(text=body, reason="a call must be a JSON object")
+    name, arguments = call.get("name"), call.get("arguments")
+    if not isinstance(name, str) or not name:
+        return MalformedCall(text=body, reason="'name' must be a non-empty string")
+    if not isinstance(arguments, dict):
+        return MalformedCall(text=body, reason="'arguments' must be an object")
+    return ToolCall(name=name, arguments=arguments)

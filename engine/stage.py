@@ -1,0 +1,187 @@
+"""The pipeline runtime: stages joined by channels under one TaskGroup, each of them measured.
+
+Invariants
+- A stage is any coroutine function `async def stage(inbox, outbox)`; it ends when its inbox is closed and drained.
+- A stage's outbox closes when all its workers have ended, so that the end travels down the pipeline by itself.
+- An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
+- For each worker: busy + blocked on input + blocked on output = the time since it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.channel import Channel, ChannelClosed
+
+
+class Port:
+    """One worker's end of a channel; counts items and the seconds spent blocked on it."""
+
+    def __init__(self, channel: Channel[Any]) -> None:
+        self._channel = channel
+        self._clock = asyncio.get_running_loop().time
+        self.items = 0
+        self._blocked_s = 0.0
+        self._since: float | None = None
+
+    def blocked_s(self) -> float:
+        return self._blocked_s + (self._clock() - self._since if self._since is not None else 0.0)
+
+    async def _timed(self, operation: Awaitable[Any]) -> Any:
+        self._since = self._clock()
+        try:
+            item = await operation
+        finally:
+            self._blocked_s += self._clock() - self._since
+            self._since = None
+        self.items += 1
+        return item
+
+
+class Inbox(Port):
+    """`async for item in inbox`, or `await inbox.get()`, which raises ChannelClosed at the end."""
+
+    async def get(self) -> Any:
+        return await self._timed(self._channel.get())
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                item = await self.get()
+            except ChannelClosed:
+                return
+            yield item
+
+
+class Outbox(Port):
+    """`await outbox.put(item)` waits for room downstream."""
+
+    async def put(self, item: Any) -> None:
+        await self._timed(self._channel.put(item))
+
+
+StageFunction = Callable[[Inbox, Outbox], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage of a pipeline: `workers` concurrent copies of `run`, and room for `capacity` items in its inbox."""
+
+    name: str
+    run: StageFunction
+    workers: int = 1
+    capacity: int = 16
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"stage {self.name}: workers must be at least 1, got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStats:
+    """Seconds summed over the workers of a stage; queue is the number of items waiting in front of it."""
+
+    name: str
+    workers: int
+    items_in: int
+    items_out: int
+    busy_s: float
+    blocked_in_s: float
+    blocked_out_s: float
+    queue: int
+
+
+class _Worker:
+    def __init__(self, inbox: Inbox, outbox: Outbox, now: float) -> None:
+        self.inbox, self.outbox = inbox, outbox
+        self.started_at = now
+        self.ended_at: float | None = None
+
+
+class Pipeline:
+    """Runs stages in a row. What the last stage puts out is discarded; the first stage's inbox is empty and closed.
+
+    >>> async def numbers(inbox, outbox):
+    ...     for n in range(3):
+    ...         await outbox.put(n)
+    >>> async def show(inbox, outbox):
+    ...     async for n in inbox:
+    ...         print(n)
+    >>> import asyncio
+    >>> asyncio.run(Pipeline([Stage(name="numbers", run=numbers), Stage(name="show", run=show)]).run())
+    0
+    1
+    2
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        names = [stage.name for stage in stages]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
+        self.stages = list(stages)
+        self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
+        self._channels.append(_Sink())
+        self._channels[0].close()
+        self._workers: list[list[_Worker]] = [[] for _ in stages]
+
+    async def run(self) -> None:
+        """Returns when the last stage has ended; raises the first exception of a stage (ExceptionGroup unwrapped)."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, stage in enumerate(self.stages):
+                    for number in range(stage.workers):
+                        group.create_task(self._work(index), name=f"{stage.name}[{number}]")
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+
+    async def _work(self, index: int) -> None:
+        now = asyncio.get_running_loop().time
+        worker = _Worker(Inbox(self._channels[index]), Outbox(self._channels[index + 1]), now())
+        self._workers[index].append(worker)
+        await self.stages[index].run(worker.inbox, worker.outbox)
+        worker.ended_at = now()
+        peers = self._workers[index]
+        if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):
+            self._channels[index + 1].close()
+
+    def stats(self) -> list[StageStats]:
+        now = asyncio.get_running_loop().time()
+        rows = []
+        for stage, channel, workers in zip(self.stages, self._channels, self._workers, strict=False):
+            waited_in = sum(worker.inbox.blocked_s() for worker in workers)
+            waited_out = sum(worker.outbox.blocked_s() for worker in workers)
+            lived = sum((worker.ended_at or now) - worker.started_at for worker in workers)
+            rows.append(
+                StageStats(
+                    name=stage.name,
+                    workers=stage.workers,
+                    items_in=sum(worker.inbox.items for worker in workers),
+                    items_out=sum(worker.outbox.items for worker in workers),
+                    busy_s=lived - waited_in - waited_out,
+                    blocked_in_s=waited_in,
+                    blocked_out_s=waited_out,
+                    queue=len(channel),
+                )
+            )
+        return rows
+
+
+class _Sink(Channel[Any]):
+    """Behind the last stage: takes everything, keeps nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "sink")
+
+    async def put(self, item: Any) -> None:
+        return None
+
+
+def _first(failures: BaseExceptionGroup) -> BaseException:
+    """The first leaf of a group: one clear error instead of a tree of cancelled siblings."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

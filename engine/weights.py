@@ -1,0 +1,93 @@
+"""The replica's half of weight transfer on one host: a shared-memory backend for vLLM's weight-transfer API.
+
+Runs inside the engine process (with vLLM's own nccl and ipc backends this file is not used for the transfer). The
+learner publishes a safetensors file on a memory file system; each replica maps it and loads it by name.
+
+Invariants
+- The update is complete when `finish_weight_update` returns: nothing of the published file is referenced afterwards.
+- Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class ShmInitInfo(WeightTransferInitInfo):
+    """No rendezvous: a replica may die and join again at any time."""
+
+
+@dataclass
+class ShmUpdateInfo(WeightTransferUpdateInfo):
+    """path: a safetensors file with every parameter under its Hugging Face name."""
+
+    path: str
+
+
+class ShmWeightTransfer(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+    """Backend "shm"."""
+
+    init_info_cls = ShmInitInfo
+    update_info_cls = ShmUpdateInfo
+
+    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
+        return None
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
+        self._held = load_file(update_info.path, device=str(self.device))
+        self.model.load_weights(self._held.items())
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._held = {}
+        repack_cpu_linears(self.model)
+
+    def shutdown(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+
+
+def repack_cpu_linears(model: torch.nn.Module) -> None:
+    """Renews the packed weights of CPU linears. A tied lm_head gets no tensor of its own, so vLLM does not re-pack it."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
+            module.quant_method.process_weights_after_loading(module)
+
+
+class WorkerExtension:
+    """Methods that the node calls in the engine process (`worker_extension_cls`)."""
+
+    def adopt(self) -> int:
+        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node. Returns the pid."""
+        os.setpgid(0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        return os.getpid()
+
+
+def register() -> None:
+    registry: dict[str, Any] = WeightTransferEngineFactory._registry
+    if "shm" not in registry:
+        WeightTransferEngineFactory.register_engine("shm", ShmWeightTransfer)
+
+
+register()
