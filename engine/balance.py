@@ -14,6 +14,7 @@ counted here (see `KvAware`).
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,8 +51,8 @@ class Balancer(Protocol):
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
 
-    def replica_down(self, replica: int) -> list[int]:
-        """Returns the keys that were running there: each must `arrive` again."""
+    def replica_down(self, replica: int) -> None:
+        """What ran there will `arrive` again with its tokens so far."""
         ...
 
     def sample(self, replica: int, sample: KvSample) -> None: ...
@@ -78,7 +79,7 @@ class _Item:
     tokens: int
     state: str  # "fresh" | "ready" | "parked" | "running" | "tool"
     home: int | None = None  # the replica in whose active set it is
-    reserved: float = 0.0  # blocks
+    reserved: int = 0  # blocks
     since: float = 0.0
 
 
@@ -88,7 +89,7 @@ class _Replica:
     block_size: int
     active: dict[int, _Item] = field(default_factory=dict)
     groups: dict[int, int] = field(default_factory=dict)  # members of the active set by group
-    reserved: float = 0.0
+    reserved: int = 0
     free: int = 0  # last live sample
     running: int = 0
     unseen: float = 0.0  # blocks of placements since that sample
@@ -122,18 +123,15 @@ class KvAware:
             raise ValueError(f"replica {replica} is up already")
         self._replicas[replica] = _Replica(blocks, block_size, free=blocks)
 
-    def replica_down(self, replica: int) -> list[int]:
+    def replica_down(self, replica: int) -> None:
         gone = self._replicas.pop(replica)
-        running = []
         for item in gone.active.values():
-            item.home, item.reserved = None, 0.0
+            item.home, item.reserved = None, 0
             if item.state == "running":
-                running.append(item.key)
-                del self._items[item.key]
+                item.state = "tool"
             elif item.state == "ready":
                 self._queues["ready"].remove(item)
                 self._enqueue(item, "parked")
-        return running
 
     def sample(self, replica: int, sample: KvSample) -> None:
         state = self._replicas.get(replica)
@@ -155,7 +153,7 @@ class KvAware:
 
     def turn_done(self, key: int, tokens: int, now: float) -> None:
         item = self._items[key]
-        if item.state != "running":
+        if item.state not in ("running", "tool"):  # "tool": its replica went down as the turn ended
             raise ValueError(f"trajectory {key} ends a turn while {item.state}")
         item.tokens, item.state, item.since = tokens, "tool", now
 
@@ -208,7 +206,7 @@ class KvAware:
     def waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def reserved_blocks(self) -> float:
+    def reserved_blocks(self) -> int:
         return sum(replica.reserved for replica in self._replicas.values())
 
     def check(self) -> None:
@@ -220,9 +218,8 @@ class KvAware:
             for item in replica.active.values():
                 assert item.home == index and item.state in ("running", "tool", "ready"), item
             total = sum(item.reserved for item in replica.active.values())
-            assert abs(total - replica.reserved) < 1e-6, (total, replica.reserved)
+            assert total == replica.reserved, (total, replica.reserved)
             assert sum(replica.groups.values()) == len(replica.active)
-            assert replica.active or replica.reserved == 0
         for item in self._items.values():
             homes = [index for index, replica in self._replicas.items() if item.key in replica.active]
             assert homes == ([item.home] if item.home is not None else []), (item, homes)
@@ -267,7 +264,7 @@ class KvAware:
             replica.active[item.key] = item
             replica.groups[item.group] = replica.groups.get(item.group, 0) + 1
             replica.unseen += item.tokens / replica.block_size + 1
-        before, item.reserved = item.reserved, self.expected_tokens(item.tokens) / replica.block_size
+        before, item.reserved = item.reserved, math.ceil(self.expected_tokens(item.tokens) / replica.block_size)
         replica.reserved += item.reserved - before
         item.state = "running"
         return Place(item.key, index, rule, self.fill * replica.blocks - replica.reserved)
@@ -280,8 +277,8 @@ class KvAware:
         replica.groups[item.group] -= 1
         if not replica.groups[item.group]:
             del replica.groups[item.group]
-        replica.reserved = replica.reserved - item.reserved if replica.active else 0.0
-        item.home, item.reserved = None, 0.0
+        replica.reserved -= item.reserved
+        item.home, item.reserved = None, 0
 
     def _learn(self, tokens: int) -> None:
         if len(self._sizes) == self._sizes.maxlen:

@@ -8,12 +8,24 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 import numpy as np
+import zmq
+import zmq.asyncio
 from numpy.typing import NDArray
+
+from engine.errors import first_error
+from engine.types import Batch, Floats
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -116,3 +128,120 @@ def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, dict[str, NDArray[Any]]]
     """Raises ValueError (msgspec.DecodeError is one) for anything that is not a reply."""
     header = _header.decode(frames[0])
     return _reply.decode(header.message), _arrays(header, frames[1:])
+
+
+class LearnerDied(RuntimeError):
+    """The learner ended, failed or did not answer in time; the message says which, with its last words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerProcessConfig:
+    """module: what torch's launcher runs on each rank. Deadlines are for one answer."""
+
+    module: str
+    ranks: int = 1
+    start_deadline_s: float = 120.0
+    step_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+
+
+class LearnerProcess:
+    """Starts the learner's ranks with torch's launcher and talks to rank 0.
+
+    `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
+    Leaving the context ends all its processes.
+    """
+
+    def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
+        self.config = config
+        self._address = f"ipc://{workspace}/learner"
+        self._log = log
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self._address)
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
+                *[f"--nproc-per-node={self.config.ranks}", "-m", self.config.module, "--connect", self._address],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the node's to handle
+            )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        process = self._process
+        try:
+            if process is not None and process.returncode is None:
+                await self._end(process)
+        finally:
+            self._socket.close()
+            self._context.term()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Asks, then kills: the launcher's whole session is gone when this returns."""
+        try:
+            async with asyncio.timeout(5.0):
+                await self._socket.send_multipart(pack(Stop()))
+                await process.wait()
+        except (TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def configure(self, message: Configure) -> tuple[Ready, Floats]:
+        """Builds the learner; returns what it published as version 0 and its canary log-probabilities."""
+        reply, arrays = await self._ask(message, {}, self.config.start_deadline_s)
+        if not isinstance(reply, Ready):
+            raise LearnerDied(f"the learner answered {type(reply).__name__} to Configure")
+        return reply, arrays["canary"]
+
+    async def train(self, batch: Batch, version: int) -> tuple[Trained, Floats]:
+        """One step: the published weights (version `version`), metrics and canary log-probabilities."""
+        reply, arrays = await self._ask(
+            Train(step=batch.step, version=version), batch.arrays(), self.config.step_deadline_s
+        )
+        if not isinstance(reply, Trained):
+            raise LearnerDied(f"the learner answered {type(reply).__name__} to Train")
+        return reply, arrays["canary"]
+
+    async def save(self, path: Path) -> None:
+        """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
+        await self._ask(Save(path=str(path)), {}, self.config.step_deadline_s)
+
+    async def _ask(
+        self, message: Request, arrays: Mapping[str, NDArray[Any]], deadline_s: float
+    ) -> tuple[Reply, dict[str, NDArray[Any]]]:
+        assert self._process is not None
+        name = type(message).__name__
+        try:
+            async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
+                death = group.create_task(self._death(self._process), name="learner-death")
+                await self._socket.send_multipart(pack(message, arrays))
+                reply, received = unpack_reply(await self._socket.recv_multipart())
+                death.cancel()
+        except TimeoutError:
+            raise LearnerDied(f"the learner did not answer {name} within {deadline_s:.0f} s{self._last_words()}") from None
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from None
+        if isinstance(reply, Failed):
+            raise LearnerDied(reply.reason)
+        return reply, received
+
+    async def _death(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *lines])

@@ -9,8 +9,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -252,6 +254,12 @@ class Replica:
 
     def _fail(self) -> None:
         self.died.set()
+
+    def kill(self) -> None:
+        """Ends a hanging engine process: its callers get ReplicaDied."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def shutdown(self) -> None:
         """Ends the engine process; safe to call more than once. Blocks for some 10 ms."""

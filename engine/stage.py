@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.channel import Channel, ChannelClosed
+from engine.errors import first_error
 
 
 class Port:
@@ -135,7 +136,7 @@ class Pipeline:
                     for number in range(stage.workers):
                         group.create_task(self._work(index), name=f"{stage.name}[{number}]")
         except BaseExceptionGroup as failures:
-            raise _first(failures) from failures
+            raise first_error(failures) from failures
 
     async def _work(self, index: int) -> None:
         now = asyncio.get_running_loop().time
@@ -177,11 +178,3 @@ class _Sink(Channel[Any]):
 
     async def put(self, item: Any) -> None:
         return None
-
-
-def _first(failures: BaseExceptionGroup) -> BaseException:
-    """The first leaf of a group: one clear error instead of a tree of cancelled siblings."""
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

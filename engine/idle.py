@@ -1,0 +1,73 @@
+"""Why a replica was idle. Pure: state changes and the time go in, seconds by cause come out.
+
+Invariant: for each replica, busy + the seconds of all causes = the time observed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+CAUSES = ("weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+
+
+@dataclass(slots=True)
+class _Replica:
+    running: int = 0
+    tools: int = 0  # trajectories that left this replica for a tool
+    since: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class IdleClock:
+    """A replica without a running request is idle because of the first of these that holds: weights are being updated;
+    a trajectory waits for placement; a trajectory that ran here waits for a tool; another replica still runs; the
+    learner has the turn (no lease is free); a reward is being computed; else the host's own work."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[int, _Replica] = {}
+        self._flags: dict[str, int] = {"weight_sync": 0, "kv_blocked": 0, "staleness_gate": 0, "reward": 0}
+
+    def replica(self, index: int, now: float) -> None:
+        """Begins to observe a replica (again, after it was replaced)."""
+        self._tick(now)
+        self._replicas.setdefault(index, _Replica(since=now)).since = now
+
+    def running(self, index: int, change: int, now: float) -> None:
+        self._tick(now)
+        self._replicas[index].running += change
+
+    def tools(self, index: int, change: int, now: float) -> None:
+        self._tick(now)
+        self._replicas[index].tools += change
+
+    def flag(self, cause: str, change: int, now: float) -> None:
+        """Counts what is under way of a cause that is not tied to one replica. Raises KeyError for another cause."""
+        self._tick(now)
+        self._flags[cause] += change
+
+    def seconds(self, now: float) -> dict[int, dict[str, float]]:
+        """{replica: {"busy" | cause: seconds}} so far."""
+        self._tick(now)
+        return {index: dict(replica.seconds) for index, replica in self._replicas.items()}
+
+    def _tick(self, now: float) -> None:
+        for replica in self._replicas.values():
+            replica.seconds[self._cause(replica)] += now - replica.since
+            replica.since = now
+
+    def _cause(self, replica: _Replica) -> str:
+        if replica.running:
+            return "busy"
+        flags = self._flags
+        if flags["weight_sync"]:
+            return "weight_sync"
+        if flags["kv_blocked"]:
+            return "kv_blocked"
+        if replica.tools:
+            return "tool_wait"
+        if any(other.running for other in self._replicas.values()):
+            return "long_tail"
+        if flags["staleness_gate"]:
+            return "staleness_gate"
+        return "reward" if flags["reward"] else "host"

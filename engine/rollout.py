@@ -1,0 +1,283 @@
+"""Multi-turn rollouts: tokens stream in, tool calls leave the moment their closing tag is there.
+
+Invariants
+- The token buffer of a trajectory is append-only; every sampled token has a log-probability and a weight version.
+- A tool call is dispatched in the loop tick that delivered its closing tag, while the turn goes on; its result is
+  awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why.
+- A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
+- Every trajectory ends: token, turn, call and wall-time budgets are checked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.chat import Chat
+from engine.errors import first_error
+from engine.fleet import Fleet
+from engine.parse import MalformedCall, ToolCall, ToolCallParser
+from engine.ports import Delta, ReplicaDied, Sampling, Tool, ToolReply
+from engine.trace import Timeline
+from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens."""
+
+    max_tokens: int = 256
+    max_turns: int = 4
+    max_calls_per_turn: int = 8
+    temperature: float = 1.0
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+
+
+def derive_seed(run_seed: int, prompt_id: str, sample: int, turn: int) -> int:
+    """63-bit seed of one turn: blake2b of (run seed, prompt, sample, turn)."""
+    digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{sample}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class _Buffer:
+    """The append-only tokens of one trajectory."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt_ids)
+        self.sampled = [False] * len(self.ids)
+        self.logprobs = [0.0] * len(self.ids)
+        self.versions = [-1] * len(self.ids)
+
+    def append_sampled(self, delta: Delta) -> None:
+        count = len(delta.token_ids)
+        assert len(delta.logprobs) == count, (delta, count)
+        self.ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.sampled += [True] * count
+        self.versions += [delta.version] * count
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        count = len(token_ids)
+        self.ids += token_ids
+        self.logprobs += [0.0] * count
+        self.sampled += [False] * count
+        self.versions += [-1] * count
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under way: when it closed, and its reply once there is one."""
+
+    name: str
+    arguments: Mapping[str, object]
+    closed_at: float
+    lane: int
+    dispatched_at: float = 0.0
+    finished_at: float = 0.0
+    reply: ToolReply | None = None
+
+
+class Rollouts:
+    """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories."""
+
+    def __init__(
+        self, config: RolloutConfig, chat: Chat, fleet: Fleet, tools: Sequence[Tool], timeline: Timeline, seed: int
+    ) -> None:
+        self.config = config
+        self.chat = chat
+        self.seed = seed
+        self.tokens_sampled = 0
+        self.tool_calls = 0
+        self._fleet = fleet
+        self._tools = {tool.name: tool for tool in tools}
+        self._timeline = timeline
+        self._keys = 0
+
+    async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory:
+        """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did."""
+        self._keys += 1
+        rollout = _Rollout(self, prompt, sample, group, self._keys)
+        return await rollout.run()
+
+
+class _Rollout:
+    def __init__(self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int) -> None:
+        self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
+        self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
+        self.timeline = owner._timeline
+        self.buffer = _Buffer(self.chat.prompt_ids(prompt.messages))
+        self.turns: list[Turn] = []
+        self.text: list[str] = []
+
+    async def run(self) -> Trajectory:
+        started_at = self.timeline.now()
+        lane = self.timeline.lanes["trajectories"].take()
+        error = None
+        try:
+            async with asyncio.timeout(self.config.deadline_s):
+                stop = await self._turns(lane)
+        except TimeoutError:
+            stop = StopReason.DEADLINE
+        except ReplicaDied as failure:
+            stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(failure))
+        except _ToolLost as failure:
+            stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
+        finally:
+            self.fleet.leave(self.key, len(self.buffer.ids))
+            self.timeline.lanes["trajectories"].give(lane)
+        buffer = self.buffer
+        return Trajectory(
+            prompt=self.prompt,
+            sample=self.sample,
+            seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, 0),
+            temperature=self.config.temperature,
+            token_ids_T=np.asarray(buffer.ids, np.int32),
+            sampled_T=np.asarray(buffer.sampled, np.bool_),
+            logprobs_T=np.asarray(buffer.logprobs, np.float32),
+            versions_T=np.asarray(buffer.versions, np.int32),
+            turns=tuple(self.turns),
+            text="".join(self.text),
+            stop=stop,
+            started_at=started_at,
+            finished_at=self.timeline.now(),
+            error=error,
+        )
+
+    async def _turns(self, lane: int) -> StopReason:
+        while True:
+            turn = await self._turn(lane)
+            if turn.truncated:
+                return StopReason.LENGTH
+            if not turn.tool_uses:
+                return StopReason.ANSWER
+            if len(self.turns) == self.config.max_turns:
+                return StopReason.TURNS
+            given = self.chat.tool_ids([use.response for use in turn.tool_uses])
+            if len(self.buffer.ids) + len(given) >= self.config.max_tokens:
+                return StopReason.LENGTH
+            self.buffer.append_given(given)
+
+    async def _turn(self, lane: int) -> Turn:
+        """Generates one turn; its calls run in a task each and end before the turn is returned."""
+        timeline, fleet, buffer = self.timeline, self.fleet, self.buffer
+        start, queued_at = len(buffer.ids), timeline.now()
+        parser, stream = ToolCallParser(), self.chat.stream()
+        calls: list[_Call] = []
+        sampling = Sampling(
+            max_tokens=self.config.max_tokens - start,
+            temperature=self.config.temperature,
+            seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
+            stop_token_ids=(self.chat.end_of_turn,),
+        )
+        started_at, replica, cached, finish = queued_at, -1, 0, None
+        try:
+            async with asyncio.TaskGroup() as tools:
+                async with aclosing(fleet.turn(self.key, self.group, buffer.ids, sampling)) as deltas:
+                    async for replica, delta in deltas:
+                        if len(buffer.ids) == start:
+                            started_at, cached = timeline.now(), delta.cached_tokens
+                        buffer.append_sampled(delta)
+                        for token_id in delta.token_ids:
+                            text = stream.step(token_id)
+                            self.text.append(text)
+                            for call in parser.feed(text):
+                                self._dispatch(call, calls, tools)
+                        finish = delta.finish
+                    for version, begin, end in delta.spans:
+                        buffer.versions[start + begin : start + end] = [version] * (end - begin)
+                finished_at = timeline.now()
+                self.owner.tokens_sampled += len(buffer.ids) - start
+                truncated = finish != "stop"
+                if not truncated:
+                    for call in parser.finish():
+                        self._dispatch(call, calls, tools)
+                if calls:
+                    fleet.turn_done(self.key, len(buffer.ids))
+                timeline.span("trajectories", "generate", started_at, finished_at, lane, replica=replica, key=self.key)
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        if calls:
+            timeline.span("trajectories", "tools", finished_at, timeline.now(), lane, calls=len(calls))
+        turn = Turn(
+            start=start,
+            end=len(buffer.ids),
+            tool_uses=tuple(self._use(call, finished_at) for call in calls),
+            replica=replica,
+            cached_tokens=cached,
+            queued_at=queued_at,
+            started_at=started_at,
+            finished_at=finished_at,
+            truncated=truncated,
+        )
+        self.turns.append(turn)
+        return turn
+
+    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[_Call], tools: asyncio.TaskGroup) -> None:
+        now = self.timeline.now()
+        self.owner.tool_calls += 1
+        refusal = None
+        if isinstance(call, MalformedCall):
+            refusal = ToolReply(outcome="malformed", text=f"FormatError: {call.reason}")
+            record = _Call("", {}, now, -1, now, now, refusal)
+        else:
+            if call.name not in self.owner._tools:
+                names = ", ".join(self.owner._tools)
+                refusal = ToolReply(outcome="error", text=f"NameError: no tool {call.name!r} (there is: {names})")
+            elif len(calls) >= self.config.max_calls_per_turn:
+                refusal = ToolReply(outcome="error", text=f"LimitError: at most {self.config.max_calls_per_turn} calls")
+            record = _Call(call.name, call.arguments, now, -1, now, now, refusal)
+        calls.append(record)
+        if refusal is None:
+            record.lane = self.timeline.lanes["tool calls"].take()
+            tools.create_task(self._run_tool(record), name=f"tool-{self.key}-{len(calls)}")
+
+    async def _run_tool(self, call: _Call) -> None:
+        try:
+            reply = await self.owner._tools[call.name](call.arguments)
+        finally:
+            call.finished_at = self.timeline.now()
+            self.timeline.lanes["tool calls"].give(call.lane)
+        if reply.outcome == "lost":
+            raise _ToolLost(reply.text or "the sandbox lost the call")
+        call.reply = reply
+
+    def _use(self, call: _Call, turn_finished_at: float) -> ToolUse:
+        assert call.reply is not None
+        overlap = max(0.0, min(call.finished_at, turn_finished_at) - call.dispatched_at)
+        if call.lane >= 0:
+            self.timeline.span(
+                "tool calls",
+                call.reply.outcome,
+                call.dispatched_at,
+                call.finished_at,
+                call.lane,
+                key=self.key,
+                turn_end_ms=round((turn_finished_at - call.dispatched_at) * 1e3, 3),
+            )
+        return ToolUse(
+            name=call.name,
+            arguments=call.arguments,
+            outcome=call.reply.outcome,
+            response=call.reply.text,
+            closed_at=call.closed_at,
+            dispatched_at=call.dispatched_at,
+            finished_at=call.finished_at,
+            overlap_s=overlap,
+            jailed=call.reply.jailed,
+        )
+
+
+class _ToolLost(RuntimeError):
+    """The tool's infrastructure failed: the trajectory is not the model's fault and is not trained."""

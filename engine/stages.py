@@ -1,0 +1,120 @@
+"""The stages of a training run. Each factory returns a stage function for `engine.stage.Stage`.
+
+    admit -> roll -> grade -> regroup -> apply(selection) -> batch -> (the recipe's learn stage)
+
+Invariants
+- Each admitted group reaches `batch` exactly once, trained or with a reason for its drop.
+- A step's batch holds the groups of that step in admission order, whatever order they finished in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from engine.lease import Leases
+from engine.ports import GraderUnavailable, Reward
+from engine.rollout import Rollouts
+from engine.stage import Inbox, Outbox, StageFunction
+from engine.trace import Timeline
+from engine.types import Boundary, Group, Prompt, RolloutError, StopReason, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ticket:
+    """One rollout to do: sample number `sample` of `samples` for a leased prompt."""
+
+    prompt: Prompt
+    lease: int
+    sample: int
+    samples: int
+
+
+def admit(prompts: Iterator[Prompt], leases: Leases, samples: int, steps: int) -> StageFunction:
+    """Puts out `samples` tickets per prompt for `steps` steps, each prompt under a lease."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        for _ in range(steps * leases.groups_per_step):
+            lease = await leases.acquire()
+            prompt = next(prompts)
+            for sample in range(samples):
+                await outbox.put(Ticket(prompt=prompt, lease=lease, sample=sample, samples=samples))
+
+    return stage
+
+
+def roll(rollouts: Rollouts) -> StageFunction:
+    """Ticket -> (ticket, trajectory). The number of workers bounds the concurrent trajectories."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for ticket in inbox:
+            await outbox.put((ticket, await rollouts.run(ticket.prompt, ticket.sample, ticket.lease)))
+
+    return stage
+
+
+async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, deadline_s: float = 30.0) -> Trajectory:
+    """The trajectory with its reward, or with a typed error when it could not be graded."""
+    if trajectory.error is not None:
+        return trajectory
+    timeline.idle.flag("reward", 1, timeline.now())
+    try:
+        async with asyncio.timeout(deadline_s):
+            return replace(trajectory, reward=await reward(trajectory))
+    except (GraderUnavailable, TimeoutError) as failure:
+        error = RolloutError(boundary=Boundary.REWARD, message=str(failure) or f"no grade within {deadline_s} s")
+        return replace(trajectory, error=error, stop=StopReason.ERROR)
+    finally:
+        timeline.idle.flag("reward", -1, timeline.now())
+
+
+def grade(reward: Reward, timeline: Timeline) -> StageFunction:
+    """(ticket, trajectory) -> (ticket, graded trajectory)."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for ticket, trajectory in inbox:
+            await outbox.put((ticket, await graded(trajectory, reward, timeline)))
+
+    return stage
+
+
+def regroup() -> StageFunction:
+    """(ticket, trajectory) -> Group, once all samples of a lease are there, ordered by sample."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        members: dict[int, list[Trajectory]] = defaultdict(list)
+        async for ticket, trajectory in inbox:
+            group = members[ticket.lease]
+            group.append(trajectory)
+            if len(group) == ticket.samples:
+                ordered = tuple(sorted(members.pop(ticket.lease), key=lambda member: member.sample))
+                await outbox.put(Group(prompt=ticket.prompt, trajectories=ordered, lease=ticket.lease))
+
+    return stage
+
+
+def apply(function: Callable[[Group], Group]) -> StageFunction:
+    """A pure function on groups as a stage."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for group in inbox:
+            await outbox.put(function(group))
+
+    return stage
+
+
+def batch(leases: Leases) -> StageFunction:
+    """Group -> list of the groups of one step, steps in order, groups in admission order."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        steps: dict[int, list[Group]] = defaultdict(list)
+        following = 0
+        async for group in inbox:
+            steps[leases.step_of(group.lease)].append(group)
+            while len(steps[following]) == leases.groups_per_step:
+                await outbox.put(sorted(steps.pop(following), key=lambda member: member.lease))
+                following += 1
+
+    return stage

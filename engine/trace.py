@@ -1,0 +1,89 @@
+"""The timeline of a run in Chrome's trace format (open it in Perfetto), and the idle clock that reads the same events.
+
+Invariants
+- Times are seconds of the event loop's clock; recording is an append, formatting happens when the file is written.
+- Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.idle import IdleClock
+from engine.ports import KvSample
+
+# Tracks in the order in which Perfetto shows them.
+TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
+
+
+class Lanes:
+    """Hands out the lowest free lane of a track."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+
+
+class Timeline:
+    """Collects what happened, for `write`."""
+
+    def __init__(self) -> None:
+        self.idle = IdleClock()
+        self.lanes = {track: Lanes() for track in TRACKS}
+        self._spans: list[tuple[str, int, str, float, float, dict[str, Any]]] = []
+        self._instants: list[tuple[str, float, str, dict[str, Any]]] = []
+        self._steps: list[tuple[int, float, int, int, int]] = []
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def span(self, track: str, name: str, start: float, end: float, lane: int = 0, **args: Any) -> None:
+        self._spans.append((track, lane, name, start, end, args))
+
+    def instant(self, track: str, name: str, **args: Any) -> None:
+        self._instants.append((track, self.now(), name, args))
+
+    def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
+        """One engine step: blocks in use, running and waiting requests at its end."""
+        self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
+
+    def write(self, path: Path) -> None:
+        """Writes the trace. Raises OSError (a full disk, say)."""
+        start = min(
+            [s[3] for s in self._spans] + [i[1] for i in self._instants] + [s[1] for s in self._steps], default=0.0
+        )
+
+        def us(seconds: float) -> float:
+            return round((seconds - start) * 1e6, 1)
+
+        events: list[dict[str, Any]] = []
+        for pid, track in enumerate(TRACKS):
+            events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}})
+            events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}})
+        for track, lane, name, begin, end, args in self._spans:
+            event = {"ph": "X", "pid": TRACKS.index(track), "tid": lane, "name": name, "ts": us(begin)}
+            events.append({**event, "dur": round((end - begin) * 1e6, 1), "args": args})
+        for track, at, name, args in self._instants:
+            event = {"ph": "i", "pid": TRACKS.index(track), "tid": 0, "name": name, "ts": us(at), "s": "t"}
+            events.append({**event, "args": args})
+        for replica, at, used, running, waiting in self._steps:
+            counter = {"ph": "C", "pid": TRACKS.index("replicas"), "ts": us(at)}
+            events.append({**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}})
+            requests = {"running": running, "waiting": waiting}
+            events.append({**counter, "name": f"replica {replica} requests", "args": requests})
+        path.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
