@@ -110,9 +110,7 @@ def _micro_rows(share: Sequence[int], inputs_B: NDArray[np.int64], micro_batch_t
         yield rows
 
 
-def _micro(
-    batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64], rows: Sequence[int]
-) -> MicroBatch:
+def _micro(batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64], rows: Sequence[int]) -> MicroBatch:
     columns = int(inputs_B[rows].max())
     token_ids_RL = np.zeros((len(rows), columns), np.int64)
     targets, positions = [], []

@@ -34,6 +34,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from algo.loss import LossSums, policy_loss
 from algo.pack import MicroBatch, MiniBatch, plan
@@ -88,6 +89,7 @@ class Trainer:
         self, config: LearnerConfig, source: Path, canary: Sequence[Sequence[int]], weights_dir: Path, seed: int
     ) -> None:
         torch.manual_seed(seed)
+        transformers_logging.disable_progress_bar()
         self.config, self.source, self.weights_dir, self.seed = config, source, weights_dir, seed
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
@@ -150,7 +152,8 @@ class Trainer:
         result = dict(zip(_SUMMED, sums.tolist(), strict=True)) | dict(zip(_PEAKS, peaks.tolist(), strict=True))
         result["grad_norm"] = result.pop("square") ** 0.5
         if not np.isfinite([result["loss"], result["grad_norm"]]).all():
-            raise Diverged(f"loss {result['loss']}, gradient norm {result['grad_norm']}, ratio max {result['ratio_max']}")
+            names = ("loss", "grad_norm", "ratio_max")
+            raise Diverged("not finite: " + ", ".join(f"{name} {result[name]}" for name in names))
         scale = self.config.grad_clip / (result["grad_norm"] + 1e-6)
         if scale < 1.0:
             torch._foreach_mul_(gradients, scale)
@@ -207,7 +210,7 @@ class Trainer:
     def save(self, path: Path) -> None:
         """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
 
-        An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError when it cannot be written.
+        An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
         """
         dtype = source_dtype(self.source)
         state = {name: tensor.to(dtype) for name, tensor in self._full_state().items()}

@@ -1,0 +1,48 @@
+"""Finds answers in the text that a policy sampled (`Trajectory.text`: its assistant turns, no tool responses).
+
+Invariants
+- Only closed `<answer>...</answer>` tags count; of nested openings the innermost one that is closed counts.
+- The boxed answer is the last balanced `\\boxed{...}` inside the last closed tag of the final assistant turn, or None.
+"""
+
+from __future__ import annotations
+
+import re
+
+END_OF_TURN = "<|im_end|>"
+TOOL_CALL_END = "</tool_call>"
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+
+def answers(text: str) -> list[str]:
+    """Contents of the closed answer tags, in order.
+
+    >>> answers("<answer>1</answer> or <answer>2</answer> or <answer>3")
+    ['1', '2']
+    """
+    return _ANSWER.findall(text)
+
+
+def final_turn(text: str) -> str:
+    """The last assistant turn: a rollout goes on to another turn only after a tool call."""
+    body = text.rstrip().removesuffix(END_OF_TURN)
+    return body.rpartition(END_OF_TURN)[2].rpartition(TOOL_CALL_END)[2]
+
+
+def boxed_answer(text: str) -> str | None:
+    """What the trajectory answers, without surrounding space.
+
+    >>> boxed_answer(r"<answer>\\boxed{3} no, \\boxed{\\frac{1}{2}}</answer><|im_end|>")
+    '\\\\frac{1}{2}'
+    """
+    tagged = answers(final_turn(text))
+    _, box, rest = tagged[-1].rpartition("\\boxed{") if tagged else ("", "", "")
+    if not box:
+        return None
+    depth = 1
+    for index, character in enumerate(rest):
+        escaped = index > 0 and rest[index - 1] == "\\"
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:index].strip()
+    return None

@@ -1,0 +1,87 @@
+"""The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
+
+Invariants
+- Strict: numbers are compared exactly (no tolerance, no percentages), only the boxed answer counts, and model output is
+  never evaluated here.
+- A truncated rollout gets 0; a rollout without an answer gets 0.
+- A grader that cannot run raises GraderUnavailable; that is never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol
+
+from algo.answer import boxed_answer
+from engine.types import StopReason, Trajectory
+
+_SPACING = re.compile(r"\\[,;:! ]|\s+|\$")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d*)?")
+_INTEGER = re.compile(r"([+-]?)0*(\d+)\.?")
+_DECIMAL = re.compile(r"[+-]?\d+\.\d+")
+
+
+class Verifier(Protocol):
+    """Decides what exact comparison cannot; `algo.verify.MathVerify` is one."""
+
+    async def __call__(self, answer: str, reference: str) -> bool:
+        """Raises GraderUnavailable when it cannot run."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MathReward:
+    """Grades a trajectory against `prompt.answer`.
+
+    integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
+    verifier: for answers that are not both numbers; without one such an answer is right only when it is the same text.
+    """
+
+    integers_only: bool = False
+    verifier: Verifier | None = None
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        truncated = any(turn.truncated for turn in trajectory.turns)
+        if trajectory.stop is not StopReason.ANSWER or truncated:
+            return 0.0
+        answer = boxed_answer(trajectory.text)
+        return 0.0 if answer is None else float(await self.equal(answer, trajectory.prompt.answer))
+
+    async def equal(self, answer: str, reference: str) -> bool:
+        """Whether the content of a box equals the reference."""
+        written, expected = canonical(answer), canonical(reference)
+        if not written:
+            return False
+        if self.integers_only:
+            return _is_integer(written) and written == expected
+        if written == expected:
+            return True
+        if _is_number(written) and _is_number(expected):
+            return Decimal(written) == Decimal(expected)
+        return False if self.verifier is None else await self.verifier(answer, reference)
+
+
+def canonical(text: str) -> str:
+    """Without spacing and thousands separators; integers without leading zeros, plus sign and final period.
+
+    >>> canonical("- 1{,}234"), canonical("033"), canonical("2.50"), canonical("(1,234)")
+    ('-1234', '33', '2.50', '(1,234)')
+    """
+    text = _SPACING.sub("", text)
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace("{,}", "").replace(",", "")
+    integer = _INTEGER.fullmatch(text)
+    if integer:
+        sign, digits = integer.groups()
+        return "-" + digits if sign == "-" and digits != "0" else digits
+    return text
+
+
+def _is_integer(text: str) -> bool:
+    return bool(_INTEGER.fullmatch(text))
+
+
+def _is_number(text: str) -> bool:
+    return bool(_INTEGER.fullmatch(text) or _DECIMAL.fullmatch(text))

@@ -1,0 +1,93 @@
+"""GRPO-RoC: of an oversampled group, keep clean successes and a fair share of failures.
+
+Source: rStar2-Agent (arXiv 2508.20722), section on resampling on correct: 2G rollouts, G kept; floor(negatives / 2)
+negatives uniformly, the rest positives, with probability inversely proportional to p_err + p_format.
+
+Invariants
+- Keeps exactly min(keep, N) different trajectories; failures keep their share of the group, rounded down.
+- Positives are drawn one after another without replacement with weight 1 / (p_total + smoothing).
+- Failures are drawn uniformly: they are what the policy has to learn to avoid, whatever they look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algo.answer import answers
+from engine.types import Trajectory
+
+
+def error_penalty(trajectory: Trajectory) -> float:
+    """p_err: failed calls / calls; 0.5 without a call. Malformed calls, timeouts and kills are failures."""
+    uses = trajectory.tool_uses
+    return sum(use.failed for use in uses) / len(uses) if uses else 0.5
+
+
+def format_penalty(trajectory: Trajectory) -> float:
+    """p_format: 1 without a closed answer tag, else min(1, (answers - 1) / turns). A truncated turn is a turn."""
+    count = len(answers(trajectory.text))
+    return min(1.0, (count - 1) / len(trajectory.turns)) if count else 1.0
+
+
+def penalty(trajectory: Trajectory) -> float:
+    """p_total, in [0, 2]."""
+    return error_penalty(trajectory) + format_penalty(trajectory)
+
+
+@dataclass(frozen=True, slots=True)
+class RoC:
+    """Selector of `keep` trajectories; a positive is one with reward > 0.
+
+    smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
+    min_negatives: keep at least so many failures where there are any. The paper's floor(negatives / 2) is 0; with 1, a
+    group with a single failure keeps it, where the paper's rule makes the group flat and drops it.
+
+    >>> RoC(keep=8)([], np.random.default_rng(0))
+    []
+    """
+
+    keep: int
+    smoothing: float = 0.05
+    min_negatives: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
+        if not self.smoothing > 0:
+            raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
+        if not 0 <= self.min_negatives <= self.keep:
+            raise ValueError(f"RoC.min_negatives must be in 0..keep, got {self.min_negatives!r}")
+
+    def quota(self, positives: int, negatives: int) -> tuple[int, int]:
+        """How many of each are kept, of more than `keep` in all."""
+        least = min(self.min_negatives, negatives)
+        kept_negatives = max(least, negatives * self.keep // (positives + negatives))
+        return self.keep - kept_negatives, kept_negatives
+
+    def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
+        """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
+        for trajectory in trajectories:
+            if trajectory.reward is None or trajectory.error is not None:
+                raise ValueError(f"prompt {trajectory.prompt.id}, sample {trajectory.sample}: ungraded or failed")
+        if len(trajectories) <= self.keep:
+            return list(range(len(trajectories)))
+        good = np.asarray([trajectory.reward > 0 for trajectory in trajectories])  # type: ignore[operator]
+        positives, negatives = np.flatnonzero(good), np.flatnonzero(~good)
+        wanted_positives, wanted_negatives = self.quota(len(positives), len(negatives))
+        penalties = np.asarray([penalty(trajectories[index]) for index in positives])
+        kept_positives = positives[draw(penalties, self.smoothing, wanted_positives, rng)]
+        kept_negatives = rng.choice(negatives, wanted_negatives, replace=False)
+        return sorted(int(index) for index in (*kept_positives, *kept_negatives))
+
+
+def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """`count` successive draws without replacement with weight 1 / (penalty + smoothing), as an exponential race.
+
+    The first arrivals of independent exponential clocks with these rates have exactly that law.
+    """
+    arrivals_P = rng.exponential(size=len(penalties_P)) * (penalties_P + smoothing)
+    return np.argsort(arrivals_P)[:count]
