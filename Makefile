@@ -1,0 +1,29 @@
+# Every target does its own set-up: .venv, from the pinned lock, built once and repaired when it is not whole.
+# ARGS goes to the program: make quickstart ARGS="steps=10 algorithm=grpo", make test ARGS="-k parser".
+
+python := .venv/bin/python
+benches := $(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py 2>/dev/null))
+
+.PHONY: help venv quickstart test lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+
+venv: ## build or repair .venv
+	@requirements/install.sh
+
+quickstart: venv ## train the tiny agent end to end on the CPU
+	@$(python) recipes/quickstart.py $(ARGS)
+
+test: venv ## the whole test suite
+	@$(python) -m pytest $(ARGS)
+
+lint: venv ## ruff and mypy
+	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy
+
+bench: venv ## every bench in its quick form
+	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench.$$name --quick $(ARGS); done
+
+clean: ## remove what was built; keeps runs/
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds .venv from requirements/cpu.lock. Safe to run again at any time, and at once when nothing changed.
+# The stamp is written last: a .venv without the stamp of this very lock is half-built or old, and is built anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lock=requirements/cpu.lock stamp=.venv/installed python=.venv/bin/python
+pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+exec 9<"$lock" && flock 9 # two makes at once: the second waits for the first
+wanted=$(sha256sum <"$lock")
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then exit 0; fi
+
+[ "$(uname -sm)" = "Linux x86_64" ] || fail "the locked wheels are for Linux on x86_64, this is $(uname -sm)"
+base=
+for name in python3.11 python3.12 python3.13 python3; do # 3.11 first: the lock is tested with it
+    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then base=$name && break; fi
+done
+[ -n "$base" ] || fail "no Python 3.11 or newer with venv found; on Debian or Ubuntu: apt install python3 python3-venv"
+if [ "$(id -u)" != 0 ] && command -v unshare >/dev/null && ! unshare --user true 2>/dev/null; then
+    fail "user namespaces are off and the sandbox needs them; as root: sysctl -w kernel.unprivileged_userns_clone=1" \
+        "kernel.apparmor_restrict_unprivileged_userns=0 (those of the two that exist here)"
+fi
+free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
+[ "$free_mb" -ge 4000 ] || fail "the environment needs 4 GB of disk, $free_mb MB are free here"
+
+echo "building .venv from $lock with $base (once; minutes)"
+pip() { "$python" -m pip --disable-pip-version-check --quiet "$@"; }
+torch=$(grep '^torch==' "$lock")
+rm -rf .venv
+"$base" -m venv .venv
+pip install --no-deps "$torch" 2>/dev/null || pip install --no-deps --index-url "$pytorch_index" "$torch" ||
+    fail "$torch found neither by pip's configuration nor on $pytorch_index"
+pip install --no-deps -r "$lock" || fail "pip could not install $lock; see above, then run make again"
+# The project is used in place; the path is relative to site-packages, so the whole checkout may be moved.
+echo ../../../.. >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocstar.pth"
+echo "$wanted" >"$stamp"
