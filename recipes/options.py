@@ -1,0 +1,164 @@
+"""`field=value` on the command line for a recipe's frozen configuration.
+
+Promises
+- A value has the field's declared type, or the program ends with exit code 2 and one line naming field and value.
+- An unknown name ends it likewise, naming the nearest field.
+- `--help` lists every field with its type, default and doc. `--field value` and `--field=value` mean `field=value`.
+
+    @dataclass(frozen=True)
+    class Config:
+        steps: Annotated[int, "optimizer steps"] = 40
+
+    config = parse(Config, ["steps=10"])
+
+The text in `Annotated` is the doc.
+Types: int, float, bool, str, Path, Literal, `X | None` ("none"), and tuples of these ("1,2,3").
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+Config = TypeVar("Config")
+
+_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def parse(config_class: type[Config], argv: Sequence[str]) -> Config:
+    """The configuration with the overrides of argv applied. Exits with code 0 after `--help` and 2 on a wrong option.
+
+    A ValueError raised by the configuration's own `__post_init__` is such a wrong option too.
+    """
+    if any(argument in ("-h", "--help") for argument in argv):
+        print(usage(config_class))
+        sys.exit(0)
+    try:
+        return config_class(**_overrides(config_class, argv))
+    except ValueError as error:
+        _refuse(str(error))
+
+
+def usage(config_class: type[Any]) -> str:
+    """What `--help` prints."""
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    lines = ["usage: [field=value ...]", ""]
+    for item in fields(config_class):
+        kind, doc = _documented(hints[item.name])
+        default = "required" if _required(item) else f"default {_show(item)}"
+        lines.append(f"  {item.name}: {type_name(kind)}, {default}")
+        lines += [f"      {doc}"] if doc else []
+    return "\n".join(lines)
+
+
+def convert(text: str, kind: Any) -> Any:
+    """Text as a value of a type. Raises ValueError when it is none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        by_text = {str(value): value for value in arguments}
+        if text not in by_text:
+            raise ValueError(text)
+        return by_text[text]
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(text, arguments)
+    if origin is tuple:
+        parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
+        kinds = [arguments[0]] * len(parts) if arguments[-1] is Ellipsis else list(arguments)
+        return tuple(convert(part, kind) for part, kind in zip(parts, kinds, strict=True))
+    if kind is bool:
+        if text.lower() not in _BOOLS:
+            raise ValueError(text)
+        return _BOOLS[text.lower()]
+    if kind is float and not math.isfinite(float(text)):
+        raise ValueError(text)
+    if kind in (int, float, str, Path):
+        return kind(text)
+    raise TypeError(f"no command-line form for {kind}")
+
+
+def _convert_union(text: str, kinds: Sequence[Any]) -> Any:
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return convert(text, kind)
+            except ValueError:
+                continue
+    raise ValueError(text)
+
+
+def type_name(kind: Any) -> str:
+    """A type as a user would write it."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is type(None):
+        return "none"
+    if kind is Ellipsis:
+        return "..."
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(map(type_name, arguments))
+    if origin is tuple:
+        return f"tuple[{', '.join(map(type_name, arguments))}]"
+    return str(getattr(kind, "__name__", kind))
+
+
+def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(config_class)
+    known = [item.name for item in fields(config_class) if item.init]
+    given: dict[str, Any] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, text = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_") if word.startswith("--") else name
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown field {name!r}; the nearest is {near[0]!r} (--help lists all)")
+        if not equals:
+            value = next(words, None) if word.startswith("--") else None
+            if value is None:
+                raise ValueError(f"field {name!r} has no value; write {name}=value")
+            text = value
+        if name in given:
+            raise ValueError(f"field {name!r} is given twice")
+        try:
+            given[name] = convert(text, hints[name])
+        except ValueError:
+            raise ValueError(f"field {name!r} takes {type_name(hints[name])}, not {text!r}") from None
+    missing = [item.name for item in fields(config_class) if _required(item) and item.name not in given]
+    if missing:
+        raise ValueError(f"field {missing[0]!r} is required; write {missing[0]}=value")
+    return given
+
+
+def _required(item: Field[Any]) -> bool:
+    return item.init and item.default is MISSING and item.default_factory is MISSING
+
+
+def _documented(hint: Any) -> tuple[Any, str]:
+    """The type and the doc of a field's annotation."""
+    if typing.get_origin(hint) is Annotated:
+        kind, *notes = typing.get_args(hint)
+        return kind, next((note for note in notes if isinstance(note, str)), "")
+    return hint, ""
+
+
+def _show(item: Field[Any]) -> str:
+    """The default as it would be written on the command line."""
+    value = item.default_factory() if item.default_factory is not MISSING else item.default
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,105 @@
+"""`field=value`: typed, helpful when wrong, documented by --help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from recipes.options import parse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    steps: Annotated[int, "optimizer steps"] = 40
+    lr: Annotated[float, "learning rate"] = 3e-4
+    fast: bool = False
+    name: str = "run"
+    output: Path = Path("runs")
+    algorithm: Annotated[Literal["roc", "grpo"], "which rollouts are kept"] = "roc"
+    limit: int | None = None
+    clip: tuple[float, float] = (0.2, 0.28)
+    seeds: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, not {self.steps}")
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "value"),
+    [
+        ("steps=10", "steps", 10),
+        ("lr=1", "lr", 1.0),
+        ("fast=true", "fast", True),
+        ("fast=0", "fast", False),
+        ("name=a=b", "name", "a=b"),
+        ("name=", "name", ""),
+        ("output=/tmp/x", "output", Path("/tmp/x")),
+        ("algorithm=grpo", "algorithm", "grpo"),
+        ("limit=3", "limit", 3),
+        ("limit=none", "limit", None),
+        ("clip=0.1,0.3", "clip", (0.1, 0.3)),
+        ("seeds=1,2,3", "seeds", (1, 2, 3)),
+        ("seeds=", "seeds", ()),
+        ("--steps=10", "steps", 10),
+    ],
+)
+def test_values_have_the_declared_type(word, field, value):
+    got = getattr(parse(Config, [word]), field)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_defaults_and_the_dashed_form():
+    assert parse(Config, []) == Config()
+    assert parse(Config, ["--steps", "3", "algorithm=grpo"]) == Config(steps=3, algorithm="grpo")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["step=1"], ["'step'", "'steps'"]),
+        (["learning_rate=1"], ["'learning_rate'"]),
+        (["steps=1.5"], ["'steps'", "int", "'1.5'"]),
+        (["lr=fast"], ["'lr'", "float", "'fast'"]),
+        (["lr=nan"], ["'lr'", "'nan'"]),
+        (["fast=maybe"], ["'fast'", "bool", "'maybe'"]),
+        (["algorithm=ppo"], ["'algorithm'", "roc|grpo", "'ppo'"]),
+        (["limit=x"], ["'limit'", "int|none", "'x'"]),
+        (["clip=1"], ["'clip'", "tuple[float, float]", "'1'"]),
+        (["steps"], ["'steps'", "steps=value"]),
+        (["--steps"], ["'steps'", "steps=value"]),
+        (["steps=1", "steps=2"], ["'steps'", "twice"]),
+        (["steps=0"], ["steps must be at least 1, not 0"]),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, words)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    for part in told:
+        assert part in line
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_fields_types_defaults_and_docs(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [flag])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for part in ("steps: int, default 40", "optimizer steps", "algorithm: roc|grpo, default roc", "limit: int|none"):
+        assert part in text
+
+
+def test_a_required_field_is_asked_for(capsys):
+    @dataclass(frozen=True)
+    class Chat:
+        checkpoint: Path
+
+    with pytest.raises(SystemExit):
+        parse(Chat, [])
+    assert "'checkpoint' is required" in capsys.readouterr().err
+    assert parse(Chat, ["--checkpoint", "runs/a"]).checkpoint == Path("runs/a")

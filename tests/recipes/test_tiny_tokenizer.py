@@ -1,0 +1,86 @@
+"""The shipped tokenizer: exact round trips, an append-only template, and a loss on the assistant's tokens only."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from recipes.tiny_cold_start import EVERYTHING, SHIPPED
+from recipes.tiny_task import Mix, demonstrations
+from recipes.tiny_tokenizer import TAGS, VOCABULARY, encode_conversation, train_tokenizer
+
+TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED)
+CONTENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+
+
+@given(
+    st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("<>/_|\n 0123456789")), max_size=200)
+)
+def test_any_text_survives_encoding(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
+
+
+def test_512_tokens_with_single_tokens_for_tags_digits_and_line_breaks():
+    assert len(TOKENIZER) == VOCABULARY
+    for single in (*TAGS, *"0123456789\n", TOKENIZER.eos_token, TOKENIZER.pad_token, "<|im_start|>"):
+        assert len(TOKENIZER.encode(single, add_special_tokens=False)) == 1, single
+    merged = [token for token in TOKENIZER.get_vocab() if len(token) > 1 and re.search(r"\d|Ċ", token)]
+    assert merged == []
+    assert TOKENIZER.decode(TOKENIZER.encode("".join(TAGS)), skip_special_tokens=True) == "".join(TAGS)
+
+
+def render(messages, generate=False):
+    return TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+
+
+@given(CONTENT, CONTENT, st.lists(CONTENT, min_size=1, max_size=3), CONTENT)
+def test_rendering_turn_by_turn_equals_rendering_at_once(question, call, replies, answer):
+    user, first = {"role": "user", "content": question}, {"role": "assistant", "content": call}
+    tools = [{"role": "tool", "content": reply} for reply in replies]
+    last = {"role": "assistant", "content": answer}
+    text = render([user], generate=True) + call + "<|im_end|>"
+    text += "\n" + render(tools, generate=True) + answer + "<|im_end|>\n"
+    assert text == render([user, first, *tools, last])
+
+
+@given(CONTENT, CONTENT)
+def test_a_generation_prompt_is_a_prefix_in_ids_too(question, answer):
+    user, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+    prompt = TOKENIZER.encode(render([user], generate=True), add_special_tokens=False)
+    assert TOKENIZER.encode(render([user, turn]), add_special_tokens=False)[: len(prompt)] == prompt
+
+
+def test_rendering_of_an_episode():
+    messages = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "C"},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "A"},
+    ]
+    assert render(messages) == (
+        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n"
+        "</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+    )
+
+
+def test_only_the_assistants_tokens_are_learnt():
+    for messages in itertools.islice(demonstrations(Mix(head=0.2, clean=0.4, err=0.4), 9), 100):
+        example = encode_conversation(TOKENIZER, messages)
+        assert TOKENIZER.decode(example.ids_T) == render(messages)
+        learnt = "".join(TOKENIZER.decode([i]) for i, loss in zip(example.ids_T, example.loss_T, strict=True) if loss)
+        turns = [message["content"] + "<|im_end|>" for message in messages if message["role"] == "assistant"]
+        assert learnt == "".join(turns)
+
+
+def test_training_again_gives_the_shipped_merges():
+    again = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
+    assert again.get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_too_small_a_corpus_is_refused():
+    with pytest.raises(ValueError, match="not 512"):
+        train_tokenizer(EVERYTHING, conversations=2, seed=0)
