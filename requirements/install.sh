@@ -26,7 +26,7 @@ free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
 [ "$free_mb" -ge 4000 ] || fail "the environment needs 4 GB of disk, $free_mb MB are free here"
 
 echo "building .venv from $lock with $base (once; minutes)"
-pip() { "$python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$python" -m pip --disable-pip-version-check -qq "$@"; } # -qq: errors only
 torch=$(grep '^torch==' "$lock")
 rm -rf .venv
 "$base" -m venv .venv

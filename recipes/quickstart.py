@@ -1,0 +1,381 @@
+"""Trains a tiny agent on a laptop CPU to write and run Python instead of guessing, by GRPO-RoC.
+
+    python recipes/quickstart.py [field=value ...]        (--help lists the fields)
+
+Reads top to bottom: configuration, the parts, the pipeline, what is written down. Everything is the real thing: vLLM
+replicas, jailed tool calls over ZeroMQ, an FSDP learner in its own process.
+"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.perf_counter()
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+
+prepare_environment()
+
+import numpy as np
+import uvloop
+from rich.console import Console
+
+from algo.group import prepare
+from algo.learner import LearnerConfig
+from algo.reward import MathReward
+from algo.roc import RoC
+from algo.select import KeepAll, RandomSubset
+from engine import measure, stages
+from engine.balance import KvAware
+from engine.chat import Chat
+from engine.display import Display
+from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
+from engine.lease import Leases
+from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.ports import ReplicaDied, Selector
+from engine.record import DiskFull, RunFolder, versions
+from engine.rollout import RolloutConfig, Rollouts
+from engine.stage import Inbox, Outbox, Pipeline, Stage
+from engine.tools import PythonTool
+from engine.trace import Timeline
+from engine.types import Batch, Group, Prompt, Trajectory
+from engine.workspace import workspace
+from recipes.options import parse
+from recipes.tiny_report import plot, print_report
+from recipes.tiny_task import prompts
+from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: Annotated[str, "folder of the run under runs/"] = "quickstart"
+    runs: Annotated[Path, "where runs are written"] = Path("runs")
+    checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
+    algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = "roc"
+    steps: Annotated[int, "optimizer batches"] = 40
+    prompts_per_step: Annotated[int, "groups per step (B)"] = 16
+    group_size: Annotated[int, "trajectories trained per group (G)"] = 8
+    oversample: Annotated[int, "rollouts per trained trajectory for roc and random (2: the paper's 2G)"] = 2
+    max_staleness: Annotated[int, "versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
+    learning_rate: Annotated[float, "AdamW, constant after 3 warm-up steps"] = 3e-4
+    minibatches: Annotated[int, "optimizer updates per step"] = 2
+    max_tokens: Annotated[int, "of a whole trajectory, prompt included"] = 230
+    max_turns: Annotated[int, "assistant turns of a trajectory (one more than tool calls)"] = 4
+    temperature: Annotated[float, "of sampling, in training and evaluation"] = 1.0
+    eval_every: Annotated[int, "steps between evaluations"] = 8
+    eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
+    replicas: Annotated[int, "vLLM engines"] = 2
+    kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
+    learner_ranks: Annotated[int, "FSDP ranks"] = 1
+    slots: Annotated[int, "tool calls that run at once"] = 8
+    tool_wall_s: Annotated[float, "time limit of a tool call"] = 2.0
+    seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
+
+    def __post_init__(self) -> None:
+        positive = ("steps", "prompts_per_step", "eval_every", "eval_problems", "replicas", "learner_ranks", "slots")
+        for field in (*positive, "oversample", "max_turns", "minibatches", "kv_blocks"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.group_size < 2:
+            raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
+        if self.minibatches > self.prompts_per_step * self.group_size:
+            raise ValueError(
+                f"minibatches={self.minibatches} cannot be cut from prompts_per_step x group_size = "
+                f"{self.prompts_per_step * self.group_size} trajectories"
+            )
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(
+                f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "
+                "python recipes/tiny_cold_start.py"
+            )
+
+    @property
+    def samples(self) -> int:
+        """Rollouts per prompt: 2G for RoC, G for GRPO."""
+        return self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
+
+    @property
+    def selector(self) -> Selector:
+        kinds = {"roc": RoC, "random": RandomSubset}
+        return KeepAll() if self.algorithm == "grpo" else kinds[self.algorithm](keep=self.group_size)
+
+
+class Quickstart:
+    """The parts of the run, started once, and the stage that closes the loop."""
+
+    def __init__(self, config: Config, run: RunFolder, console: Console) -> None:
+        self.config, self.run_folder, self.console = config, run, console
+        self.timeline = Timeline()
+        self.leases = Leases(config.prompts_per_step, config.max_staleness)
+        self.reward = MathReward(integers_only=True)
+        self.held_out = list(islice(prompts("test", 0), config.eval_problems))
+        self.totals = {"tool_calls": 0, "tool_calls_jailed": 0, "tokens_generated": 0, "tokens_trained": 0}
+        self.history: list[dict[str, float]] = []
+        self.evaluations: list[tuple[int, float, list[Trajectory]]] = []  # (step, training seconds, trajectories)
+        self.train_s = 0.0  # wall time of training, evaluations excluded
+        self.first_step_s = 0.0
+        self.waste: dict[str, float] = {}
+
+    async def run(self) -> dict[str, Any]:
+        """Starts everything at once, trains, and returns the summary."""
+        config = self.config
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(workspace())
+            chat = Chat.load(config.checkpoint)
+            canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
+            process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
+            self.learner = await stack.enter_async_context(
+                LearnerProcess(process, folder, self.run_folder.path / "learner.log")
+            )
+            limits = Limits(wall_s=config.tool_wall_s, cpu_s=config.tool_wall_s, memory_bytes=512 << 20)
+            box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=config.slots, limits=limits)))
+            balancer = KvAware(max_tokens=config.max_tokens)
+            self.fleet = await stack.enter_async_context(
+                Fleet(FleetConfig(replicas=config.replicas), self._replica, balancer, self.timeline, canary)
+            )
+            budget = RolloutConfig(
+                max_tokens=config.max_tokens, max_turns=config.max_turns, temperature=config.temperature
+            )
+            self.rollouts = Rollouts(budget, chat, self.fleet, [PythonTool(box)], self.timeline, config.seed)
+            self.display = stack.enter_context(
+                Display(f"rocstar {self.run_folder.path}", config.steps, self._kv, self.console)
+            )
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            ticking = tasks.create_task(self.display.tick(), name="display")
+            stack.callback(ticking.cancel)
+            await self._first_weights(str(folder), canary)
+            await self._evaluate(0)
+            await self._train()
+            self.display.phase("saving the checkpoint")
+            await self.learner.save(self.run_folder.path / "checkpoint")
+            return self._summary()
+
+    async def _train(self) -> None:
+        config = self.config
+        problems = prompts("train", config.seed)
+        select = prepare(config.selector, config.seed)
+        width = config.samples * config.prompts_per_step
+        self.display.phase("training")
+        self.pipeline = Pipeline(
+            [
+                Stage(name="admit", run=stages.admit(problems, self.leases, config.samples, config.steps)),
+                Stage(name="roll", run=stages.roll(self.rollouts), workers=width * (config.max_staleness + 1)),
+                Stage(name="grade", run=stages.grade(self.reward, self.timeline), workers=4, capacity=width),
+                Stage(name="regroup", run=stages.regroup()),
+                Stage(name="select", run=stages.apply(select)),
+                Stage(name="batch", run=stages.batch(self.leases)),
+                Stage(name="learn", run=self._learn),
+            ]
+        )
+        await self.pipeline.run()
+
+    async def _learn(self, inbox: Inbox, outbox: Outbox) -> None:
+        """A step's groups -> the learner -> new weights on every replica -> leases released -> numbers written down."""
+        now = self.timeline.now
+        mark = now()
+        async for groups in inbox:
+            step = self.leases.step_of(groups[0].lease) + 1
+            metrics = measure.step(groups, self.fleet.version)
+            ready = now()
+            self.timeline.idle.flag("staleness_gate", 1, ready)
+            trained, canary = await self.learner.train(_batch(step, groups), version=step)
+            learnt = now()
+            self.timeline.span("learner", f"step {step}", ready, learnt, **trained.metrics)
+            difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
+            self.timeline.idle.flag("staleness_gate", -1, now())
+            live = now()
+            self.train_s += live - mark
+            self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
+            self._count(metrics)
+            metrics |= {
+                **{f"learner/{name}": value for name, value in trained.metrics.items()},
+                "canary_max_abs": difference,
+                "tokens_per_s": metrics["tokens_generated"] / (live - mark),
+                "tool_calls_per_s": metrics["tool_calls"] / (live - mark),
+                "time/step_s": live - mark,
+                "time/rollout_s": ready - mark,
+                "time/learn_s": learnt - ready,
+                "time/sync_s": live - learnt,
+                "time/train_total_s": self.train_s,
+                **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
+            }
+            self.fleet.kv_peak.clear()
+            self._stages(metrics)
+            if step % self.config.eval_every == 0 or step == self.config.steps:
+                metrics |= await self._evaluate(step)
+            self.history.append({"step": step, **metrics})
+            self.run_folder.step(step, metrics)
+            self.display.step(step, metrics)
+            mark = now()
+            for group in groups:
+                self.leases.release(group.lease)
+            await outbox.put(step)
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        """All held-out problems at once, with the same seeds each time (common random numbers)."""
+        started = self.timeline.now()
+        self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._solve(prompt), name=f"eval-{prompt.id}") for prompt in self.held_out]
+        trajectories = [task.result() for task in running]
+        metrics = measure.evaluation(trajectories)
+        metrics["time/eval_s"] = self.timeline.now() - started
+        self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
+        self.evaluations.append((step, self.train_s, trajectories))
+        self.totals["tool_calls"] += int(metrics["eval/tool_calls"])
+        self.totals["tool_calls_jailed"] += int(metrics["eval/tool_calls_jailed"])
+        if step == 0:
+            self.run_folder.step(0, metrics)
+            self.display.step(0, metrics)
+        self.display.phase("training")
+        return metrics
+
+    async def _solve(self, prompt: Prompt) -> Trajectory:
+        trajectory = await self.rollouts.run(prompt, 0, -1)
+        return await stages.graded(trajectory, self.reward, self.timeline)
+
+    async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
+        """The learner's weights go to the replicas before anything is sampled: both are known to agree from the start."""
+        config = self.config
+        learner = LearnerConfig(lr=config.learning_rate, minibatches=config.minibatches)
+        ready, logprobs = await self.learner.configure(
+            Configure(
+                checkpoint=str(config.checkpoint.resolve()),
+                learner=dataclasses.asdict(learner),
+                canary=canary,
+                weights_dir=folder,
+                seed=config.seed,
+            )
+        )
+        await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
+
+    def _replica(self, index: int, core: int | None, on_step: Any) -> Replica:
+        config = self.config
+        settings = ReplicaConfig(
+            checkpoint=str(config.checkpoint),
+            max_model_len=-(-config.max_tokens // 32) * 32 + 32,
+            kv_blocks=config.kv_blocks,
+        )
+        return Replica(settings, index, core, on_step)
+
+    def _kv(self) -> dict[int, tuple[float, int]]:
+        usable = self.config.kv_blocks - 1
+        return {
+            index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()
+        }
+
+    def _count(self, metrics: dict[str, float]) -> None:
+        for name in self.totals:
+            self.totals[name] += int(metrics[name])
+        for name, value in metrics.items():
+            if name.startswith("waste/"):
+                self.waste[name.removeprefix("waste/")] = self.waste.get(name.removeprefix("waste/"), 0.0) + value
+
+    def _stages(self, metrics: dict[str, float]) -> None:
+        """Seconds since the start that each stage's workers were busy or blocked."""
+        for row in self.pipeline.stats():
+            for name in ("busy_s", "blocked_in_s", "blocked_out_s", "queue"):
+                metrics[f"stage/{row.name}/{name}"] = getattr(row, name)
+
+    def _summary(self) -> dict[str, Any]:
+        first, last = (measure.evaluation(self.evaluations[index][2]) for index in (0, -1))
+        idle = self.timeline.idle.seconds(self.timeline.now())
+        lags = np.asarray(self.display.lags_s or [0.0])
+        mean = {
+            name: float(np.mean([row[f"time/{name}_s"] for row in self.history]))
+            for name in ("step", "rollout", "learn", "sync")
+        }
+        return {
+            "accuracy_initial": first["eval/accuracy"],
+            "accuracy_final": last["eval/accuracy"],
+            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
+            "accuracy_n": int(last["eval/n"]),
+            "rl_wall_s": self.train_s,
+            "seconds_to_090": _seconds_to(0.9, self.evaluations),
+            "first_step_s": self.first_step_s,
+            "total_wall_s": time.perf_counter() - STARTED,
+            "steps": len(self.history),
+            "tool_error_share_initial": first["eval/tool_error_share_correct"],
+            "tool_error_share_final": last["eval/tool_error_share_correct"],
+            **self.totals,
+            "goodput": self.totals["tokens_trained"] / max(1, self.totals["tokens_generated"]),
+            "wasted_tokens": self.waste,
+            "staleness_max": max(row["staleness_max"] for row in self.history),
+            "canary_max_abs": self.fleet.canary_max_abs,
+            "mean_seconds_per_step": mean,
+            "idle_attribution_s": {f"replica{index}": causes for index, causes in idle.items()},
+            "replica_deaths": self.fleet.deaths,
+            "preemptions": self.fleet.preemptions,
+            "loop_lag_p99_ms": float(np.percentile(lags, 99)) * 1e3,
+            "algorithm": self.config.algorithm,
+            "seed": self.config.seed,
+            "versions": versions(),
+        }
+
+
+def _batch(step: int, groups: Sequence[Group]) -> Batch:
+    """The kept trajectories of a step in admission order. Empty when every group was dropped."""
+    kept = [(group.trajectories[index], group.advantages_K[at]) for group in groups for at, index in enumerate(group.kept)]
+    return Batch.of(step, [member for member, _ in kept], np.asarray([advantage for _, advantage in kept], np.float32))
+
+
+def _seconds_to(accuracy: float, evaluations: Sequence[tuple[int, float, list[Trajectory]]]) -> float | None:
+    """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
+    points = [(seconds, measure.evaluation(trajectories)["eval/accuracy"]) for _, seconds, trajectories in evaluations]
+    for (t0, a0), (t1, a1) in zip(points, points[1:], strict=False):
+        if a1 >= accuracy > a0:
+            return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
+    return None
+
+
+async def train(config: Config, run: RunFolder, console: Console) -> dict[str, Any]:
+    """Trains and writes the run's files; the timeline and the plot are written also when the run is interrupted."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
+    job = Quickstart(config, run, console)
+    try:
+        summary = await job.run()
+        run.json("summary.json", summary)
+    finally:
+        with run.writing("timeline.json") as path:
+            job.timeline.write(path)
+        if job.history:
+            with run.writing("reward.png") as path:
+                plot(path, job.history, job.evaluations, config.algorithm)
+    print_report(console, run.path, summary, job.evaluations)
+    return summary
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse(Config, argv)
+    console = Console()
+    try:
+        with RunFolder.create(config.runs, config.name) as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(train(config, run, console))
+    except (ValueError, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed) as error:
+        print(f"quickstart: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("quickstart: interrupted; what was measured so far is in the run's folder", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
