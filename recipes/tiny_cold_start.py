@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -82,7 +82,7 @@ def main(config: Config) -> None:
     figures["greedy"] = evaluate(model, tokenizer, config.eval_problems, temperature=0.0)
     figures |= {"wall_s": round(time.monotonic() - started, 1), "cpu_s": round(time.process_time() - cpu_started, 1)}
     record = {
-        "command": shlex.join(["python", "recipes/tiny_cold_start.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "recipes/tiny_cold_start.py", *_changed(config)]),
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()},
         "figures": figures,
         "versions": {
@@ -94,6 +94,12 @@ def main(config: Config) -> None:
     (config.output / "cold_start.json").write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
     print(f"checkpoint: {config.output}")
+
+
+def _changed(config: Config) -> list[str]:
+    """The options that lead from the defaults to this configuration."""
+    values = ((item.name, getattr(config, item.name), item.default) for item in fields(config))
+    return [f"{name}={value}" for name, value, default in values if value != default]
 
 
 def craft_schedule(config: Config) -> SftConfig:
