@@ -175,7 +175,7 @@ class Trainer:
             total_tokens=loss_tokens,
             entropy_M=entropy_M,
         )
-        loss.backward()
+        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
         mismatch = (logprobs_M.detach() - old_logprobs_M).abs()
         peaks = torch.stack([stats.ratio_max, mismatch.max() if len(mismatch) else torch.zeros(())])
         return _stack(loss.detach(), stats), peaks.double()
@@ -286,9 +286,6 @@ def _shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
     for layer in scorer.model.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    for module in scorer.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # the loss is already divided by the tokens of all ranks
     return scorer
 
 
