@@ -48,7 +48,7 @@ class ReplicaPort(Protocol):
 
     def kill(self) -> None: ...
 
-    def shutdown(self) -> None: ...
+    async def shutdown(self) -> None: ...
 
 
 class CanaryFailed(RuntimeError):
@@ -64,6 +64,7 @@ class FleetConfig:
     canary_tolerance: float = 1e-4
     watch_s: float = 5.0
     restarts: int = 3
+    stop_deadline_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -101,6 +102,7 @@ class Fleet:
         self.updates_s = 0.0
         self.deaths = 0
         self.last: dict[int, KvSample] = {}
+        self.kv_peak: dict[int, float] = {}  # largest share of blocks in use, until the reader clears it
         self.preemptions = 0
         self._make_replica = make_replica
         self._balancer = balancer
@@ -169,7 +171,7 @@ class Fleet:
             )
             self._requests += 1
             self._homes[key] = index
-            self._timeline.idle.running(index, 1, self._loop.time())
+            self._timeline.idle.running(index, 1, self._timeline.now())
             try:
                 async for delta in self._replicas[index].generate(tokens, request, f"{key}-{self._requests}"):
                     tokens += delta.token_ids
@@ -181,19 +183,19 @@ class Fleet:
                 self._timeline.instant("fleet", f"replica {index} died under trajectory {key}")
                 self._down(index)
             finally:
-                self._timeline.idle.running(index, -1, self._loop.time())
+                self._timeline.idle.running(index, -1, self._timeline.now())
 
     def turn_done(self, key: int, tokens: int) -> None:
         """The turn ended with tool calls."""
-        self._balancer.turn_done(key, tokens, self._loop.time())
+        self._balancer.turn_done(key, tokens, self._timeline.now())
         self._tool_waiting.add(key)
-        self._timeline.idle.tools(self._homes[key], 1, self._loop.time())
+        self._timeline.idle.tools(self._homes[key], 1, self._timeline.now())
         self._schedule()
 
     def _back_from_tool(self, key: int) -> None:
         if key in self._tool_waiting:
             self._tool_waiting.remove(key)
-            self._timeline.idle.tools(self._homes[key], -1, self._loop.time())
+            self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
 
     def leave(self, key: int, tokens: int) -> None:
         """The trajectory ended, failed or was cancelled. Idempotent."""
@@ -207,7 +209,7 @@ class Fleet:
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
-        started = self._loop.time()
+        started = self._timeline.now()
         async with self._update:
             self._open.clear()
             self._timeline.idle.flag("weight_sync", 1, started)
@@ -221,13 +223,13 @@ class Fleet:
             except* CanaryFailed as failures:
                 raise failures.exceptions[0] from None
             finally:
-                self._timeline.idle.flag("weight_sync", -1, self._loop.time())
+                self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
                 self._open.set()
                 self._schedule()
-        self.updates_s += self._loop.time() - started
+        self.updates_s += self._timeline.now() - started
         worst = max((task.result() for task in tasks), default=0.0)
         self.canary_max_abs = max(self.canary_max_abs, worst)
-        self._timeline.span("weights", f"version {weights.version}", started, self._loop.time(), canary_max_abs=worst)
+        self._timeline.span("weights", f"version {weights.version}", started, self._timeline.now(), canary_max_abs=worst)
         return worst
 
     async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
@@ -272,14 +274,15 @@ class Fleet:
                 if attempt == 0:
                     raise
             finally:
-                replica.shutdown()
+                async with asyncio.timeout(self.config.stop_deadline_s):
+                    await replica.shutdown()
             self.deaths += 1
         if not self._replicas:
             raise ReplicaDied(f"replica {index} died {self.deaths} times; none is left")
 
     def _admit(self, replica: ReplicaPort) -> None:
         self._replicas[replica.index] = replica
-        self._timeline.idle.replica(replica.index, self._loop.time())
+        self._timeline.idle.replica(replica.index, self._timeline.now())
         self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
         self._timeline.instant("fleet", f"replica {replica.index} up (pid {replica.pid})")
         self._schedule()
@@ -291,7 +294,7 @@ class Fleet:
                 async with asyncio.timeout(self.config.watch_s):
                     await replica.died.wait()
             except TimeoutError:
-                if replica.stalled(self._loop.time()):
+                if replica.stalled(self._timeline.now()):
                     self._timeline.instant("fleet", f"replica {replica.index} stalled: killed")
                     replica.kill()
         self._down(replica.index)
@@ -308,13 +311,13 @@ class Fleet:
     async def _place(self, key: int, group: int, tokens: int) -> int:
         future: asyncio.Future[int] = self._loop.create_future()
         self._waiting[key] = future
-        self._balancer.arrive(key, group, tokens, self._loop.time())
+        self._balancer.arrive(key, group, tokens, self._timeline.now())
         self._schedule()
-        self._timeline.idle.flag("kv_blocked", 1, self._loop.time())
+        self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
         try:
             return await future
         finally:
-            self._timeline.idle.flag("kv_blocked", -1, self._loop.time())
+            self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
             self._waiting.pop(key, None)
 
     def _schedule(self) -> None:
@@ -327,7 +330,7 @@ class Fleet:
         self._scheduled = False
         if not self._open.is_set():
             return
-        for place in self._balancer.decide(self._loop.time()):
+        for place in self._balancer.decide(self._timeline.now()):
             future = self._waiting.get(place.key)
             if future is not None and not future.done():
                 future.set_result(place.replica)
@@ -340,6 +343,9 @@ class Fleet:
             self.last[index] = sample
             self.preemptions += sample.preempted
             self._balancer.sample(index, sample)
-            self._timeline.step(index, self._replicas[index].usable_blocks - sample.free_blocks, sample)
+            blocks = self._replicas[index].usable_blocks
+            used = blocks - sample.free_blocks
+            self.kv_peak[index] = max(self.kv_peak.get(index, 0.0), used / blocks)
+            self._timeline.step(index, used, sample)
             if self._waiting:
                 self._schedule()

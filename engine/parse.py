@@ -137,7 +137,7 @@ def _decode(body: str) -> ToolCall | MalformedCall:
     try:
         call = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        return MalformedCall(text=body, reason=str(error))
+        return MalformedCall(text=body, reason=getattr(error, "msg", str(error)))
     if not isinstance(call, dict):
         return MalformedCall(text=body, reason="a call must be a JSON object")
     name, arguments = call.get("name"), call.get("arguments")

@@ -73,10 +73,14 @@ class ReplicaDied(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolReply:
-    """What a tool answers: an outcome (see sandbox.wire.Outcome), the text that the model reads, and whether a jail ran it."""
+    """What a tool answers: an outcome (see sandbox.wire.Outcome) and the text that the model reads.
+
+    executed: something was run for it (not: refused for its form). jailed: in an isolated process.
+    """
 
     outcome: str
     text: str
+    executed: bool = True
     jailed: bool = False
 
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import math
 import os
 import signal
 import sys
+import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +37,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
     "TORCHDYNAMO_DISABLE": "1",  # else the first request waits some 15 s for the compilation of one sampling helper
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
 }
 
 
@@ -88,14 +93,14 @@ class Replica:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.config.start_deadline_s):
-                self._engine = await loop.run_in_executor(self._thread, self._build, loop)
+                await loop.run_in_executor(self._thread, self._build)
                 self.pid = (await self._engine.collective_rpc("adopt"))[0]
                 await self._engine.init_weight_transfer_engine(_init_request())
         except Exception as error:
-            self.shutdown()
+            await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {error or type(error).__name__}") from error
 
-    def _build(self, loop: asyncio.AbstractEventLoop) -> Any:
+    def _build(self) -> None:
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -119,15 +124,14 @@ class Replica:
             block_size=config.block_size,
             gpu_memory_utilization=0.05,
             seed=0,
+            use_tqdm_on_load=False,
             weight_transfer_config=WeightTransferConfig(backend=config.weight_transfer),
             worker_extension_cls="engine.weights.WorkerExtension",
             distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         ).create_engine_config()
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        built = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap(settings)])
-        loop.call_soon_threadsafe(self._touch)
-        return built
+        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap(settings)])
 
     def _tap(self, settings: Any) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase
@@ -157,7 +161,7 @@ class Replica:
         return Tap
 
     def _touch(self) -> None:
-        self.last_step_at = asyncio.get_running_loop().time()
+        self.last_step_at = time.perf_counter()
 
     @property
     def usable_blocks(self) -> int:
@@ -261,11 +265,14 @@ class Replica:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    def shutdown(self) -> None:
-        """Ends the engine process; safe to call more than once. Blocks for some 10 ms."""
+    async def shutdown(self) -> None:
+        """Ends the engine process; safe to call more than once."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.shutdown(timeout=1.0)
+            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, 0.1)
+            await asyncio.sleep(0)  # the engine's output task ends
+            del engine
+            gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
         self._thread.shutdown(wait=False)
 
 
@@ -275,6 +282,8 @@ def prepare_environment() -> None:
         raise RuntimeError("engine.replica.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
+    warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)
 
 
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:

@@ -229,14 +229,14 @@ class _Rollout:
         self.owner.tool_calls += 1
         refusal = None
         if isinstance(call, MalformedCall):
-            refusal = ToolReply(outcome="malformed", text=f"FormatError: {call.reason}")
+            refusal = _refusal("malformed", f"FormatError: {call.reason}")
             record = _Call("", {}, now, -1, now, now, refusal)
         else:
             if call.name not in self.owner._tools:
                 names = ", ".join(self.owner._tools)
-                refusal = ToolReply(outcome="error", text=f"NameError: no tool {call.name!r} (there is: {names})")
+                refusal = _refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
             elif len(calls) >= self.config.max_calls_per_turn:
-                refusal = ToolReply(outcome="error", text=f"LimitError: at most {self.config.max_calls_per_turn} calls")
+                refusal = _refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
             record = _Call(call.name, call.arguments, now, -1, now, now, refusal)
         calls.append(record)
         if refusal is None:
@@ -275,8 +275,13 @@ class _Rollout:
             dispatched_at=call.dispatched_at,
             finished_at=call.finished_at,
             overlap_s=overlap,
+            executed=call.reply.executed,
             jailed=call.reply.jailed,
         )
+
+
+def _refusal(outcome: str, text: str) -> ToolReply:
+    return ToolReply(outcome=outcome, text=text, executed=False)
 
 
 class _ToolLost(RuntimeError):

@@ -28,7 +28,7 @@ class PythonTool:
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         code, stdin = arguments.get("code"), arguments.get("input", "")
         if not isinstance(code, str) or not isinstance(stdin, str):
-            return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings")
+            return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
         result = await self._runner.run(code, stdin, self._limits)
         return ToolReply(
             outcome=result.outcome, text=clip(feedback(result), self._output_chars), jailed=result.jailed

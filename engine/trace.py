@@ -1,14 +1,15 @@
 """The timeline of a run in Chrome's trace format (open it in Perfetto), and the idle clock that reads the same events.
 
 Invariants
-- Times are seconds of the event loop's clock; recording is an append, formatting happens when the file is written.
+- Times are seconds of one monotonic clock; recording is an append, formatting happens when the file is written.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,13 @@ class Lanes:
 class Timeline:
     """Collects what happened, for `write`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
         self._spans: list[tuple[str, int, str, float, float, dict[str, Any]]] = []
         self._instants: list[tuple[str, float, str, dict[str, Any]]] = []
         self._steps: list[tuple[int, float, int, int, int]] = []
-
-    @staticmethod
-    def now() -> float:
-        return asyncio.get_running_loop().time()
 
     def span(self, track: str, name: str, start: float, end: float, lane: int = 0, **args: Any) -> None:
         self._spans.append((track, lane, name, start, end, args))

@@ -70,7 +70,7 @@ class ToolUse:
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
-    jailed: the tool says that it ran in an isolated process.
+    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: in an isolated process.
     """
 
     name: str
@@ -81,6 +81,7 @@ class ToolUse:
     dispatched_at: float
     finished_at: float
     overlap_s: float
+    executed: bool
     jailed: bool
 
     @property

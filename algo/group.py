@@ -1,0 +1,40 @@
+"""From a graded group to what is trained of it: selection, advantages, or a reason to drop it.
+
+Invariants
+- Deterministic given the run's seed and the prompt: the order in which groups finish does not matter.
+- Trajectories with an infrastructure error are never trained and never count as failures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from algo.advantage import group_advantages, is_flat
+from engine.ports import Selector
+from engine.types import Group
+
+
+def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
+    """A function for `engine.stages.apply`: sets kept and advantages_K, or drop ("error" or "flat").
+
+    Advantages are normalised over the kept trajectories (rStar2-Agent, arXiv 2508.20722: over the G that RoC keeps).
+    """
+
+    def select(group: Group) -> Group:
+        usable = [index for index, member in enumerate(group.trajectories) if member.error is None]
+        if len(usable) < 2:
+            return replace(group, drop="error")
+        digest = hashlib.blake2b(f"{seed}/{group.prompt.id}".encode(), digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "big"))
+        kept = [usable[index] for index in selector([group.trajectories[index] for index in usable], rng)]
+        rewards_K = np.asarray([group.trajectories[index].reward for index in kept], np.float64)
+        if is_flat(rewards_K):
+            return replace(group, drop="flat")
+        advantages_K = group_advantages(rewards_K, divide_by_std=divide_by_std)
+        return replace(group, kept=tuple(kept), advantages_K=advantages_K)
+
+    return select

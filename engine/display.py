@@ -1,0 +1,139 @@
+"""The live view of a run on a terminal, and one line per step where there is none.
+
+Invariant: drawing costs the event loop at most a few milliseconds a second; it never blocks on the terminal's reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+_TICK_S = 0.25
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def spark(values: list[float], width: int = 40) -> str:
+    """The last `width` values of 0..1 as a line of bars.
+
+    >>> spark([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    return "".join(_SPARKS[min(7, max(0, round(value * 7 + 0.01)))] for value in values[-width:])
+
+
+class Display:
+    """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
+
+    kv: called at each tick for {replica: (share of KV blocks in use, running requests)}.
+    lags_s collects how late the event loop served each tick.
+    """
+
+    def __init__(self, title: str, steps: int, kv: Callable[[], Mapping[int, tuple[float, int]]], console: Console) -> None:
+        self.lags_s: list[float] = []
+        self._console = console
+        self._title = title
+        self._kv = kv
+        self._phase = "starting"
+        self._metrics: dict[str, float] = {}
+        self._rewards: list[float] = []
+        self._errors: list[float] = []
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = self._progress.add_task(self._phase, total=steps)
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.update(self._view(), refresh=True)
+            self._live.stop()
+
+    async def tick(self) -> None:
+        """Redraws until cancelled, and measures the loop's lag."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
+            if self._live:
+                self._live.update(self._view(), refresh=True)
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        self._progress.update(self._bar, description=text)
+        if not self._live:
+            self._console.print(text, style="dim")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._metrics.update(metrics)
+        if step:
+            self._rewards.append(metrics["reward"])
+            self._errors.append(metrics["tool_error_share_correct"])
+            self._progress.update(self._bar, completed=step)
+        if not self._live:
+            self._console.print(_line(step, metrics), highlight=False)
+
+    def _view(self) -> Panel:
+        m = self._metrics
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", justify="right")
+        grid.add_column()
+        if "reward" in m:
+            grid.add_row("reward", f"{m['reward']:.3f}  [green]{spark(self._rewards)}[/]")
+            errors = f"{m['tool_error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
+            grid.add_row("tool errors in correct", errors)
+            grid.add_row("throughput", _rates(m))
+            grid.add_row("step", _split(m))
+        if "eval/accuracy" in m:
+            grid.add_row("held-out accuracy", _accuracy(m))
+        for index, (share, running) in sorted(self._kv().items()):
+            filled = round(share * 30)
+            bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
+            grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {running} running")
+        return Panel(Group(self._progress, Text(""), grid), title=self._title, title_align="left", width=100)
+
+
+def _accuracy(m: Mapping[str, float]) -> str:
+    return f"{m['eval/accuracy']:.3f}  [{m['eval/accuracy_low']:.3f}, {m['eval/accuracy_high']:.3f}]  n={m['eval/n']:.0f}"
+
+
+def _rates(m: Mapping[str, float]) -> str:
+    return f"{m['tokens_per_s']:,.0f} tokens/s   {m['tool_calls_per_s']:,.0f} tool calls/s   goodput {m['goodput']:.2f}"
+
+
+def _split(m: Mapping[str, float]) -> str:
+    parts = (f"{name} {m[f'time/{name}_s']:.2f}" for name in ("rollout", "learn", "sync"))
+    return f"{m['time/step_s']:.2f} s = {' + '.join(parts)}"
+
+
+def _line(step: int, m: Mapping[str, float]) -> str:
+    parts = [f"step {step:3d}"]
+    if "reward" in m:
+        parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tool_error_share_correct']:.3f}")
+        parts.append(_rates(m))
+        parts.append(_split(m))
+    if "eval/accuracy" in m:
+        parts.append(f"held-out {_accuracy(m)}")
+    return "  ".join(parts)

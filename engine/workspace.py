@@ -1,0 +1,35 @@
+"""A run's private folder in shared memory: published weights and local sockets.
+
+Invariant: it is gone when the node has ended; what a killed node left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PREFIX = "rocstar-"
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A new 0700 folder in /dev/shm (in the temporary folder where there is none)."""
+    parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(parent)
+    path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes the folders of nodes that no longer live."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
