@@ -16,7 +16,9 @@ SessionState = Literal["kept", "restored", "lost"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one call; 0 is refused. memory_bytes is address space per process (and the call's cgroup where there is one)."""
+    """Limits of one call; 0 is refused. memory_bytes is address space per process (and the call's cgroup where there
+    is one).
+    """
 
     wall_s: float = 4.0
     cpu_s: float = 4.0
@@ -35,7 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one call did.
 
-    outcome "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit ended it;
+    outcome "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
+    ended it;
     "killed": a signal that no limit explains; "lost": our fault (slot or host died): never shown as the model's error.
     """
 
@@ -51,3 +54,60 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int = 0
     session_state: SessionState | None = None
     jailed: bool = False
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One call on its way to a host. `code` and `stdin` are UTF-8 bytes."""
+
+    id: int
+    code: bytes
+    stdin: bytes
+    limits: Limits
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> host: start these calls, in order; at most BATCH of them."""
+
+    calls: list[Call]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> host: end these calls now."""
+
+    ids: list[int]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Host -> client: ready, with this many slots at this level of isolation."""
+
+    slots: int
+    level: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Host -> client: cannot serve; the reason is one line with the cause and the mend."""
+
+    reason: str
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Host -> client: nothing to say, but running."""
+
+
+class CallResult(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    result: ToolResult
+
+
+class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Host -> client: at most BATCH results."""
+
+    results: list[CallResult]
+
+
+BATCH = 64
+ToHost = Run | Stop
+ToClient = Hello | Refused | Alive | Results
+encode = msgspec.msgpack.Encoder().encode
+decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode

@@ -1,0 +1,185 @@
+"""Which host gets which call: a pure state machine (events in, actions out; no await, clock or socket).
+
+Invariants
+- Every submitted call is answered exactly once: by a result, by Lost after one retry, or by Failed; a cancelled call
+  is answered never.
+- A host holds at most `credits` calls. Calls start in the order of submission; a retried call goes to the front.
+- When all calls are answered or cancelled, nothing is left in here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give the call to the host."""
+
+    host: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Tell the host to end the call; its result, if one still comes, is ignored."""
+
+    host: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The result in hand is the call's answer."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Answer the call as lost: it was tried twice and each time its slot or host died."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Answer the call with an error: no host came within the deadline."""
+
+    call: int
+
+
+Action = Send | Cancel | Deliver | Lost | Failed
+
+
+@dataclass(slots=True)
+class _Host:
+    credits: int
+    held: set[int] = field(default_factory=set)
+
+
+class Dispatcher:
+    """
+    >>> d = Dispatcher(host_deadline_s=10)
+    >>> d.submit(1, now=0), d.host_joined("a", credits=1), d.submit(2, now=0)
+    ([], [Send(host='a', call=1)], [])
+    >>> d.host_left("a", now=1), d.host_joined("b", credits=2)
+    ([], [Send(host='b', call=1), Send(host='b', call=2)])
+    >>> d.answered("b", 1, lost=False), d.answered("b", 2, lost=True)
+    ([Deliver(call=1)], [Send(host='b', call=2)])
+    """
+
+    def __init__(self, *, host_deadline_s: float) -> None:
+        self._host_deadline_s = host_deadline_s
+        self._hosts: dict[str, _Host] = {}
+        self._queue: OrderedDict[int, float] = OrderedDict()  # call -> when it began to wait
+        self._running: dict[int, str] = {}
+        self._retried: set[int] = set()
+        self._alone_since: float | None = None
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue) + len(self._running)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` has something to do: there are calls and no host."""
+        if self._hosts or not self._queue:
+            return None
+        oldest = next(iter(self._queue.values()))
+        return max(oldest, self._alone_since or oldest) + self._host_deadline_s
+
+    def submit(self, call: int, now: float) -> list[Action]:
+        assert call not in self._queue
+        assert call not in self._running
+        self._queue[call] = now
+        return self._fill()
+
+    def cancel(self, call: int) -> list[Action]:
+        self._retried.discard(call)
+        if self._queue.pop(call, None) is not None:
+            return []
+        host = self._running.pop(call, None)
+        if host is None:
+            return []
+        # the host holds the call, and we its credit, until it answers
+        return [Cancel(host, call)]
+
+    def host_joined(self, host: str, credits: int) -> list[Action]:
+        assert host not in self._hosts
+        assert credits > 0
+        self._hosts[host] = _Host(credits)
+        self._alone_since = None
+        return self._fill()
+
+    def host_left(self, host: str, now: float) -> list[Action]:
+        """The host died or was given up: each call that it held is tried once more, then answered as lost."""
+        held = deque(sorted(self._hosts.pop(host).held)) if host in self._hosts else deque[int]()
+        if not self._hosts:
+            self._alone_since = now
+        actions: list[Action] = []
+        while held:
+            call = held.pop()
+            if self._running.pop(call, None) is not None:
+                actions += self._retry(call, now)
+        return actions[::-1] + self._fill()
+
+    def answered(self, host: str, call: int, *, lost: bool, now: float = 0.0) -> list[Action]:
+        """A result came. One that nobody waits for any more (cancelled, or from a host that was given up) only frees
+        its credit.
+        """
+        state = self._hosts.get(host)
+        if state is None or call not in state.held:
+            return []
+        state.held.discard(call)
+        actions: list[Action] = []
+        if self._running.get(call) == host:
+            del self._running[call]
+            if lost:
+                actions += self._retry(call, now)
+            else:
+                self._retried.discard(call)
+                actions.append(Deliver(call))
+        return actions + self._fill()
+
+    def expire(self, now: float) -> list[Action]:
+        """Fail the calls that have waited without any host for longer than the deadline."""
+        actions: list[Action] = []
+        while (deadline := self.deadline) is not None and deadline <= now:
+            actions.append(self._fail(next(iter(self._queue))))
+        return actions
+
+    def fail_all(self) -> list[Action]:
+        """No host will ever come: fail every call."""
+        calls = [*self._running, *self._queue]
+        self._running.clear()
+        return [self._fail(call) for call in calls]
+
+    def _fail(self, call: int) -> Failed:
+        self._queue.pop(call, None)
+        self._retried.discard(call)
+        return Failed(call)
+
+    def _retry(self, call: int, now: float) -> list[Action]:
+        if call in self._retried:
+            self._retried.discard(call)
+            return [Lost(call)]
+        self._retried.add(call)
+        self._queue[call] = now
+        self._queue.move_to_end(call, last=False)
+        return []
+
+    def _fill(self) -> list[Action]:
+        """Hand queued calls to the least loaded hosts while credits last."""
+        actions: list[Action] = []
+        while self._queue:
+            free = [(host.credits - len(host.held), name) for name, host in self._hosts.items()]
+            room, name = max(free, default=(0, ""))
+            if room <= 0:
+                break
+            call, _ = self._queue.popitem(last=False)
+            self._hosts[name].held.add(call)
+            self._running[call] = name
+            actions.append(Send(name, call))
+        return actions

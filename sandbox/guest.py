@@ -1,0 +1,184 @@
+"""The last step before guest code, and guest code itself: runs in the forked child of one call. Standard library only.
+
+Invariants
+- Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability, own uid, rlimits set, second
+  seccomp filter on.
+- Only this process reads the code and the stdin of a call; slot and zygote never do.
+- Guest code behaves as `python main.py` would: `__main__`, traceback and line numbers, exit code, flushing, atexit,
+  threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import linecache
+import math
+import os
+import resource
+import signal
+import struct
+import sys
+import threading
+import traceback
+from types import CodeType, ModuleType
+from typing import NamedTuple, NoReturn
+
+from . import linux
+
+HOME = "/tmp"
+FILENAME = "main.py"
+# ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
+OUT_OF_MEMORY = signal.SIGRTMAX
+FIRST_UID = 1000
+REFUSED = {  # what the outer policy must leave to the slots, by name: (x86_64, aarch64)
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "memfd_create": (319, 279),  # memory that no rlimit of the call counts
+    "pidfd_send_signal": (424, 424),
+}
+
+
+class Request(NamedTuple):
+    """What a slot is told about a call; the code itself stays in the descriptor."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    file_bytes: int
+    processes: int
+    disk_bytes: int
+    code_bytes: int
+
+
+REQUEST = struct.Struct("ddqqqqq")
+
+
+def make_filter() -> linux.Filter:
+    column = 0 if os.uname().machine == "x86_64" else 1
+    refused = {numbers[column]: errno.EPERM for numbers in REFUSED.values()}
+    # with EPERM instead, glibc would not fall back to clone
+    return linux.Filter({**refused, linux.NR_CLONE3: errno.ENOSYS})
+
+
+def start(request: Request, uid: int | None, streams: tuple[int, int, int, int], second: linux.Filter) -> NoReturn:
+    """Become the guest: `streams` are the descriptors of code, stdin, stdout and stderr; `uid` None keeps the only
+    one mapped.
+    """
+    code_fd, *standard = streams
+    code = os.read(code_fd, request.code_bytes)
+    for target, fd in enumerate(standard):
+        os.dup2(fd, target)
+    linux.close_from(3)
+    cpu = math.ceil(request.cpu_s)
+    for kind, soft, hard in (
+        (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU first; SIGKILL for code that ignores it
+        (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
+        (resource.RLIMIT_FSIZE, request.file_bytes, request.file_bytes),
+        (resource.RLIMIT_NPROC, request.processes, request.processes),
+        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 65536, 65536),
+    ):
+        resource.setrlimit(kind, (soft, hard))
+    if uid is not None:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    linux.drop_capabilities()
+    os.chdir(HOME)
+    second.install()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:  # `random` reseeds itself after a fork, numpy does not
+        numpy_random.seed()
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        del sys.modules[name]
+    run(code)
+
+
+def run(code: bytes) -> NoReturn:
+    """Run `code` as the main program and end the process as the interpreter would."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __file__=FILENAME)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [FILENAME]
+    linecache.cache[FILENAME] = (lambda: code.decode(errors="replace"),)
+    status: int | None = 0
+    try:
+        exec(compile_main(code), main.__dict__)
+    except BaseException as error:
+        status = finish(error)
+    _end(status)
+
+
+def compile_main(code: bytes) -> CodeType:
+    return compile(code, FILENAME, "exec", dont_inherit=True)
+
+
+def finish(error: BaseException) -> int | None:
+    """Report what ended the main program; the exit code, or None for an uncaught MemoryError."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # our own frames
+    try:
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error.with_traceback(trace), trace)
+        else:
+            sys.excepthook(type(error), error, trace)
+    except BaseException as second:
+        error = second if isinstance(second, MemoryError) else error
+    if isinstance(error, MemoryError):
+        return None
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _end(status: int | None) -> NoReturn:
+    """What the interpreter does at exit, as far as a program can notice: join threads, atexit, flush; 120 when
+    flushing fails.
+    """
+    try:
+        getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:
+            status = 120 if status == 0 else status
+    if status is None:
+        os.kill(os.getpid(), OUT_OF_MEMORY)
+        signal.pause()
+    os._exit(status or 0)
+
+
+def rehearse() -> None:
+    """Run every path of a call once, before the zygote is frozen: what is built here is shared by all calls, not
+    built in each.
+    """
+    saved = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as sink:
+        sys.stdout = sys.stderr = sink
+        try:
+            scope = {"__name__": "__rehearsal__"}
+            exec(compile_main(b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])"), scope)
+            try:
+                exec(compile_main(b"def f(x):\n    return 1 / x\nf(0)"), scope)
+            except ZeroDivisionError as error:
+                finish(error)
+            try:
+                compile_main(b"x = = 1")
+            except SyntaxError as error:
+                finish(error)
+        finally:
+            sys.stdout, sys.stderr = saved
+    linecache.clearcache()
+    gc.collect()

@@ -1,0 +1,120 @@
+"""The few system calls that Python has no name for. Standard library only: this file also runs inside the jail.
+
+Invariants
+- A call that the kernel refuses raises OSError with its errno; no failure is silent.
+- `spawn_init` copies no memory: the init of a call's PID namespace shares its slot's address space and only sleeps in
+  libc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+
+CLONE_VM, CLONE_NEWNS, CLONE_NEWUTS = 0x100, 0x20000, 0x4000000
+CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, MS_PRIVATE, MS_RELATIME = 16384, 1 << 18, 1 << 21
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 22, 38, 47
+NR_CLOSE_RANGE, NR_CLONE3 = 436, 435  # the same number on every architecture
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_INIT_STACK = ctypes.create_string_buffer(16384)
+_INIT_TOP = ctypes.c_void_p((ctypes.addressof(_INIT_STACK) + 16384) & ~15)
+_PAUSE = ctypes.cast(_libc.pause, ctypes.c_void_p)
+_CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
+_CAP_NONE = bytes(24)
+
+
+def _checked(name: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _checked("unshare", _libc.unshare(flags))
+
+
+def setns(fd: int, kind: int) -> None:
+    _checked("setns", _libc.setns(fd, kind))
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
+    encoded = [None if text is None else text.encode() for text in (source, target, kind, options)]
+    _checked(f"mount {target}", _libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]))
+
+
+def unmount(target: str) -> None:
+    """Detach `target` now; the kernel frees it when its last user is gone."""
+    _checked(f"umount {target}", _libc.umount2(target.encode(), MNT_DETACH))
+
+
+def bind_read_only(source: str, target: str) -> None:
+    """Bind `source` (with what is mounted below) on `target`, read-only, keeping flags that a user namespace may not
+    clear.
+    """
+    mount(source, target, None, MS_BIND | MS_REC)
+    present = os.statvfs(target).f_flag
+    kept = present & (MS_NOSUID | MS_NODEV | MS_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
+    if present & os.ST_RELATIME:
+        kept |= MS_RELATIME
+    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept)
+
+
+def prctl(option: int, argument: int = 0, pointer: ctypes.Array[ctypes.c_char] | None = None) -> None:
+    _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(argument), pointer, 0, 0))
+
+
+def die_with_parent(how: signal.Signals) -> None:
+    prctl(PR_SET_PDEATHSIG, how)
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of the calling process that can be emptied (ambient, effective, permitted,
+    inheritable).
+    """
+    prctl(PR_CAP_AMBIENT, 4)
+    _checked("capset", _libc.capset(_CAP_HEADER, _CAP_NONE))
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` up, in one system call."""
+    _checked("close_range", _libc.syscall(NR_CLOSE_RANGE, first, ctypes.c_uint(0xFFFFFFFF), 0))
+
+
+def spawn_init() -> int:
+    """Start PID 1 of the namespace just unshared: it ignores SIGCHLD (so the kernel reaps orphans) and sleeps.
+
+    Guest code thus never is PID 1 (which ignores its own signals), and a SIGKILL of this process ends the whole
+    namespace.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        return _checked("clone", _libc.clone(_PAUSE, _INIT_TOP, CLONE_VM | signal.SIGCHLD, None))
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class Filter:
+    """A seccomp filter that refuses the given calls (number -> errno), calls of other architectures and x32 calls."""
+
+    def __init__(self, refused: dict[int, int]) -> None:
+        machine = os.uname().machine
+        architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+        load, equal, above, give, kill = 0x20, 0x15, 0x35, 0x06, 0x80000000
+        code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
+        if machine == "x86_64":
+            code += [(above, 0, 1, 0x40000000), (give, 0, 0, kill)]
+        for number, error in refused.items():
+            code += [(equal, 0, 1, number), (give, 0, 0, 0x50000 | error)]
+        code.append((give, 0, 0, 0x7FFF0000))
+        self._body = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+        self._program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(self._body)))
+
+    def install(self) -> None:
+        prctl(PR_SET_SECCOMP, 2, self._program)

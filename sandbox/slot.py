@@ -1,0 +1,108 @@
+"""A slot: runs one call at a time, each in a fresh PID namespace and on a fresh tmpfs. Standard library only.
+
+Invariants
+- The verdict is what the kernel says (wait status, rusage, own clock); no byte that guest code can write takes part.
+- When the report leaves, every process of the call is dead. The file system of a call is never seen by another.
+- A slot ends when its host is gone (end of file on the control socket) and on any error of its own: never a half-made
+  jail.
+
+Control messages: host -> slot `Request` with descriptors (code[, stdin]) or one byte (cancel); slot -> host `Report`
+with (stdout, stderr).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from typing import NamedTuple, NoReturn
+
+from . import guest, linux
+
+READY = b"ready"
+
+
+class Report(NamedTuple):
+    """What the kernel said about a call. `ended`: 0 by itself, 1 wall limit, 2 cancelled."""
+
+    ended: int
+    status: int
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+
+
+REPORT = struct.Struct("qqddq")
+
+
+class Slot:
+    def __init__(self, control: socket.socket, uid: int | None) -> None:
+        self._control = control
+        self._uid = uid
+        self._filter = guest.make_filter()
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._self = os.pidfd_open(os.getpid())
+        owner = guest.FIRST_UID if uid is None else uid
+        self._mount_options = (
+            f"mode=0700,nr_inodes=4096,uid={0 if uid is None else owner},gid={0 if uid is None else owner}"
+        )
+
+    def serve(self) -> None:
+        """Consume requests, one at a time, until the host closes the control socket."""
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+        self._control.send(READY)
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 2)
+            if not message:
+                return
+            if descriptors:  # else: the cancellation of a call that has just ended
+                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors)
+
+    def _call(self, request: guest.Request, descriptors: list[int]) -> None:
+        out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
+        code, stdin = descriptors[0], descriptors[1] if len(descriptors) > 1 else self._null
+        linux.mount(
+            "tmpfs",
+            guest.HOME,
+            "tmpfs",
+            linux.MS_NOSUID | linux.MS_NODEV,
+            f"size={request.disk_bytes},{self._mount_options}",
+        )
+        linux.unshare(linux.CLONE_NEWPID)
+        init = linux.spawn_init()
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            self._become_guest(request, (code, stdin, out, err))
+        ended = self._watch(child, request.wall_s)
+        wall = time.monotonic() - started
+        os.kill(init, signal.SIGKILL)  # takes the whole namespace down
+        _, status, usage = os.wait4(child, 0)
+        os.waitpid(init, 0)  # returns only when every process of the namespace is gone
+        linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
+        report = Report(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        socket.send_fds(self._control, [REPORT.pack(*report)], [out, err])
+        for fd in (out, err, *descriptors):
+            os.close(fd)
+        linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+
+    def _become_guest(self, request: guest.Request, streams: tuple[int, int, int, int]) -> NoReturn:
+        try:
+            guest.start(request, self._uid, streams, self._filter)
+        finally:
+            os._exit(255)
+
+    def _watch(self, child: int, wall_s: float) -> int:
+        """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""
+        pidfd = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(wall_s * 1000)}
+        os.close(pidfd)
+        if pidfd in ready:
+            return 0
+        return 2 if ready else 1

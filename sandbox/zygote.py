@@ -1,0 +1,98 @@
+"""The zygote: PID 1 of the jail. Imports once, rehearses once, then only forks slots. Standard library only.
+
+Invariants
+- It never sees code, stdin or output of a call.
+- When the host is gone (end of file on its control socket) it exits, and the kernel ends everything in the jail with
+  it.
+- When a slot dies, what the slot had started dies too: the init of the slot's call is in the slot's process group.
+
+Control messages: host -> zygote: slot index with the slot's socket; zygote -> host: READY, or why it cannot serve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+
+from . import guest, linux
+from .slot import READY, Slot
+
+INDEX = struct.Struct("q")
+
+
+def reap(*_: object) -> None:
+    """Collect dead children; before a slot's pid can be used again, end its process group."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # the slot left nothing, or this was an orphan and no slot
+            os.killpg(found.si_pid, signal.SIGKILL)
+        os.waitpid(found.si_pid, 0)
+
+
+def prepare(preload: list[str]) -> None:
+    """Bring this interpreter to the state in which every call shall start."""
+    import site
+
+    for setup in ("setquit", "setcopyright", "sethelper"):
+        getattr(site, setup)()
+    for name in preload:
+        importlib.import_module(name)
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "strict")):
+        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
+    guest.rehearse()
+    sys.path[0] = guest.HOME
+    gc.freeze()
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    uids = sys.argv[2] == "full"
+    try:
+        prepare(sys.argv[3:])
+    except BaseException as error:
+        control.send(f"cannot preload: {type(error).__name__}: {error}".encode()[:2000])
+        raise
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    signal.signal(signal.SIGCHLD, reap)
+    control.send(READY)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, INDEX.size, 1)
+        if not message:
+            return
+        (index,) = INDEX.unpack(message)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        if os.fork() == 0:
+            run_slot(control, descriptors[0], guest.FIRST_UID + index if uids else None)
+        os.close(descriptors[0])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def run_slot(control: socket.socket, fd: int, uid: int | None) -> None:
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        os.setpgid(0, 0)
+        control.close()
+        Slot(socket.socket(fileno=fd), uid).serve()
+        status = 0
+    except BaseException:
+        traceback.print_exc()  # on the host's log; the host sees the end of the socket
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What one call does and answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandbox import Limits, Sandbox, SandboxConfig
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SHORT = Limits(wall_s=0.3)
+
+
+async def test_ok(box: Sandbox) -> None:
+    result = await box.run("print(1 + 1)")
+    assert (result.outcome, result.stdout, result.stderr, result.exit_code) == ("ok", "2\n", "", 0)
+    assert result.jailed
+    assert not result.truncated
+    assert result.wall_s > 0
+    assert result.cpu_s > 0
+    assert result.peak_memory_bytes > 0
+
+
+async def test_error_shows_the_traceback_that_python_shows(box: Sandbox) -> None:
+    result = await box.run("def f(x):\n    return 1 / x\n\nprint('before')\nf(0)\n")
+    assert (result.outcome, result.stdout, result.exit_code) == ("error", "before\n", 1)
+    assert result.stderr == (
+        "Traceback (most recent call last):\n"
+        '  File "main.py", line 5, in <module>\n'
+        "    f(0)\n"
+        '  File "main.py", line 2, in f\n'
+        "    return 1 / x\n"
+        "           ~~^~~\n"
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+async def test_syntax_error(box: Sandbox) -> None:
+    result = await box.run("x = 1\nif x\n    pass")
+    assert (result.outcome, result.exit_code) == ("error", 1)
+    assert result.stderr == "  File \"main.py\", line 2\n    if x\n        ^\nSyntaxError: expected ':'\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "stderr"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no')", 1, "no\n"),
+        ("exit(4)", 4, ""),
+        ("import os; os._exit(7)", 7, ""),
+        ("raise SystemExit(-1)", 255, ""),
+    ],
+)
+async def test_exit_codes(box: Sandbox, code: str, exit_code: int, stderr: str) -> None:
+    result = await box.run(code)
+    assert (result.exit_code, result.stderr) == (exit_code, stderr)
+    assert result.outcome == ("ok" if exit_code == 0 else "error")
+
+
+async def test_code_is_the_main_program(box: Sandbox) -> None:
+    code = "import sys, __main__\nx = 3\nprint(__name__, __main__.x, sys.argv, __file__, 'sandbox' in sys.modules)"
+    assert (await box.run(code)).stdout == "__main__ 3 ['main.py'] main.py False\n"
+
+
+async def test_threads_and_atexit_finish(box: Sandbox) -> None:
+    code = (
+        "import atexit, threading, time\natexit.register(print, 'last')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\nprint('main')"
+    )
+    assert (await box.run(code)).stdout == "main\nthread\nlast\n"
+
+
+async def test_stdin(box: Sandbox) -> None:
+    result = await box.run("print(int(input()) + int(input()))", stdin="1\n2\n")
+    assert result.stdout == "3\n"
+    assert "EOFError" in (await box.run("input()")).stderr
+
+
+async def test_unicode(box: Sandbox) -> None:
+    result = await box.run("print(input() + ' ∑ 😀')", stdin="żółć")
+    assert result.stdout == "żółć ∑ 😀\n"
+    lone = await box.run("print('\ud800')")
+    assert (lone.outcome, lone.exit_code) == ("error", 1)
+    null = await box.run("print(1)\0")
+    assert (null.outcome, null.exit_code) == ("error", 1)
+
+
+async def test_no_code_and_much_code(box: Sandbox) -> None:
+    assert (await box.run("")).outcome == "ok"
+    assert (await box.run("x = 1\n" * 200_000 + "print('end')")).stdout == "end\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\ntime.sleep(60)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+        "x = 7 ** (7 ** 9)",
+    ],
+)
+async def test_wall_limit(box: Sandbox, code: str) -> None:
+    assert (await box.run(code, limits=SHORT)).outcome == "timeout"
+
+
+async def test_cpu_limit(box: Sandbox) -> None:
+    assert (await box.run("while True: pass", limits=Limits(wall_s=30, cpu_s=1))).outcome == "timeout"
+
+
+@pytest.mark.parametrize("code", ["x = bytearray(3 << 30)", "x = []\nwhile True: x.append(bytearray(1 << 20))"])
+async def test_memory_limit(box: Sandbox, code: str) -> None:
+    result = await box.run(code, limits=Limits(memory_bytes=256 << 20))
+    assert (result.outcome, result.exit_code) == ("memory", 1)
+    assert "MemoryError" in result.stderr
+
+
+async def test_output_limits(box: Sandbox) -> None:
+    long = await box.run("print('é' * 1000)", limits=Limits(output_bytes=101))
+    assert (long.outcome, long.truncated, long.stdout) == ("ok", True, "é" * 50)
+    limits = Limits(output_bytes=1000, disk_bytes=1 << 20)
+    flood = await box.run("while True: print('x' * 1000)", limits=limits)
+    assert (flood.outcome, flood.truncated, len(flood.stdout)) == ("output", True, 1000)
+    by_signal = "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nwhile True: print('x' * 1000)"
+    assert (await box.run(by_signal, limits=limits)).outcome == "output"
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT"])
+async def test_killed_by_itself(box: Sandbox, signal: str) -> None:
+    result = await box.run(f"import os, signal; os.kill(os.getpid(), signal.{signal})")
+    assert (result.outcome, result.exit_code) == ("killed", None)
+
+
+async def test_misuse(box: Sandbox) -> None:
+    with pytest.raises(ValueError, match="code must be a str, got bytes"):
+        await box.run(b"print(1)")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limits must be Limits"):
+        await box.run("print(1)", limits=4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SandboxConfig.slots must be .* got 0"):
+        SandboxConfig(slots=0)
+    with pytest.raises(ValueError, match=r"SandboxConfig.isolation .* got 'none'"):
+        SandboxConfig(isolation="none")  # type: ignore[arg-type]
+
+
+async def test_two_thousand_queued_calls_are_answered_once_each(box: Sandbox) -> None:
+    before = box.stats.outcomes.total()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(box.run(f"print({i})"), name=f"call-{i}") for i in range(2000)]
+    assert [task.result().stdout for task in tasks] == [f"{i}\n" for i in range(2000)]
+    assert box.stats.outcomes.total() - before == 2000
+
+
+async def test_calls_start_in_order() -> None:
+    async with Sandbox(SandboxConfig(slots=1)) as single, asyncio.TaskGroup() as group:
+        done: list[int] = []
+
+        async def call(i: int) -> None:
+            await single.run("pass")
+            done.append(i)
+
+        for i in range(20):
+            group.create_task(call(i), name=f"call-{i}")
+    assert done == list(range(20))
+
+
+async def test_libraries_are_preloaded_and_reseeded() -> None:
+    async with Sandbox(SandboxConfig(slots=2, preload=("random", "numpy.random"))) as numeric:
+        code = "import random, sys\nprint('numpy' in sys.modules)\nimport numpy as np\nprint(random.random(), np.random.rand())"
+        results = [await numeric.run(code) for _ in range(4)]
+    lines = [result.stdout.split() for result in results]
+    assert [line[0] for line in lines] == ["True"] * 4
+    assert len({line[1] for line in lines}) == 4
+    assert len({line[2] for line in lines}) == 4
