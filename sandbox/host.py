@@ -80,7 +80,6 @@ class SlotLink:
             self._socket.close()
         call, self.call = self.call, None
         self._disarm()
-        self.ready = False
         return call
 
     def _disarm(self) -> None:
@@ -99,7 +98,7 @@ class SlotLink:
             self._dead()
         elif message == READY:
             self.ready = True
-            self.host.slot_free(self)
+            self.host.slot_ready(self)
         else:
             call, self.call = self.call, None
             assert call is not None
@@ -125,6 +124,7 @@ class Host:
         self._links: list[SlotLink] = []
         self._free: deque[SlotLink] = deque()
         self._results: list[wire.CallResult] = []
+        self._all_ready: asyncio.Future[bool]  # False: a slot died before it was ready
         self._zygote: socket.socket | None = None
         self._process: Jailed | None = None
         self._stopping = asyncio.Event()
@@ -180,30 +180,32 @@ class Host:
                     *command, stdin=null, stdout=null, stderr=log, pass_fds=[theirs.fileno()]
                 )
             try:
-                await self._zygote_ready(ours, process, log.fileno())
-                self._zygote, self._process = ours, process
-                self._links = [SlotLink(self, index) for index in range(self._slots)]
+                await self._started(ours, process, log.fileno())
                 yield process
             finally:
                 self._jail_ended()
                 ours.close()  # the zygote, PID 1 of the jail, leaves at the end of its socket
                 await _ended(process)
 
-    async def _zygote_ready(self, control: socket.socket, process: Jailed, log: int) -> None:
+    async def _started(self, control: socket.socket, process: Jailed, log: int) -> None:
+        """Wait for the zygote, then for all slots. A jail that ends before that is explained by its log."""
+        message = b""
+        self._all_ready = self._loop.create_future()
         try:
             async with asyncio.timeout(START_S):
-                message = await self._loop.sock_recv(control, 4096)
+                with contextlib.suppress(ConnectionError):
+                    message = await self._loop.sock_recv(control, 4096)
+                if message == READY:
+                    self._zygote, self._process = control, process
+                    self._links = [SlotLink(self, index) for index in range(self._slots)]
+                    if await self._all_ready:
+                        return
         except TimeoutError:
             reason = f"the jail did not start within {START_S:g} s; preload less or free the CPU"
             raise jail.JailUnavailable(reason) from None
-        except ConnectionError:
-            message = b""
-        if message != READY:
-            control.close()
-            await _ended(process)
-            raise jail.JailUnavailable(
-                message.decode() or jail.explain(os.pread(log, 65536, 0).decode(errors="replace"))
-            )
+        control.close()
+        await _ended(process)
+        raise jail.JailUnavailable(message.decode() or jail.explain(os.pread(log, 65536, 0).decode(errors="replace")))
 
     def send_to_zygote(self, index: int, fd: int) -> None:
         assert self._zygote is not None
@@ -228,8 +230,18 @@ class Host:
             self.answer(call.id, wire.ToolResult(outcome="lost"))
         if link in self._free:
             self._free.remove(link)
-        if self._zygote is not None:
+        if not link.ready:  # its replacement would fail the same way
+            if self._all_ready.done():
+                self.kill_jail()
+            else:
+                self._all_ready.set_result(False)
+        elif self._zygote is not None:
             self._links[link.index] = SlotLink(self, link.index)
+
+    def slot_ready(self, link: SlotLink) -> None:
+        if all(link.ready for link in self._links) and not self._all_ready.done():
+            self._all_ready.set_result(True)
+        self.slot_free(link)
 
     def slot_free(self, link: SlotLink) -> None:
         if self._queue:

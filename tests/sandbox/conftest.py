@@ -1,74 +1,15 @@
-"""One sandbox for a test module (real nsjail), and a way to look at its processes from outside."""
+"""One sandbox for a test module (real nsjail)."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from sandbox import Sandbox, SandboxConfig
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def box() -> AsyncIterator[Sandbox]:
     async with Sandbox(SandboxConfig(slots=4)) as sandbox:
         yield sandbox
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Pid -> command line (or name, for one without) of every living process below `root`."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
-    found: set[int] = set()
-    while new := {pid for pid, parent in parents.items() if (parent == root or parent in found) and pid not in found}:
-        found |= new
-    return {pid: _command(pid) for pid in found}
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def host_pid() -> int:
-    return next(pid for pid, command in descendants(os.getpid()).items() if "-m sandbox.host" in command)
-
-
-def nsjail_pid() -> int:
-    return next(pid for pid, command in descendants(host_pid()).items() if command.split(" ")[0].endswith("nsjail"))
-
-
-def zygote_pid() -> int:
-    nsjail = nsjail_pid()
-    return next(pid for pid in descendants(nsjail) if parent_of(pid) == nsjail)
-
-
-def slot_pids() -> list[int]:
-    zygote = zygote_pid()
-    return [pid for pid in descendants(zygote) if parent_of(pid) == zygote]
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
-    """Wait for something that another process does and that nothing can be awaited for."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

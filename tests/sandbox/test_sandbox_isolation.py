@@ -136,7 +136,9 @@ async def test_other_processes_cannot_be_seen_or_signalled(box: Sandbox) -> None
     async with asyncio.TaskGroup() as group:
         for i in range(20):
             group.create_task(box.run(attack), name=f"attack-{i}")
-        victims = [group.create_task(box.run(f"s = sum(range(100000))\nprint({i}, s)"), name=f"v-{i}") for i in range(40)]
+        victims = [
+            group.create_task(box.run(f"s = sum(range(100000))\nprint({i}, s)"), name=f"v-{i}") for i in range(40)
+        ]
     assert [task.result().stdout for task in victims] == [f"{i} 4999950000\n" for i in range(40)]
     assert (await box.run("import os; print(os.getpid() < 10, os.getppid())")).stdout == "True 0\n"
 
@@ -151,7 +153,9 @@ async def test_a_daemon_does_not_outlive_its_call(box: Sandbox) -> None:
 
 async def test_a_fork_bomb_and_a_full_disk_stay_in_their_call(box: Sandbox) -> None:
     bomb = box.run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", limits=Limits(wall_s=0.5))
-    disk = box.run("f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()", limits=Limits(disk_bytes=4 << 20))
+    disk = box.run(
+        "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()", limits=Limits(disk_bytes=4 << 20)
+    )
     bombed, filled, honest = await asyncio.gather(bomb, disk, box.run("print('fine')"))
     assert bombed.outcome == "timeout"
     assert filled.outcome == "error"
