@@ -83,7 +83,7 @@ class Channel(Generic[T]):
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self._wake(waiters)  # the wake-up that this waiter took belongs to the next one
-            else:
+            elif future in waiters:  # else a wake-up of this tick has skipped it already
                 waiters.remove(future)
             raise
 

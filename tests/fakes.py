@@ -1,0 +1,355 @@
+"""Hand-written stand-ins for the node's surroundings: a clock, a replica, a sandbox. They only do what a test tells them.
+
+Nothing here sleeps. A fake says `started` when the code under test has reached it and goes on when it is `released`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import numpy as np
+
+from engine.balance import KvAware
+from engine.chat import Chat
+from engine.fleet import Fleet, FleetConfig
+from engine.ports import Delta, KvSample, ReplicaDied, Sampling, ToolReply
+from engine.trace import Timeline
+from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
+from sandbox.wire import Limits, ToolResult
+
+
+class Clock:
+    """A monotonic clock that a test moves by hand; `tick` seconds pass with each reading."""
+
+    def __init__(self, now: float = 0.0, tick: float = 0.0) -> None:
+        self.now = now
+        self.tick = tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+async def settle(turns: int = 30) -> None:
+    """Lets every task run until it waits for something that a test controls."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """A place in a script where a replica says `started` and waits until it is released."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self._open = asyncio.Event()
+
+    def release(self) -> None:
+        self._open.set()
+
+    async def passed(self) -> None:
+        self.started.set()
+        await self._open.wait()
+
+
+class Die:
+    """A place in a script where the replica dies."""
+
+
+Script = Iterable["str | Gate | Die"]
+
+
+class ScriptedReplica:
+    """Satisfies `engine.fleet.ReplicaPort` without an engine.
+
+    script: what each turn generates, by (token ids so far, seed): pieces of text, gates, deaths. A turn that went on
+    from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone.
+    One token per delta; the last one has `finish`.
+    """
+
+    def __init__(
+        self,
+        index: int = 0,
+        on_step: Callable[[int, KvSample], None] = lambda index, sample: None,
+        *,
+        chat: Chat | None = None,
+        script: Callable[[list[int], Sampling], Script] | None = None,
+        blocks: int = 1000,
+    ) -> None:
+        self.index = index
+        self.died = asyncio.Event()
+        self.in_flight = 0
+        self.pid = 1000 + index
+        self.usable_blocks = blocks
+        self.version = 0
+        self.requests: list[tuple[list[int], Sampling, str]] = []
+        self.aborted: list[str] = []
+        self.weights: list[tuple[str, int]] = []
+        self.events: list[str] = []
+        self.canary = np.zeros(3, np.float32)
+        self.start_error: Exception | None = None
+        self.fail_updates = 0
+        self.update_gate: Gate | None = None
+        self.start_gate: Gate | None = None
+        self.stalls = False
+        self._on_step = on_step
+        self._chat = chat
+        self._script = script
+
+    async def start(self) -> None:
+        if self.start_gate is not None:
+            await self.start_gate.passed()
+        if self.start_error is not None:
+            raise self.start_error
+        self.events.append("start")
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncIterator[Delta]:
+        self._alive()
+        assert sampling.max_tokens > 0, sampling
+        self.requests.append((list(token_ids), sampling, request_id))
+        self.in_flight += 1
+        begun, sent = self.version, 0
+        finished = False
+        try:
+            async for token, last in self._tokens(list(token_ids), sampling):
+                self._alive()
+                sent += 1
+                finish = "stop" if last else "length" if sent == sampling.max_tokens else None
+                finished = finish is not None
+                spans = [(begun, 0, sent)] if finish else ()
+                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, spans)
+                if finish:
+                    return
+            raise AssertionError("the script ended without the end-of-turn token")
+        finally:
+            self.in_flight -= 1
+            if not finished:
+                self.aborted.append(request_id)
+
+    async def _tokens(self, token_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[int, bool]]:
+        if self._script is None:
+            number = 0
+            while True:
+                number += 1
+                token = next_token(token_ids, sampling.seed, sampling.stop_token_ids)
+                await self._wait(asyncio.sleep(0))
+                yield token, token in sampling.stop_token_ids
+                token_ids.append(token)
+        assert self._chat is not None
+        for piece in self._script(token_ids, sampling):
+            if isinstance(piece, Gate):
+                await self._wait(piece.passed())
+            elif isinstance(piece, Die):
+                self.die()
+                self._alive()
+            else:
+                for token in self._chat._encode(piece):
+                    yield token, token in sampling.stop_token_ids
+
+    async def _wait(self, operation) -> None:
+        """The operation, or ReplicaDied when the replica dies first."""
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(operation)
+            death = group.create_task(self.died.wait())
+            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()
+            death.cancel()
+        self._alive()
+
+    def _alive(self) -> None:
+        if self.died.is_set():
+            raise ReplicaDied(f"replica {self.index} is dead")
+
+    def die(self) -> None:
+        self.died.set()
+
+    def step(self, free_blocks: int, running: int = 0, waiting: int = 0, preempted: int = 0) -> None:
+        self._on_step(self.index, KvSample(free_blocks, running, waiting, preempted))
+
+    async def update_weights(self, path: str, version: int) -> None:
+        self._alive()
+        if self.update_gate is not None:
+            await self.update_gate.passed()
+        if self.fail_updates:
+            self.fail_updates -= 1
+            self.died.set()
+            raise ReplicaDied(f"replica {self.index}: weight update {version} failed")
+        self.weights.append((path, version))
+        self.version = version
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
+        self._alive()
+        return self.canary
+
+    def stalled(self, now: float) -> bool:
+        return self.stalls
+
+    def kill(self) -> None:
+        self.events.append("kill")
+        self.die()
+
+    async def shutdown(self) -> None:
+        self.events.append("shutdown")
+        self.died.set()
+
+
+def next_token(token_ids: Sequence[int], seed: int | None, stop_token_ids: Sequence[int], vocabulary: int = 50) -> int:
+    """A token that depends on the whole prefix and the seed minus the prefix's length: the same on every replica."""
+    start = None if seed is None else seed - len(token_ids)
+    number = zlib.crc32(repr((list(token_ids), start)).encode())
+    return stop_token_ids[0] if stop_token_ids and number % 7 == 0 else 3 + number % vocabulary
+
+
+def logprob_of(token: int) -> float:
+    """What a scripted replica says of a token: tests recognise it in the buffer."""
+    return -(token + 1) / 1024
+
+
+class Replicas:
+    """A factory for `Fleet` that keeps every replica it made; `prepare` is called on each before it starts."""
+
+    def __init__(self, prepare: Callable[[ScriptedReplica], None] = lambda replica: None, **options) -> None:
+        self.made: list[ScriptedReplica] = []
+        self._prepare = prepare
+        self._options = options
+
+    def __call__(self, index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> ScriptedReplica:
+        replica = ScriptedReplica(index, on_step, **self._options)
+        self.made.append(replica)
+        self._prepare(replica)
+        return replica
+
+
+def fleet_of(
+    replicas: Replicas, count: int = 1, *, balancer=None, timeline: Timeline | None = None, canary=(), **config
+) -> Fleet:
+    """A fleet of scripted replicas with the node's own balancer."""
+    settings = FleetConfig(replicas=count, **config)
+    balancer = balancer or KvAware(max_tokens=1000)
+    return Fleet(settings, replicas, balancer, timeline or Timeline(Clock(tick=0.001)), canary)
+
+
+class ScriptedRunner:
+    """A ToolRunner: answers with `answer(code)` once released; free-running unless `hold` is set."""
+
+    def __init__(self, answer: Callable[[str], ToolResult] | None = None, hold: bool = False) -> None:
+        self.calls: list[tuple[str, str, Limits | None]] = []
+        self.running = 0
+        self.most_running = 0
+        self.cancelled = 0
+        self.started = asyncio.Event()
+        self._released = asyncio.Event()
+        self._answer = answer or (lambda code: ToolResult(outcome="ok", stdout=code, jailed=True))
+        if not hold:
+            self._released.set()
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult:
+        self.calls.append((code, stdin, limits))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.started.set()
+        try:
+            await self._released.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return self._answer(code)
+
+
+class Echo:
+    """A tool that answers at once with its arguments, as an object of the simplest kind."""
+
+    name = "echo"
+
+    async def __call__(self, arguments) -> ToolReply:
+        return ToolReply(outcome="ok", text=str(dict(arguments)))
+
+
+def a_prompt(number: int = 0, text: str = "What is 6 * 7?") -> Prompt:
+    return Prompt(id=f"p{number}", messages=({"role": "user", "content": text},), answer="42")
+
+
+def a_use(outcome: str = "ok", *, executed: bool = True, at: float = 0.0, took: float = 0.5) -> ToolUse:
+    return ToolUse(
+        name="python",
+        arguments={},
+        outcome=outcome,
+        response="",
+        closed_at=at,
+        dispatched_at=at,
+        finished_at=at + took,
+        overlap_s=took / 2,
+        executed=executed,
+        jailed=executed,
+    )
+
+
+def a_trajectory(
+    sample: int = 0,
+    *,
+    prompt: Prompt | None = None,
+    reward: float | None = None,
+    sampled: int = 4,
+    given: int = 3,
+    version: int = 0,
+    uses: Sequence[ToolUse] = (),
+    stop: StopReason = StopReason.ANSWER,
+    error=None,
+) -> Trajectory:
+    """One turn: `given` prompt tokens, then `sampled` sampled ones."""
+    total = given + sampled
+    turn = Turn(
+        start=given,
+        end=total,
+        tool_uses=tuple(uses),
+        replica=0,
+        cached_tokens=1,
+        queued_at=0.0,
+        started_at=0.0,
+        finished_at=1.0,
+    )
+    mask = np.arange(total) >= given
+    return Trajectory(
+        prompt=prompt or a_prompt(),
+        sample=sample,
+        seed=1,
+        temperature=1.0,
+        token_ids_T=np.arange(total, dtype=np.int32),
+        sampled_T=mask,
+        logprobs_T=np.where(mask, -1.0, 0.0).astype(np.float32),
+        versions_T=np.where(mask, version, -1).astype(np.int32),
+        turns=(turn,),
+        text="",
+        stop=stop,
+        started_at=0.0,
+        finished_at=1.0,
+        error=error,
+        reward=reward,
+    )
+
+
+class Prompts:
+    """An endless iterator of prompts that counts what was taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> Prompt:
+        self.taken += 1
+        return a_prompt(self.taken - 1)
+
+
+def texts(*turns: str) -> Callable[[list[int], Sampling], Script]:
+    """A script that plays the given turns, one per request, whoever asks."""
+    left = deque(turns)
+    return lambda token_ids, sampling: [left.popleft()]
