@@ -35,10 +35,11 @@ class MathVerify:
         reward = MathReward(verifier=verifier)
     """
 
-    def __init__(self, *, deadline_s: float = 5.0) -> None:
+    def __init__(self, *, deadline_s: float = 5.0, python: str = sys.executable) -> None:
         if not deadline_s > 0:
             raise ValueError(f"MathVerify.deadline_s must be positive, got {deadline_s!r}")
         self._deadline_s = deadline_s
+        self._python = python
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
@@ -71,7 +72,7 @@ class MathVerify:
     async def _start(self) -> Process:
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "algo.verify", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+                self._python, "-m", "algo.verify", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
             )
             self._process = process
             async with asyncio.timeout(START_S):

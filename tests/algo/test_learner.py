@@ -1,0 +1,309 @@
+"""The learner as the node sees it: real ranks under PyTorch's launcher, real ZeroMQ, real FSDP over gloo."""
+
+import dataclasses
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from algo_fakes import CANARY, batch, write_checkpoint
+from algo_node import ROOT, launch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from algo.learner import LearnerConfig
+from engine import link
+from engine.types import Batch
+
+CONFIG = {"threads": 1, "micro_batch_tokens": 256, "lr": 1e-3}
+ANSWER_S = 60
+
+
+class Node:
+    """The node's end, synchronous."""
+
+    def __init__(self, socket, process):
+        self.socket, self.process = socket, process
+
+    def ask(self, message, arrays=None):
+        self.socket.send_multipart(link.pack(message, arrays))
+        return self.receive()
+
+    def receive(self):
+        assert self.socket.poll(ANSWER_S * 1000), "no answer"
+        return link.unpack_reply(self.socket.recv_multipart())
+
+    def train(self, step, trajectories=12):
+        whole = batch(trajectories, step=step)
+        return self.ask(link.Train(step=step, version=step + 1), whole.arrays())
+
+
+@contextmanager
+def node(folder, ranks=1):
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.linger = 0
+        address = f"ipc://{folder}/{time.monotonic_ns()}"
+        socket.bind(address)
+        process = launch(address, ranks)
+        try:
+            yield Node(socket, process)
+        finally:
+            try:
+                with suppress(zmq.Again):  # it has left already
+                    socket.send_multipart(link.pack(link.Stop()), zmq.NOBLOCK)
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def configure(checkpoint, weights, **fields):
+    return link.Configure(
+        checkpoint=str(checkpoint), learner=CONFIG | fields, canary=CANARY, weights_dir=str(weights), seed=3
+    )
+
+
+def hf_logprobs(model, sequences):
+    with torch.no_grad():
+        parts = []
+        for ids in sequences:
+            logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+            parts.append(logprobs.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1))
+    return torch.cat(parts).numpy()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("source") / "tiny")
+
+
+@dataclasses.dataclass
+class Run:
+    """Replies, canaries and published weights of a run of two steps, and what came after."""
+
+    ready: link.Ready
+    replies: list
+    canaries: list
+    weights: list
+    files: list
+    saved: object = None
+    refused: object = None
+    empty: object = None
+    failed: object = None
+    exit_code: int = 0
+
+
+def two_steps(folder, checkpoint, ranks, after=None):
+    with node(folder, ranks) as peer:
+        ready, arrays = peer.ask(configure(checkpoint, folder))
+        assert isinstance(ready, link.Ready), ready
+        run = Run(ready, [], [arrays["canary"]], [load_file(ready.weights)], [])
+        for step in range(2):
+            reply, arrays = peer.train(step)
+            assert isinstance(reply, link.Trained), reply
+            run.replies.append(reply)
+            run.canaries.append(arrays["canary"])
+            run.weights.append(load_file(reply.weights))
+        run.files = sorted(path.name for path in folder.glob("*.safetensors"))
+        if after:
+            after(peer, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, checkpoint):
+    folder = tmp_path_factory.mktemp("one")
+
+    def after(peer, run):
+        full = "/dev/full/checkpoint"  # a path that can never be written
+        run.refused, _ = peer.ask(link.Save(path=full))
+        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved")))
+        empty = batch(0, step=2)
+        run.empty, arrays = peer.ask(link.Train(step=2, version=3), empty.arrays())
+        run.canaries.append(arrays["canary"])
+        broken = batch(6, step=3)
+        logprobs = broken.logprobs_N.copy()
+        logprobs[np.flatnonzero(broken.sampled_N)[3]] = np.nan
+        broken = Batch(step=3, **(broken.arrays() | {"logprobs_N": logprobs}))
+        run.failed, _ = peer.ask(link.Train(step=3, version=4), broken.arrays())
+        run.exit_code = peer.process.wait(20)
+
+    return two_steps(folder, checkpoint, 1, after)
+
+
+def test_first_weights_are_the_checkpoint_in_fp32(one, checkpoint):
+    assert one.ready.world_size == 1
+    source = load_file(checkpoint / "model.safetensors")
+    assert one.weights[0].keys() == source.keys()
+    for name, tensor in one.weights[0].items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, source[name].float())
+
+
+def test_canary_is_the_forward_pass_of_the_published_weights(one, checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for weights, canary in zip(one.weights, one.canaries, strict=False):
+        model.load_state_dict(weights, strict=False)
+        assert canary.dtype == np.float32
+        np.testing.assert_allclose(canary, hf_logprobs(model, CANARY), atol=2e-6)
+    assert abs(one.canaries[0] - one.canaries[1]).max() > 1e-4
+
+
+def test_metrics_are_complete_and_finite(one):
+    for reply in one.replies:
+        metrics = reply.metrics
+        assert np.isfinite(list(metrics.values())).all()
+        assert metrics["trajectories"] == 12
+        assert metrics["tokens"] == batch(12, step=reply.step).sampled_N.sum()
+        assert 0 <= metrics["padding_waste"] < 0.5
+        assert metrics["grad_norm"] > 0
+        assert metrics["peak_rss_bytes"] > 1 << 20
+        assert metrics.keys() >= {
+            *("loss", "entropy", "clip_low", "clip_high", "ratio_mean", "ratio_max", "kl"),
+            *("mismatch_max", "train_s", "publish_s", "canary_s"),
+        }
+    assert [reply.metrics["lr"] for reply in one.replies] == pytest.approx([1e-3 / 3, 2e-3 / 3])
+
+
+def test_two_ranks_train_like_one(one, tmp_path, checkpoint):
+    two = two_steps(tmp_path, checkpoint, 2)
+    assert two.ready.world_size == 2
+    for first, second in zip(one.replies, two.replies, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "kl", "tokens", "mismatch_max"):
+            assert second.metrics[name] == pytest.approx(first.metrics[name], rel=1e-4, abs=1e-6)
+    for first, second in zip(one.weights, two.weights, strict=True):
+        assert first.keys() == second.keys()
+        for name in first:
+            torch.testing.assert_close(first[name], second[name], rtol=0, atol=1e-5)
+
+
+def test_published_files_do_not_pile_up(one):
+    assert one.files == ["weights-1.safetensors", "weights-2.safetensors"]
+    assert [os.path.basename(reply.weights) for reply in one.replies] == one.files
+
+
+def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
+    assert isinstance(one.saved, link.Saved)
+    model = AutoModelForCausalLM.from_pretrained(one.saved.path)
+    state = model.state_dict()
+    for name, tensor in one.weights[-1].items():
+        assert state[name].dtype == torch.bfloat16
+        assert torch.equal(state[name], tensor.bfloat16())
+    names = {path.name for path in checkpoint.iterdir()}
+    assert {path.name for path in type(checkpoint)(one.saved.path).iterdir()} == names
+
+
+def test_a_save_that_cannot_be_written_names_the_path_and_leaves_the_learner_serving(one):
+    assert isinstance(one.refused, link.Failed)
+    assert "/dev/full/checkpoint" in one.refused.reason
+    assert isinstance(one.saved, link.Saved)
+
+
+def test_empty_batch_updates_nothing_but_gets_its_version(one):
+    assert isinstance(one.empty, link.Trained)
+    assert one.empty.metrics["tokens"] == 0
+    assert one.empty.weights.endswith("weights-3.safetensors")
+    assert np.array_equal(one.canaries[-1], one.canaries[-2])
+
+
+def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
+    assert isinstance(one.failed, link.Failed)
+    assert "step 3" in one.failed.reason
+    assert "nan" in one.failed.reason
+    assert one.exit_code != 0
+
+
+@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "field"])
+def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
+    path, fields = tmp_path / "model", {}
+    if trouble != "missing":
+        path.mkdir()
+    if trouble in ("weights", "field"):
+        (path / "config.json").write_text('{"model_type": "qwen3"}')
+    if trouble == "field":
+        (path / "model.safetensors").touch()
+        fields = {"learning_rate": 1.0}
+    expected = {"missing": "no such directory", "config": "config.json", "weights": "safetensors"} | {
+        "field": "learning_"
+    }
+    with node(tmp_path) as peer:
+        reply, _ = peer.ask(configure(path, tmp_path, **fields))
+        assert isinstance(reply, link.Failed)
+        assert expected[trouble] in reply.reason
+        assert "\n" not in reply.reason
+        assert peer.process.wait(20) != 0
+
+
+NODE = """
+import os, sys, zmq
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from algo_node import launch
+socket = zmq.Context().socket(zmq.PAIR)
+monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+socket.bind(sys.argv[2])
+launcher = launch(sys.argv[2], stdout=2)
+monitor.recv_multipart()
+ranks = open(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read().split()
+print(launcher.pid, *ranks, flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_for_exit(pidfd, seconds):
+    return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize("victim", ["node", "launcher"])
+def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
+    command = [sys.executable, "-c", NODE, __file__, f"ipc://{tmp_path}/learner"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        launcher, *ranks = map(int, parent.stdout.readline().split())
+        assert len(ranks) == 1
+        watched = [os.pidfd_open(pid) for pid in (launcher, *ranks)]
+        os.kill(parent.pid if victim == "node" else launcher, signal.SIGKILL)
+        try:
+            if victim == "launcher":
+                watched.pop(0)  # dead, but its parent has yet to notice
+            assert all(wait_for_exit(pidfd, 20) for pidfd in watched)
+        finally:
+            parent.kill()
+            for pid in (launcher, *ranks):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lr", 0.0),
+        ("grad_clip", -1.0),
+        ("warmup_steps", -1),
+        ("clip_low", 1.5),
+        ("clip_high", 0.0),
+        ("minibatches", 0),
+        ("micro_batch_tokens", 0),
+        ("threads", 0),
+        ("betas", (0.9, 1.0)),
+        ("weight_decay", -0.1),
+        ("dtype", "float16"),
+    ],
+)
+def test_config_names_the_wrong_field_and_its_value(field, value):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.{field} .*" + re.escape(repr(value))):
+        LearnerConfig(**{field: value})
+
+
+def test_config_survives_the_wire():
+    config = LearnerConfig(lr=1e-4)
+    frames = link.pack(configure("x", "y", **dataclasses.asdict(config)))
+    request, _ = link.unpack_request(frames)
+    assert LearnerConfig.of(request.learner) == config
