@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from types import CodeType, ModuleType
 from typing import NamedTuple, NoReturn
 
@@ -64,14 +65,15 @@ def make_filter() -> linux.Filter:
     return linux.Filter({**refused, linux.NR_CLONE3: errno.ENOSYS})
 
 
-def start(request: Request, uid: int | None, streams: tuple[int, int, int, int], second: linux.Filter) -> NoReturn:
-    """Become the guest: `streams` are the descriptors of code, stdin, stdout and stderr; `uid` None keeps the only
-    one mapped.
+def start(request: Request, uid: int | None, streams: Sequence[int], second: linux.Filter) -> NoReturn:
+    """Become the guest. `streams` are the descriptors of code, stdin (absent: empty), stdout and stderr; `uid` None
+    keeps the only id that is mapped.
     """
-    code_fd, *standard = streams
+    code_fd, *stdin, out, err = streams
     code = os.read(code_fd, request.code_bytes)
-    for target, fd in enumerate(standard):
-        os.dup2(fd, target)
+    os.dup2(stdin[0] if stdin else os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
     linux.close_from(3)
     cpu = math.ceil(request.cpu_s)
     for kind, soft, hard in (
@@ -90,11 +92,9 @@ def start(request: Request, uid: int | None, streams: tuple[int, int, int, int],
     linux.drop_capabilities()
     os.chdir(HOME)
     second.install()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:  # `random` reseeds itself after a fork, numpy does not
-        numpy_random.seed()
-    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
-        del sys.modules[name]
+    for name in ("random", "numpy.random"):
+        if (module := sys.modules.get(name)) is not None:
+            module.seed()
     run(code)
 
 
@@ -144,7 +144,8 @@ def _end(status: int | None) -> NoReturn:
     flushing fails.
     """
     try:
-        getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
+        if threading.active_count() > 1:
+            getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
@@ -180,5 +181,12 @@ def rehearse() -> None:
                 finish(error)
         finally:
             sys.stdout, sys.stderr = saved
+    linux.close_from(1 << 30)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
+        resource.setrlimit(kind, resource.getrlimit(kind))
+    os.chdir(os.getcwd())
+    with open(os.devnull, "rb") as null:
+        os.read(null.fileno(), 1)
+    threading.active_count()
     linecache.clearcache()
     gc.collect()

@@ -43,12 +43,8 @@ class Slot:
         self._control = control
         self._uid = uid
         self._filter = guest.make_filter()
-        self._null = os.open(os.devnull, os.O_RDONLY)
         self._self = os.pidfd_open(os.getpid())
-        owner = guest.FIRST_UID if uid is None else uid
-        self._mount_options = (
-            f"mode=0700,nr_inodes=4096,uid={0 if uid is None else owner},gid={0 if uid is None else owner}"
-        )
+        self._home: tuple[int, ...] | None = None  # size and state of the mounted file system
 
     def serve(self) -> None:
         """Consume requests, one at a time, until the host closes the control socket."""
@@ -63,20 +59,13 @@ class Slot:
 
     def _call(self, request: guest.Request, descriptors: list[int]) -> None:
         out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
-        code, stdin = descriptors[0], descriptors[1] if len(descriptors) > 1 else self._null
-        linux.mount(
-            "tmpfs",
-            guest.HOME,
-            "tmpfs",
-            linux.MS_NOSUID | linux.MS_NODEV,
-            f"size={request.disk_bytes},{self._mount_options}",
-        )
+        self._mount_home(request.disk_bytes)
         linux.unshare(linux.CLONE_NEWPID)
         init = linux.spawn_init()
         started = time.monotonic()
-        child = os.fork()
+        child = linux.fork()
         if child == 0:
-            self._become_guest(request, (code, stdin, out, err))
+            self._become_guest(request, descriptors, out, err)
         ended = self._watch(child, request.wall_s)
         wall = time.monotonic() - started
         os.kill(init, signal.SIGKILL)  # takes the whole namespace down
@@ -87,11 +76,24 @@ class Slot:
         socket.send_fds(self._control, [REPORT.pack(*report)], [out, err])
         for fd in (out, err, *descriptors):
             os.close(fd)
-        linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+        if self._home != _home_state(request.disk_bytes):
+            linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+            self._home = None
 
-    def _become_guest(self, request: guest.Request, streams: tuple[int, int, int, int]) -> NoReturn:
+    def _mount_home(self, disk_bytes: int) -> None:
+        """A fresh tmpfs for the call, or the one that no call has touched yet."""
+        if self._home is not None:
+            if self._home[0] == disk_bytes:
+                return
+            linux.unmount(guest.HOME)
+        owner = self._uid or 0
+        options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
+        linux.mount("tmpfs", guest.HOME, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME, options)
+        self._home = _home_state(disk_bytes)
+
+    def _become_guest(self, request: guest.Request, descriptors: list[int], out: int, err: int) -> NoReturn:
         try:
-            guest.start(request, self._uid, streams, self._filter)
+            guest.start(request, self._uid, (*descriptors, out, err), self._filter)
         finally:
             os._exit(255)
 
@@ -106,3 +108,9 @@ class Slot:
         if pidfd in ready:
             return 0
         return 2 if ready else 1
+
+
+def _home_state(disk_bytes: int) -> tuple[int, ...]:
+    """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode."""
+    root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
+    return disk_bytes, root.st_ctime_ns, root.st_mtime_ns, root.st_nlink, used.f_ffree, used.f_bfree

@@ -53,6 +53,8 @@ def prepare(preload: list[str]) -> None:
         stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
     guest.rehearse()
     sys.path[0] = guest.HOME
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        del sys.modules[name]  # guest code shall not find us
     gc.freeze()
 
 

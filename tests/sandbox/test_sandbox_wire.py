@@ -10,12 +10,11 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sandbox_processes import ROOT
 
 from sandbox import Limits, ToolResult, wire
 from sandbox.slot import Report
 from sandbox.verdict import judge
-
-from sandbox_processes import ROOT
 
 LIMITS = Limits(wall_s=2, cpu_s=1, output_bytes=10, disk_bytes=100)
 
