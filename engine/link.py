@@ -162,6 +162,7 @@ class LearnerProcess:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._process: asyncio.subprocess.Process | None = None
+        self._answered = False
 
     async def __aenter__(self) -> Self:
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -189,9 +190,9 @@ class LearnerProcess:
             self._context.term()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Asks, then kills: the launcher's whole session is gone when this returns."""
+        """Asks one that has answered before, kills any other: the launcher's whole session is gone when this returns."""
         try:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(5.0 if self._answered else 0.0):
                 await self._socket.send_multipart(pack(Stop()))
                 await process.wait()
         except (TimeoutError, asyncio.CancelledError):
@@ -234,6 +235,7 @@ class LearnerProcess:
             raise LearnerDied(f"the learner did not answer {name} within {deadline_s:.0f} s{self._last_words()}") from None
         except BaseExceptionGroup as failures:
             raise first_error(failures) from None
+        self._answered = True
         if isinstance(reply, Failed):
             raise LearnerDied(reply.reason)
         return reply, received

@@ -1,7 +1,8 @@
 """A run's folder: configuration, metrics of every step, summary.
 
 Invariants
-- A name is never reused: the second run of a name gets `-2`, so that no result is overwritten.
+- A name is never reused: the second run of a name gets `-2`, so that no result is overwritten. Only a run that failed
+  before it measured anything leaves no folder.
 - Each step's metrics are on disk when `step` returns; a disk that is full raises `DiskFull` naming path and cause.
 """
 
@@ -11,6 +12,7 @@ import errno
 import importlib.metadata
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +55,13 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        empty = self._metrics.tell() == 0
         self._metrics.close()
+        if kind is not None and empty:
+            self._board.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
         with self.writing("tensorboard"):
             self._board.close()
 

@@ -78,7 +78,11 @@ class WorkerExtension:
     """Methods that the node calls in the engine process (`worker_extension_cls`)."""
 
     def adopt(self) -> int:
-        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node. Returns the pid."""
+        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node. Returns the pid.
+
+        The wake-up socket of the node's event loop came along with the fork: a signal here would be seen there.
+        """
+        signal.set_wakeup_fd(-1)
         os.setpgid(0, 0)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         return os.getpid()

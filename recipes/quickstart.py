@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -96,6 +96,8 @@ class Config:
                 f"minibatches={self.minibatches} cannot be cut from prompts_per_step x group_size = "
                 f"{self.prompts_per_step * self.group_size} trajectories"
             )
+        Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
+        _ = self.budget, self.replica, self.learner, self.limits
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "
@@ -111,6 +113,25 @@ class Config:
     def selector(self) -> Selector:
         kinds = {"roc": RoC, "random": RandomSubset}
         return KeepAll() if self.algorithm == "grpo" else kinds[self.algorithm](keep=self.group_size)
+
+    @property
+    def budget(self) -> RolloutConfig:
+        return RolloutConfig(max_tokens=self.max_tokens, max_turns=self.max_turns, temperature=self.temperature)
+
+    @property
+    def replica(self) -> ReplicaConfig:
+        """max_model_len: max_tokens and a block to spare."""
+        return ReplicaConfig(
+            checkpoint=str(self.checkpoint), max_model_len=self.max_tokens + 32, kv_blocks=self.kv_blocks
+        )
+
+    @property
+    def learner(self) -> LearnerConfig:
+        return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=512 << 20)
 
 
 class Quickstart:
@@ -134,22 +155,19 @@ class Quickstart:
         config = self.config
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(workspace())
-            chat = Chat.load(config.checkpoint)
-            canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
             self.learner = await stack.enter_async_context(
                 LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             )
-            limits = Limits(wall_s=config.tool_wall_s, cpu_s=config.tool_wall_s, memory_bytes=512 << 20)
-            box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=config.slots, limits=limits)))
+            box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=config.slots, limits=config.limits)))
+            chat = Chat.load(config.checkpoint)
+            canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             balancer = KvAware(max_tokens=config.max_tokens)
             self.fleet = await stack.enter_async_context(
                 Fleet(FleetConfig(replicas=config.replicas), self._replica, balancer, self.timeline, canary)
             )
-            budget = RolloutConfig(
-                max_tokens=config.max_tokens, max_turns=config.max_turns, temperature=config.temperature
-            )
-            self.rollouts = Rollouts(budget, chat, self.fleet, [PythonTool(box)], self.timeline, config.seed)
+            tools = [PythonTool(box)]
+            self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
             self.display = stack.enter_context(
                 Display(f"rocstar {self.run_folder.path}", config.steps, self._kv, self.console)
             )
@@ -250,11 +268,10 @@ class Quickstart:
     async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
         """The learner's weights go to the replicas before anything is sampled: both are known to agree from the start."""
         config = self.config
-        learner = LearnerConfig(lr=config.learning_rate, minibatches=config.minibatches)
         ready, logprobs = await self.learner.configure(
             Configure(
                 checkpoint=str(config.checkpoint.resolve()),
-                learner=dataclasses.asdict(learner),
+                learner=dataclasses.asdict(config.learner),
                 canary=canary,
                 weights_dir=folder,
                 seed=config.seed,
@@ -263,13 +280,7 @@ class Quickstart:
         await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
 
     def _replica(self, index: int, core: int | None, on_step: Any) -> Replica:
-        config = self.config
-        settings = ReplicaConfig(
-            checkpoint=str(config.checkpoint),
-            max_model_len=-(-config.max_tokens // 32) * 32 + 32,
-            kv_blocks=config.kv_blocks,
-        )
-        return Replica(settings, index, core, on_step)
+        return Replica(self.config.replica, index, core, on_step)
 
     def _kv(self) -> dict[int, tuple[float, int]]:
         usable = self.config.kv_blocks - 1

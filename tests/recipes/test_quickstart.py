@@ -1,0 +1,261 @@
+"""The main job as a user runs it: real vLLM replicas, real jails, a real FSDP learner, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = [sys.executable, "-u", str(ROOT / "recipes" / "quickstart.py")]
+SMALL = ["eval_problems=8", "prompts_per_step=4", "group_size=2"]
+
+
+def command(runs: Path, *fields: str) -> list[str]:
+    return [*QUICKSTART, f"runs={runs}", *fields]
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Run:
+    """A quick start under way, its output line by line, and every process it ever had below it."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.seen: dict[int, psutil.Process] = {}
+        self.output: list[str] = []
+
+    def until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            if text in line:
+                break
+        else:
+            raise AssertionError("".join(self.output))
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            self.seen[child.pid] = child
+
+    def end(self) -> int:
+        output, _ = self.process.communicate(timeout=120)
+        self.output.append(output)
+        return self.process.returncode
+
+    def text(self) -> str:
+        return "".join(self.output)
+
+    def named(self, part: str) -> list[psutil.Process]:
+        return [child for child in self.seen.values() if part in " ".join(child.cmdline())]
+
+    def left(self) -> list[str]:
+        """What is still alive of it, waiting a moment for the kernel to reap."""
+        _, alive = psutil.wait_procs(list(self.seen.values()), timeout=10)
+        return [f"{child.pid} {child.name()} {child.status()}" for child in alive if child.status() != "zombie"]
+
+
+@pytest.fixture
+def started() -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.communicate()
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("rocstar-*")}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    runs = tmp_path_factory.mktemp("runs")
+    arguments = command(runs, "steps=10", "eval_every=10", "eval_problems=128")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runs / "quickstart", done.stdout
+
+
+@pytest.mark.timeout(500)
+def test_it_learns_in_ten_steps(learnt: tuple[Path, str]) -> None:
+    rewards = [row["reward"] for row in metrics(learnt[0]) if "reward" in row]
+    assert len(rewards) == 10
+    assert sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2 >= 0.20, rewards
+
+
+def test_the_summary_says_what_happened(learnt: tuple[Path, str]) -> None:
+    folder, output = learnt
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["tool_calls"] == summary["tool_calls_jailed"] > 1000
+    assert summary["staleness_max"] == 0
+    assert 0 < summary["canary_max_abs"] < 1e-4
+    assert summary["accuracy_final"] > summary["accuracy_initial"]
+    assert summary["accuracy_n"] == 128
+    assert summary["steps"] == 10
+    assert 0.2 < summary["goodput"] == summary["tokens_trained"] / summary["tokens_generated"] < 1
+    for seconds in summary["idle_attribution_s"].values():
+        assert seconds["busy"] > 0
+        assert seconds.keys() <= {
+            *("busy", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+        }
+    assert summary["versions"]["torch"]
+    assert "Before and after" in output
+    for name in ("config.json", "reward.png", "timeline.json", "tensorboard", "checkpoint"):
+        assert (folder / name).exists(), name
+
+
+def test_tool_calls_start_before_their_turn_ends(learnt: tuple[Path, str]) -> None:
+    events = json.loads((learnt[0] / "timeline.json").read_text())["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    calls = [event for event in events if event["ph"] == "X" and tracks[event["pid"]] == "tool calls"]
+    early = [event for event in calls if event["args"]["turn_end_ms"] > 0]
+    assert len(early) > 0.9 * len(calls) > 0
+    present = {tracks[event["pid"]] for event in events if event["ph"] in "XCi"}
+    assert present >= {"replicas", "trajectories", "tool calls", "learner", "weights", "evaluation", "fleet"}
+
+
+def test_the_checkpoint_is_a_hugging_face_model(learnt: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(learnt[0] / "checkpoint")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 508_992
+    assert AutoTokenizer.from_pretrained(learnt[0] / "checkpoint").chat_template
+
+
+@pytest.mark.timeout(300)
+def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path, str], tmp_path: Path) -> None:
+    arguments = command(tmp_path, "steps=3", "eval_every=10", "eval_problems=8")
+    subprocess.run(arguments, check=True, capture_output=True, timeout=200)
+    names = ("reward", "learner/loss", "learner/grad_norm", "tool_error_share_correct", "tokens_generated")
+    again, first = metrics(tmp_path / "quickstart"), metrics(learnt[0])
+    for mine, theirs in zip(again[1:], first[1:], strict=False):
+        assert [mine[name] for name in names] == [theirs[name] for name in names]
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) -> None:
+    before = shared_memory()
+    run = Run(command(tmp_path, *SMALL, "steps=1000"))
+    started.append(run)
+    run.until("step   2")
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
+    assert run.end() == 130, run.text()
+    assert "interrupted" in run.text()
+    assert "Traceback" not in run.text()
+    assert run.left() == []
+    assert shared_memory() == before
+    assert len(metrics(tmp_path / "quickstart")) >= 2
+    assert (tmp_path / "quickstart" / "timeline.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_node_takes_everything_with_it(started: list[Run], tmp_path: Path) -> None:
+    run = Run(command(tmp_path, *SMALL, "steps=1000"))
+    started.append(run)
+    run.until("step   1")
+    run.process.kill()
+    run.end()
+    assert len(run.seen) > 4
+    assert run.left() == []
+
+
+@pytest.mark.timeout(300)
+def test_it_survives_the_death_of_a_replica(started: list[Run], tmp_path: Path) -> None:
+    run = Run(command(tmp_path, *SMALL, "steps=6"))
+    started.append(run)
+    run.until("step   1")
+    run.named("EngineCore")[0].kill()
+    assert run.end() == 0, run.text()
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    assert summary["replica_deaths"] == 1
+    assert summary["steps"] == 6
+    assert sum(row.get("trajectories_failed", 0) for row in metrics(tmp_path / "quickstart")) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_dead_learner_is_a_clear_end(started: list[Run], tmp_path: Path) -> None:
+    run = Run(command(tmp_path, *SMALL, "steps=1000"))
+    started.append(run)
+    run.until("step   1")
+    for process in run.named("algo.learner"):
+        process.kill()
+    assert run.end() == 1, run.text()
+    assert "quickstart: the learner ended with exit code" in run.text()
+    assert run.left() == []
+
+
+def refused(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit code and the last line of a run that must not start."""
+    words = [*prefix, *QUICKSTART, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, re.sub(r"\s+", " ", done.stderr)
+
+
+def test_an_unknown_field_names_the_nearest() -> None:
+    code, message = refused("step=3")
+    assert code == 2
+    assert "'step'" in message
+    assert "'steps'" in message
+
+
+def test_impossible_sizes_name_the_field(tmp_path: Path) -> None:
+    for field in ("prompts_per_step=0", "group_size=1", "minibatches=500", "max_staleness=-1", "temperature=-1", "kv_blocks=3"):
+        code, message = refused(f"runs={tmp_path}", field)
+        assert code != 0
+        assert field.partition("=")[0] in message, message
+
+
+def test_a_missing_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
+    code, message = refused(f"runs={tmp_path}", "checkpoint=/nowhere")
+    assert code == 2
+    assert "/nowhere" in message
+    assert "tiny_cold_start.py" in message
+
+
+def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes" / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    stripped = '(message.content if loop.last else message.content.replace("<reason>", ""))'
+    config["chat_template"] = config["chat_template"].replace('"\\n" + message.content + "<', f'"\\n" + {stripped} + "<')
+    assert stripped in config["chat_template"]
+    path.write_text(json.dumps(config))
+    code, message = refused(f"runs={tmp_path}", f"checkpoint={tmp_path / 'tiny'}")
+    assert code == 1
+    assert "append-only" in message
+
+
+def test_without_user_namespaces_it_says_so(tmp_path: Path) -> None:
+    forbid = "echo 0 > /proc/sys/user/max_user_namespaces; exec \"$@\""
+    prefix = ("unshare", "-Ur", "sh", "-c", forbid, "sh")
+    code, message = refused(f"runs={tmp_path}", "steps=1", prefix=prefix)
+    assert code == 1
+    assert "namespace" in message
+
+
+@pytest.mark.timeout(200)
+def test_a_full_disk_is_a_clear_end() -> None:
+    """runs/ lies on a file system of 40 KiB: room for the configuration, not for the run."""
+    mount = "mount -t tmpfs -o size=40k tmpfs /mnt && exec \"$@\""
+    prefix = ("unshare", "-Urm", "sh", "-c", mount, "sh")
+    started = time.monotonic()
+    code, message = refused("runs=/mnt", *SMALL, "steps=60", prefix=prefix)
+    assert code == 1, message
+    assert "/mnt/quickstart" in message
+    assert "No space left" in message
+    assert time.monotonic() - started < 120
