@@ -82,7 +82,7 @@ class Channel(Generic[T]):
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                pass
+                self._wake(waiters)  # the wake-up that this waiter took belongs to the next one
             elif future in waiters:  # else a wake-up of this tick has skipped it already
                 waiters.remove(future)
             raise

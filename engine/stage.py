@@ -2,6 +2,7 @@
 
 Invariants
 - A stage is any coroutine function `async def stage(inbox, outbox)`; it ends when its inbox is closed and drained.
+  One that ends earlier would leave the stages before it waiting for ever: it is refused with an error.
 - A stage's outbox closes when all its workers have ended, so that the end travels down the pipeline by itself.
 - An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
 - For each worker: busy + blocked on input + blocked on output = the time since it started.
@@ -10,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,23 +23,27 @@ from engine.errors import first_error
 class Port:
     """One worker's end of a channel; counts items and the seconds spent blocked on it."""
 
-    def __init__(self, channel: Channel[Any]) -> None:
+    def __init__(self, channel: Channel[Any], clock: Callable[[], float]) -> None:
         self._channel = channel
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
         self.items = 0
         self._blocked_s = 0.0
-        self._since: float | None = None
+        self._pending = 0  # a stage may use its port from several tasks of its own
+        self._since = 0.0
 
     def blocked_s(self) -> float:
-        return self._blocked_s + (self._clock() - self._since if self._since is not None else 0.0)
+        return self._blocked_s + (self._clock() - self._since if self._pending else 0.0)
 
     async def _timed(self, operation: Awaitable[Any]) -> Any:
-        self._since = self._clock()
+        if not self._pending:
+            self._since = self._clock()
+        self._pending += 1
         try:
             item = await operation
         finally:
-            self._blocked_s += self._clock() - self._since
-            self._since = None
+            self._pending -= 1
+            if not self._pending:
+                self._blocked_s += self._clock() - self._since
         self.items += 1
         return item
 
@@ -118,11 +124,12 @@ class Pipeline:
     2
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], clock: Callable[[], float] = time.perf_counter) -> None:
         names = [stage.name for stage in stages]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
         self.stages = list(stages)
+        self._clock = clock  # not the loop's: uvloop counts in whole milliseconds
         self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
         self._channels.append(_Sink())
         self._channels[0].close()
@@ -139,22 +146,24 @@ class Pipeline:
             raise first_error(failures) from failures
 
     async def _work(self, index: int) -> None:
-        now = asyncio.get_running_loop().time
-        worker = _Worker(Inbox(self._channels[index]), Outbox(self._channels[index + 1]), now())
+        inbox, outbox = Inbox(self._channels[index], self._clock), Outbox(self._channels[index + 1], self._clock)
+        worker = _Worker(inbox, outbox, self._clock())
         self._workers[index].append(worker)
         await self.stages[index].run(worker.inbox, worker.outbox)
-        worker.ended_at = now()
+        worker.ended_at = self._clock()
         peers = self._workers[index]
         if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):
             self._channels[index + 1].close()
+            if not self._channels[index].closed or len(self._channels[index]):
+                raise RuntimeError(f"stage {self.stages[index].name} ended before its inbox was closed and drained")
 
     def stats(self) -> list[StageStats]:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         rows = []
         for stage, channel, workers in zip(self.stages, self._channels, self._workers, strict=False):
             waited_in = sum(worker.inbox.blocked_s() for worker in workers)
             waited_out = sum(worker.outbox.blocked_s() for worker in workers)
-            lived = sum((worker.ended_at or now) - worker.started_at for worker in workers)
+            lived = sum((now if worker.ended_at is None else worker.ended_at) - worker.started_at for worker in workers)
             rows.append(
                 StageStats(
                     name=stage.name,

@@ -1,4 +1,4 @@
-"""Hand-written stand-ins for the node's surroundings: a clock, a replica, a sandbox. They only do what a test tells them.
+"""Hand-written stand-ins: a clock, a replica, a sandbox. They only do what a test tells them.
 
 Nothing here sleeps. A fake says `started` when the code under test has reached it and goes on when it is `released`.
 """
