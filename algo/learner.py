@@ -51,6 +51,7 @@ class LearnerConfig:
 
     minibatches: optimizer steps per batch. micro_batch_tokens: input positions (padding included) of one forward pass.
     warmup_steps: batches until the learning rate is reached. clip_low, clip_high: the ratio's bounds 1 - low, 1 + high.
+    threads: of each rank. The old log-probabilities are the sampler's, so sampling must be at temperature 1.
     """
 
     lr: float = 3e-4
@@ -197,11 +198,12 @@ class Learner:
 
         config = _config(request)
         torch.set_num_threads(config.threads)
+        source = Path(request.checkpoint)
         try:
-            trainer = Trainer(config, Path(request.checkpoint), request.canary, Path(request.weights_dir), request.seed)
-            weights = trainer.publish(0)
+            trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
         except Exception as error:
-            raise Fatal(f"checkpoint {request.checkpoint}: {_one_line(error)}") from error
+            raise Fatal(f"checkpoint {source}: {_one_line(error)}") from error
+        weights = _publish(trainer, 0)
         self._trainer = trainer
         ready = link.Ready(
             weights=str(weights),
@@ -223,10 +225,7 @@ class Learner:
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
         trained = time.perf_counter()
-        try:
-            weights = trainer.publish(request.version)
-        except Exception as error:
-            raise Fatal(f"step {request.step}: cannot publish to {trainer.weights_dir}: {_one_line(error)}") from error
+        weights = _publish(trainer, request.version)
         published = time.perf_counter()
         canary = trainer.score_canary()
         metrics |= {"publish_s": published - trained, "canary_s": time.perf_counter() - published}
@@ -248,10 +247,19 @@ class Learner:
 def _check_configure(frames: list[bytes]) -> None:
     """Everything that can be wrong with the first message and is cheap to see, before torch is loaded."""
     request, _ = link.unpack_request(frames)
+    if isinstance(request, link.Stop):
+        raise NodeGone("stopped before it was configured")  # exit code 1: the launcher ends the ranks that wait
     if not isinstance(request, link.Configure):
         raise Fatal(f"Configure expected first, got {type(request).__name__}")
     check_checkpoint(request.checkpoint)
     _config(request)
+
+
+def _publish(trainer: Trainer, version: int) -> Path:
+    try:
+        return trainer.publish(version)
+    except Exception as error:
+        raise Fatal(f"cannot publish version {version} to {trainer.weights_dir}: {_one_line(error)}") from error
 
 
 def _config(request: link.Configure) -> LearnerConfig:

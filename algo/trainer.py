@@ -18,8 +18,7 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -94,7 +93,7 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.scorer = _shard(Scorer(model.train()), config)
+        self.scorer = _shard(Scorer(model.train()))
         self.optimizer = torch.optim.AdamW(
             self.scorer.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
@@ -181,20 +180,13 @@ class Trainer:
         return _stack(loss.detach(), stats), peaks.double()
 
     def score_canary(self) -> NDArray[np.float32]:
-        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
-        with torch.no_grad(), self._unsharded():
+        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated.
+
+        The weights stay gathered until the next backward pass; nothing changes them before that.
+        """
+        with torch.no_grad():
             logprobs_M, _ = self.scorer(*self.canary)
         return logprobs_M.numpy()
-
-    @contextmanager
-    def _unsharded(self) -> Iterator[None]:
-        """A forward pass without backward leaves the weights gathered: give them back."""
-        try:
-            yield
-        finally:
-            for module in self.scorer.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
 
     def publish(self, version: int) -> Path:
         """Writes the full fp32 weights for the replicas; keeps this file and the one before it."""
@@ -216,8 +208,7 @@ class Trainer:
         state = {name: tensor.to(dtype) for name, tensor in self._full_state().items()}
         if self.rank:
             return
-        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
+        partial, replaced = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "replaced"))
         try:
             partial.mkdir(parents=True)
             for file in self.source.iterdir():
@@ -225,10 +216,11 @@ class Trainer:
                     shutil.copy(file, partial / file.name)
             save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
             if path.exists():
-                shutil.rmtree(path)
+                path.rename(replaced)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
 
     def _full_state(self) -> dict[str, Tensor]:
         """Unsharded weights under their Hugging Face names; a tied head is left out, as Hugging Face does."""
@@ -278,14 +270,13 @@ def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
+def _shard(scorer: Scorer) -> Scorer:
     """FSDP2 per decoder layer and on the root. Weights stay gathered between forward and backward: memory is not scarce
     where this runs in fp32 on the CPU, and gathering again costs more than it saves."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy()
     for layer in scorer.model.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     return scorer
 
 

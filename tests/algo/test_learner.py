@@ -193,10 +193,12 @@ def test_published_files_do_not_pile_up(one):
 def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
     assert isinstance(one.saved, link.Saved)
     model = AutoModelForCausalLM.from_pretrained(one.saved.path)
-    state = model.state_dict()
+    state, written = model.state_dict(), load_file(os.path.join(one.saved.path, "model.safetensors"))
+    assert written.keys() == one.weights[-1].keys()
     for name, tensor in one.weights[-1].items():
-        assert state[name].dtype == torch.bfloat16
-        assert torch.equal(state[name], tensor.bfloat16())
+        assert written[name].dtype == torch.bfloat16
+        assert torch.equal(written[name], tensor.bfloat16())
+        assert torch.equal(state[name], written[name])
     names = {path.name for path in checkpoint.iterdir()}
     assert {path.name for path in type(checkpoint)(one.saved.path).iterdir()} == names
 
