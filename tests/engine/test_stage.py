@@ -32,8 +32,8 @@ def sink(items: list):
 
 async def test_every_item_passes_every_stage_and_the_end_travels_down():
     items = []
-    a, b, c = Stage(name="a", run=source(50)), Stage(name="b", run=forward, capacity=2), Stage(name="c", run=sink(items))
-    pipeline = Pipeline([a, b, c])
+    a, b = Stage(name="a", run=source(50)), Stage(name="b", run=forward, capacity=2)
+    pipeline = Pipeline([a, b, Stage(name="c", run=sink(items))])
     await pipeline.run()
     assert items == list(range(50))
     passed = [(row.items_in, row.items_out, row.queue) for row in pipeline.stats()]
