@@ -251,7 +251,7 @@ from algo_node import launch
 socket = zmq.Context().socket(zmq.PAIR)
 monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 socket.bind(sys.argv[2])
-launcher = launch(sys.argv[2], stdout=2)
+launcher = launch(sys.argv[2], ranks=2, stdout=2)
 monitor.recv_multipart()
 ranks = open(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read().split()
 print(launcher.pid, *ranks, flush=True)
@@ -269,7 +269,7 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         launcher, *ranks = map(int, parent.stdout.readline().split())
-        assert len(ranks) == 1
+        assert len(ranks) == 2
         watched = [os.pidfd_open(pid) for pid in (launcher, *ranks)]
         os.kill(parent.pid if victim == "node" else launcher, signal.SIGKILL)
         try:
