@@ -4,6 +4,7 @@ Invariants
 - The calls and their order do not depend on how the text is cut into deltas.
 - A call comes out at the delta that completes its closing tag, as a completely decoded JSON object or as malformed.
 - A closing tag inside a JSON string does not close the call; a call that is never closed is never executed.
+- A bad call spoils no other: one with an unbalanced quote, which hides its closing tag, ends there after all.
 """
 
 from __future__ import annotations
@@ -63,25 +64,25 @@ class ToolCallParser:
             if self._body is None:
                 text = self._search(text)
             else:
-                call, text = self._collect(text)
-                if call is not None:
-                    calls.append(call)
+                body, text = self._collect(text)
+                if body is None:
+                    break
+                call = _decode(body)
+                if isinstance(call, MalformedCall) and CLOSE in body:
+                    body, _, rest = body.partition(CLOSE)
+                    call, text = _decode(body), rest + CLOSE + text
+                calls.append(call)
         return calls
 
     def finish(self) -> list[ToolCall | MalformedCall]:
-        """At the end of the turn: what is still open, as malformed calls.
-
-        A body with an unterminated string swallows its closing tag; it ends at the first one after all.
-        """
+        """At the end of the turn: what is still open, as malformed calls, and what an unbalanced quote has hidden."""
         calls: list[ToolCall | MalformedCall] = []
         while self._body is not None:
             body = "".join(self._body)
             self._body = None
             inner, tag, rest = body.partition(CLOSE)
-            calls.append(MalformedCall(text=inner, reason="" if tag else "tool call not closed"))
-            if tag:
-                calls[-1] = _decode(inner)
-                calls += self.feed(rest)
+            calls.append(_decode(inner) if tag else MalformedCall(text=inner, reason="tool call not closed"))
+            calls += self.feed(rest)
         self._reset()
         return calls
 
@@ -96,8 +97,8 @@ class ToolCallParser:
         self._body = []
         return text[at + len(OPEN) :]
 
-    def _collect(self, text: str) -> tuple[ToolCall | MalformedCall | None, str]:
-        """Inside a call: appends to the body until the closing tag outside a JSON string."""
+    def _collect(self, text: str) -> tuple[str | None, str]:
+        """Inside a call: its body once the closing tag came outside a JSON string, and the text after it."""
         assert self._body is not None
         for at, char in enumerate(text):
             if self._in_string:
@@ -115,7 +116,7 @@ class ToolCallParser:
             elif self._tag == CLOSE:
                 body = "".join(self._body) + text[: at + 1]
                 self._reset()
-                return _decode(body[: -len(CLOSE)]), text[at + 1 :]
+                return body[: -len(CLOSE)], text[at + 1 :]
         self._body.append(text)
         return None, ""
 
