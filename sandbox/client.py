@@ -108,7 +108,7 @@ class Sandbox:
         self._waiting: dict[int, _Waiting] = {}
         self._next_id = 0
         self._results: dict[int, wire.ToolResult] = {}
-        self._dispatcher = Dispatcher(host_deadline_s=self._config.start_s)
+        self._dispatcher = Dispatcher()
         self._outbox: dict[str, tuple[list[wire.Call], list[int]]] = {}
         self._closed: SandboxUnavailable | None = SandboxUnavailable(
             "the sandbox is not open; use `async with Sandbox(...)`"
@@ -158,7 +158,7 @@ class Sandbox:
         waiting = _Waiting(call, self._loop.create_future(), self._loop.time())
         self._waiting[call.id] = waiting
         try:
-            self._act(self._dispatcher.submit(call.id, waiting.since))
+            self._act(self._dispatcher.submit(call.id))
             return await waiting.future
         except asyncio.CancelledError:
             self.stats.cancelled += 1
@@ -213,7 +213,7 @@ class Sandbox:
                 for item in results:
                     self._results[item.id] = item.result
                     lost = item.result.outcome == "lost"
-                    self._act(self._dispatcher.answered(host, item.id, lost=lost, now=self._heard))
+                    self._act(self._dispatcher.answered(host, item.id, lost=lost))
                     self._results.pop(item.id, None)
             case wire.Hello(slots, level) if not self._greeting.done():
                 self.stats.level = level
@@ -239,7 +239,7 @@ class Sandbox:
                     try:
                         await self._watch(process)
                     finally:
-                        self._act(self._dispatcher.host_left(host, self._loop.time()))
+                        self._act(self._dispatcher.host_left(host))
         except SandboxUnavailable as error:
             if self._ready.done():
                 self._close(error)

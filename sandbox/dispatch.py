@@ -45,7 +45,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Answer the call with an error: no host came within the deadline."""
+    """Answer the call with an error: no host will come."""
 
     call: int
 
@@ -61,44 +61,35 @@ class _Host:
 
 class Dispatcher:
     """
-    >>> d = Dispatcher(host_deadline_s=10)
-    >>> d.submit(1, now=0), d.host_joined("a", credits=1), d.submit(2, now=0)
+    >>> d = Dispatcher()
+    >>> d.submit(1), d.host_joined("a", credits=1), d.submit(2)
     ([], [Send(host='a', call=1)], [])
-    >>> d.host_left("a", now=1), d.host_joined("b", credits=2)
+    >>> d.host_left("a"), d.host_joined("b", credits=2)
     ([], [Send(host='b', call=1), Send(host='b', call=2)])
     >>> d.answered("b", 1, lost=False), d.answered("b", 2, lost=True)
     ([Deliver(call=1)], [Send(host='b', call=2)])
     """
 
-    def __init__(self, *, host_deadline_s: float) -> None:
-        self._host_deadline_s = host_deadline_s
+    def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
-        self._queue: OrderedDict[int, float] = OrderedDict()  # call -> when it began to wait
+        self._queue: OrderedDict[int, None] = OrderedDict()  # in the order of their start
         self._running: dict[int, str] = {}
         self._retried: set[int] = set()
-        self._alone_since: float | None = None
 
     @property
     def pending(self) -> int:
         return len(self._queue) + len(self._running)
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` has something to do: there are calls and no host."""
-        if self._hosts or not self._queue:
-            return None
-        oldest = next(iter(self._queue.values()))
-        return max(oldest, self._alone_since or oldest) + self._host_deadline_s
-
-    def submit(self, call: int, now: float) -> list[Action]:
+    def submit(self, call: int) -> list[Action]:
         assert call not in self._queue
         assert call not in self._running
-        self._queue[call] = now
+        self._queue[call] = None
         return self._fill()
 
     def cancel(self, call: int) -> list[Action]:
         self._retried.discard(call)
-        if self._queue.pop(call, None) is not None:
+        if call in self._queue:
+            del self._queue[call]
             return []
         host = self._running.pop(call, None)
         if host is None:
@@ -110,22 +101,19 @@ class Dispatcher:
         assert host not in self._hosts
         assert credits > 0
         self._hosts[host] = _Host(credits)
-        self._alone_since = None
         return self._fill()
 
-    def host_left(self, host: str, now: float) -> list[Action]:
+    def host_left(self, host: str) -> list[Action]:
         """The host died or was given up: each call that it held is tried once more, then answered as lost."""
         held = deque(sorted(self._hosts.pop(host).held)) if host in self._hosts else deque[int]()
-        if not self._hosts:
-            self._alone_since = now
         actions: list[Action] = []
         while held:
             call = held.pop()
             if self._running.pop(call, None) is not None:
-                actions += self._retry(call, now)
+                actions += self._retry(call)
         return actions[::-1] + self._fill()
 
-    def answered(self, host: str, call: int, *, lost: bool, now: float = 0.0) -> list[Action]:
+    def answered(self, host: str, call: int, *, lost: bool) -> list[Action]:
         """A result came. One that nobody waits for any more (cancelled, or from a host that was given up) only frees
         its credit.
         """
@@ -137,18 +125,11 @@ class Dispatcher:
         if self._running.get(call) == host:
             del self._running[call]
             if lost:
-                actions += self._retry(call, now)
+                actions += self._retry(call)
             else:
                 self._retried.discard(call)
                 actions.append(Deliver(call))
         return actions + self._fill()
-
-    def expire(self, now: float) -> list[Action]:
-        """Fail the calls that have waited without any host for longer than the deadline."""
-        actions: list[Action] = []
-        while (deadline := self.deadline) is not None and deadline <= now:
-            actions.append(self._fail(next(iter(self._queue))))
-        return actions
 
     def fail_all(self) -> list[Action]:
         """No host will ever come: fail every call."""
@@ -161,12 +142,12 @@ class Dispatcher:
         self._retried.discard(call)
         return Failed(call)
 
-    def _retry(self, call: int, now: float) -> list[Action]:
+    def _retry(self, call: int) -> list[Action]:
         if call in self._retried:
             self._retried.discard(call)
             return [Lost(call)]
         self._retried.add(call)
-        self._queue[call] = now
+        self._queue[call] = None
         self._queue.move_to_end(call, last=False)
         return []
 

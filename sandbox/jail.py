@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -86,10 +87,12 @@ def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
 
 def explain(log: str) -> str:
     """One line from nsjail's log: the cause and the mend."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    fatal = [line for line in lines if line.startswith(("[F]", "[E]"))] or lines or ["no message"]
+    lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
+    causes = (
+        [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines or ["no message"]
+    )
     mend = "run where user namespaces and mounts are allowed (container: its seccomp profile must allow both)"
-    return f"nsjail failed: {fatal[0][:300]}; {mend}"
+    return f"nsjail failed: {causes[0][:300]}; {mend}"
 
 
 def _find_nsjail(given: str | None) -> str:

@@ -27,6 +27,14 @@ def descendants(root: int) -> dict[int, str]:
     return {pid: _command(pid) for pid in found}
 
 
+def running(pid: int) -> bool:
+    """Whether the process exists and is no zombie (which a machine whose init does not reap may keep)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

@@ -11,7 +11,7 @@ from sandbox.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Lost, 
 
 
 def make(**hosts: int) -> Dispatcher:
-    dispatcher = Dispatcher(host_deadline_s=10)
+    dispatcher = Dispatcher()
     for name, credits in hosts.items():
         assert dispatcher.host_joined(name, credits) == []
     return dispatcher
@@ -19,7 +19,7 @@ def make(**hosts: int) -> Dispatcher:
 
 def test_calls_wait_for_credits_in_order() -> None:
     d = make(a=2)
-    assert [d.submit(i, now=0) for i in range(4)] == [[Send("a", 0)], [Send("a", 1)], [], []]
+    assert [d.submit(i) for i in range(4)] == [[Send("a", 0)], [Send("a", 1)], [], []]
     assert d.answered("a", 1, lost=False) == [Deliver(1), Send("a", 2)]
     assert d.answered("a", 0, lost=False) == [Deliver(0), Send("a", 3)]
     assert d.pending == 2
@@ -27,13 +27,13 @@ def test_calls_wait_for_credits_in_order() -> None:
 
 def test_the_least_loaded_host_is_next() -> None:
     d = make(a=2, b=3)
-    assert [d.submit(i, now=0)[0] for i in range(3)] == [Send("b", 0), Send("b", 1), Send("a", 2)]
+    assert [d.submit(i)[0] for i in range(3)] == [Send("b", 0), Send("b", 1), Send("a", 2)]
 
 
 def test_a_lost_call_is_retried_first_and_once() -> None:
     d = make(a=1)
-    d.submit(0, now=0)
-    d.submit(1, now=0)
+    d.submit(0)
+    d.submit(1)
     assert d.answered("a", 0, lost=True) == [Send("a", 0)]
     assert d.answered("a", 0, lost=True) == [Lost(0), Send("a", 1)]
 
@@ -41,36 +41,32 @@ def test_a_lost_call_is_retried_first_and_once() -> None:
 def test_the_calls_of_a_dead_host_go_to_another_in_order() -> None:
     d = make(a=3)
     for i in range(5):
-        d.submit(i, now=0)
-    assert d.host_left("a", now=1) == []
+        d.submit(i)
+    assert d.host_left("a") == []
     assert d.host_joined("b", 4) == [Send("b", i) for i in range(4)]
-    assert d.host_left("b", now=2) == [Lost(0), Lost(1), Lost(2)]
+    assert d.host_left("b") == [Lost(0), Lost(1), Lost(2)]
     assert d.host_joined("c", 9) == [Send("c", 3), Send("c", 4)]
     assert d.answered("b", 3, lost=False) == [], "a host that was given up has no say"
 
 
 def test_cancelling() -> None:
     d = make(a=1)
-    d.submit(0, now=0)
-    d.submit(1, now=0)
-    d.submit(2, now=0)
+    d.submit(0)
+    d.submit(1)
+    d.submit(2)
     assert d.cancel(1) == []
     assert d.cancel(0) == [Cancel("a", 0)]
     assert d.cancel(0) == []
     assert d.answered("a", 0, lost=True) == [Send("a", 2)], "the answer of a cancelled call only frees its credit"
 
 
-def test_calls_without_a_host_fail_at_the_deadline() -> None:
-    d = make()
-    d.submit(0, now=0)
-    d.submit(1, now=5)
-    assert d.deadline == 10
-    assert d.expire(9) == []
-    assert d.expire(10) == [Failed(0)]
-    assert d.host_joined("a", 1) == [Send("a", 1)]
-    assert d.deadline is None
-    assert d.host_left("a", now=20) == []
-    assert d.deadline == 30
+def test_without_any_host_to_come_all_calls_fail() -> None:
+    d = make(a=1)
+    d.submit(0)
+    d.submit(1)
+    assert d.host_left("a") == []
+    assert d.fail_all() == [Failed(0), Failed(1)]
+    assert d.pending == 0
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7), st.booleans()), max_size=120)
@@ -78,7 +74,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7), st.booleans())
 
 @given(EVENTS)
 def test_each_call_is_answered_once_and_nothing_leaks(events: list[tuple[int, int, bool]]) -> None:
-    d = Dispatcher(host_deadline_s=3)
+    d = Dispatcher()
     credits: dict[str, int] = {}
     held: dict[str, set[int]] = {}
     answers: Counter[int] = Counter()
@@ -99,10 +95,10 @@ def test_each_call_is_answered_once_and_nothing_leaks(events: list[tuple[int, in
                 case Deliver(call) | Lost(call) | Failed(call):
                     answers[call] += 1
 
-    for now, (kind, pick, flag) in enumerate(events):
+    for kind, pick, flag in events:
         names = sorted(credits)
         if kind <= 1:
-            apply(d.submit(calls, now))
+            apply(d.submit(calls))
             calls += 1
         elif kind == 2 and calls:
             call = pick % calls
@@ -116,13 +112,12 @@ def test_each_call_is_answered_once_and_nothing_leaks(events: list[tuple[int, in
         elif kind == 4 and names:
             name = names[pick % len(names)]
             del credits[name], held[name]
-            apply(d.host_left(name, now))
+            apply(d.host_left(name))
         elif kind == 5 and names and held[names[pick % len(names)]]:
             name = names[pick % len(names)]
             call = min(held[name])
             held[name].discard(call)
-            apply(d.answered(name, call, lost=flag, now=now))
-        apply(d.expire(now))
+            apply(d.answered(name, call, lost=flag))
 
     credits["end"], held["end"] = 3, set()
     apply(d.host_joined("end", 3))

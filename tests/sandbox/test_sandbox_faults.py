@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from sandbox_processes import ROOT, descendants, host_pid, nsjail_pid, slot_pids, until, zygote_pid
+from sandbox_processes import ROOT, descendants, host_pid, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -40,7 +40,7 @@ async def _run(box: Sandbox) -> object:
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return [pid for pid in pids if running(pid)]
 
 
 def guest_pids() -> list[int]:
@@ -78,7 +78,10 @@ async def test_a_call_survives_one_death_below_it(victim: Callable[[], int]) -> 
         code = "import time\ntime.sleep(0.4)\nprint('done')"
         tasks = [group.create_task(box.run(code), name=f"call-{i}") for i in range(4)]
         await until(lambda: len(guest_pids()) == 2)
-        os.kill(victim(), signal.SIGKILL)
+        dead = victim()
+        below = descendants(dead)
+        os.kill(dead, signal.SIGKILL)
+        await until(lambda: not alive(below), deadline_s=1.5)
         assert [(await task).stdout for task in tasks] == ["done\n"] * 4
         assert [(await box.run(f"print({i})")).stdout for i in range(8)] == [f"{i}\n" for i in range(8)]
         await until(lambda: len(slot_pids()) == 2)
@@ -174,6 +177,32 @@ async def test_everything_ends_with_the_client(how: signal.Signals) -> None:
     await client.wait()
     await until(lambda: not alive(below), deadline_s=3)
     assert leftovers() == before
+
+
+async def test_a_terminals_interrupt_reaches_only_the_client() -> None:
+    code = """
+import asyncio, signal
+from sandbox import *
+async def main():
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    async with Sandbox(SandboxConfig(slots=1)) as box:
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(box.run('import time; time.sleep(0.5); print(5)'), name='call')
+            print('up', flush=True)
+            await interrupted.wait()
+        print(call.result().stdout.strip(), box.stats.hosts)
+asyncio.run(main())
+"""
+    pipe = asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, cwd=ROOT, stdout=pipe, start_new_session=True
+    )
+    assert client.stdout is not None
+    assert await client.stdout.readline() == b"up\n"
+    os.killpg(client.pid, signal.SIGINT)
+    assert await client.stdout.readline() == b"5 1\n"
+    assert await client.wait() == 0
 
 
 async def test_without_nsjail_one_line_says_so() -> None:
