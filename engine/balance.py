@@ -168,7 +168,7 @@ class KvAware:
         self._release(item)
 
     def decide(self, now: float) -> list[Place]:
-        placed = []
+        placed: list[Place] = []
         if not self._replicas:
             return placed
         ready = self._queues["ready"]

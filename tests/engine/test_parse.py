@@ -1,6 +1,7 @@
 """Tool calls: what comes out depends on the text alone, never on how it was cut."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,11 @@ def test_a_bad_call_gets_an_error_and_the_good_ones_run(bad, order):
     assert [c.text for c in calls + rest if isinstance(c, MalformedCall)] == [bad]
 
 
+@pytest.mark.parametrize("tail", ["<", "<<", "</", "</tool_", "</tool_call"])
+def test_the_beginning_of_a_tag_before_the_closing_tag(tail):
+    assert parse([OPEN + "{}" + tail + CLOSE]) == ([MalformedCall(text="{}" + tail, reason="Extra data")], [])
+
+
 def test_a_call_that_is_never_closed_is_never_executed():
     whole = json.dumps({"name": "f", "arguments": {}})
     assert parse([OPEN + whole]) == ([], [MalformedCall(text=whole, reason="tool call not closed")])
@@ -118,7 +124,8 @@ def test_inside_says_whether_a_call_is_open():
     assert states == [False, False, True, True, True, False]
 
 
-FRAGMENTS = [OPEN, CLOSE, GOOD, '{"name": "f", "arguments": {"c": "', '"}}', '"', "\\", "{", "}", "<", "</", ">", "é𝄞", " ", "\n"]
+HALVES = ['{"name": "f", "arguments": {"c": "', '"}}']
+FRAGMENTS = [OPEN, CLOSE, GOOD, *HALVES, '"', "\\", "{", "}", "<", "</", ">", "é𝄞", " ", "\n"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -127,7 +134,7 @@ def test_the_calls_do_not_depend_on_the_chunking(text, cuts):
     whole = parse([text])
     assert parse(text) == whole, "one character at a time"
     marks = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(marks)]
     assert parse(pieces) == whole, pieces
 
 
