@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 Message = Mapping[str, str]
 
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
+_CALLER = "\x00caller\x00"  # and for the assistant's turn before it
 _PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
 
 
@@ -93,9 +94,9 @@ class Chat:
     def _cut(self, count: int) -> list[str]:
         """What the template puts before, between and after `count` tool responses that follow an assistant turn."""
         tools: list[Message] = [{"role": "tool", "content": _TOOL.format(n)} for n in range(count)]
-        head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+        head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _CALLER}]
         rest = self._render([*head, *tools], generate=True)
-        _, mark, rest = rest.partition("a" + self.end_of_turn_text)
+        _, mark, rest = rest.partition(_CALLER + self.end_of_turn_text)
         if not mark:
             raise TemplateError(f"the template does not end an assistant turn with {self.end_of_turn_text!r}")
         pieces = []

@@ -119,9 +119,23 @@ def test_the_first_in_line_is_not_overtaken_by_one_that_would_fit():
     decided(policy)
     arrive(policy, 2, tokens=640)
     arrive(policy, 3, tokens=32)
+    policy.sample(0, free(20))
     assert decided(policy) == []
     policy.leave(1, 320)
     assert decided(policy)[0][0] == 2
+
+
+def test_a_fresh_one_does_not_overtake_a_parked_one():
+    policy = balancer(blocks=30, max_tokens=10, hold_s=1.0)
+    arrive(policy, 1, tokens=640)
+    decided(policy)
+    policy.turn_done(1, 640, now=0.0)
+    arrive(policy, 2, tokens=320)
+    assert decided(policy, 2.0) == [(2, 0, "empty")]
+    arrive(policy, 1, tokens=650, now=3.0)
+    arrive(policy, 3, tokens=32)
+    policy.sample(0, free(30))
+    assert decided(policy, 3.0) == []
 
 
 def test_a_tool_wait_keeps_its_blocks_until_hold_s_then_it_is_parked():

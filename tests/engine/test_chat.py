@@ -1,0 +1,142 @@
+"""Token-exact turns: the audit refuses what cannot be rendered turn by turn; what passes is exact."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from engine.chat import Chat, TemplateError
+
+TINY = Path(__file__).parent.parent.parent / "recipes/tiny"
+HERMES = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\\n' }}<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer(template=HERMES, eos="<|im_end|>"):
+    """Bytes and three special tokens."""
+    vocabulary = {char: n for n, char in enumerate(sorted(ByteLevel.alphabet()))}
+    backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = ByteLevelDecoder()
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos)
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<tool_call>", "</tool_call>"]})
+    fast.chat_template = template
+    return fast
+
+
+@pytest.fixture(scope="module", params=["bytes", "tiny"])
+def chat(request):
+    return Chat.load(TINY) if request.param == "tiny" else Chat(tokenizer())
+
+
+def test_the_audit_passes(chat):
+    chat.audit()
+    assert chat.decode([chat.end_of_turn]) == chat.end_of_turn_text == "<|im_end|>"
+
+
+def test_a_prompt_ends_with_the_opening_of_the_assistants_turn(chat):
+    ids = chat.prompt_ids([{"role": "user", "content": "What is 6 * 7?"}])
+    assert chat.decode(ids) == "<|im_start|>user\nWhat is 6 * 7?<|im_end|>\n<|im_start|>assistant\n"
+
+
+# What the tiny tokenizer can spell (it has no character outside ASCII) and a template cannot take for its own marks.
+contents = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="|"), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(user=contents, turns=st.lists(st.tuples(contents, st.lists(contents, min_size=1, max_size=3)), max_size=3))
+def test_the_pieces_decode_to_what_the_template_renders_at_once(chat, user, turns):
+    messages = [{"role": "user", "content": user}]
+    ids = chat.prompt_ids(messages)
+    for sampled, responses in turns:
+        ids += [*chat._encode(sampled), chat.end_of_turn, *chat.tool_ids(responses)]
+        messages.append({"role": "assistant", "content": sampled})
+        messages += [{"role": "tool", "content": response} for response in responses]
+    whole = chat._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat.decode(ids) == whole
+
+
+STRIPS_EARLIER_REASONING = HERMES.replace(
+    "{{ m.content }}<|im_end|>",
+    "{{ m.content if loop.last else m.content.split('</reason>')[-1] }}<|im_end|>",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "the tokenizer has no chat template"),
+        (STRIPS_EARLIER_REASONING, "not append-only.* at character 65: 'reason>I use python.* against "),
+        (HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | trim }}\n</tool"), "not append-only"),
+        (HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | e }}\n</tool"), "not append-only.*'<b>.*&lt;b&gt;"),
+        (HERMES.replace("{{ m.content }}\n</tool", "\n</tool"), "does not render messages of role 'tool'"),
+        (
+            HERMES.replace("{% else %}<|im_start|>", "{% else %}{{ raise_exception('no tools') if 0 }}").replace(
+                "{% if m.role == 'tool' %}", "{% if m.role == 'tool' %}{{ raise_exception('only user and assistant') }}"
+            ),
+            "fails on roles .*'tool'.*only user and assistant",
+        ),
+        (HERMES.replace("content }}<|im_end|>", "content }}</s>"), "does not end an assistant turn with '<.im_end"),
+        (HERMES.replace("user{% endif %}", "user{{ messages | length }}{% endif %}"), "not append-only"),
+        ("{% for m in messages %}", "the chat template fails on roles"),
+    ],
+    ids=["none", "strips", "trims", "escapes", "drops tools", "refuses tools", "other end", "counts", "broken"],
+)
+def test_a_template_that_cannot_be_used_turn_by_turn_is_refused_with_the_cause(template, message):
+    with pytest.raises(TemplateError, match=f"(?s){message}"):
+        Chat(tokenizer(template))
+
+
+def test_a_template_without_a_newline_after_the_end_of_turn_is_as_good():
+    chat = Chat(tokenizer(HERMES.replace("<|im_end|>\n", "<|im_end|>")))
+    assert chat.decode(chat.tool_ids(["5"])).startswith("<|im_start|>user\n<tool_response>\n5")
+
+
+def test_a_system_prompt_of_the_template_may_end_like_the_probe():
+    chat = Chat(tokenizer("<|im_start|>system\nLike pizza<|im_end|>\n" + HERMES))
+    assert chat.decode(chat.tool_ids(["5"])).startswith("\n<|im_start|>user\n<tool_response>\n5\n")
+
+
+def test_a_tokenizer_without_an_end_of_turn_token_is_refused():
+    with pytest.raises(TemplateError, match="no end-of-turn token"):
+        Chat(tokenizer(eos=None))
+
+
+def test_a_tokenizer_that_loses_text_is_refused():
+    lossy = tokenizer()
+    lossy.backend_tokenizer.decoder = None
+    with pytest.raises(TemplateError, match=r"does not give .* back"):
+        Chat(lossy)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"checkpoint '{tmp_path}/nowhere': no tokenizer_config.json there"):
+        Chat.load(tmp_path / "nowhere")
+
+
+@given(text=st.text(max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_streamed_text_is_the_decoded_text(text):
+    chat = BYTES
+    stream = chat.stream()
+    assert "".join(stream.step(token) for token in chat._encode(text)) == text
+
+
+def test_a_character_of_several_tokens_comes_out_when_it_is_complete():
+    stream = BYTES.stream()
+    assert [stream.step(token) for token in BYTES._encode("aé𝄞")] == ["a", "", "é", "", "", "", "𝄞"]
+
+
+BYTES = Chat(tokenizer())
