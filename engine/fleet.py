@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -154,7 +154,7 @@ class Fleet:
 
     async def turn(
         self, key: int, group: int, token_ids: Sequence[int], sampling: Sampling
-    ) -> AsyncIterator[tuple[int, Delta]]:
+    ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
         The caller then says `turn_done` (it goes on) or `leave`. Raises ReplicaDied when no replica is left.

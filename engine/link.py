@@ -106,7 +106,7 @@ def pack(message: Request | Reply, arrays: Mapping[str, NDArray[Any]] | None = N
     contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     specs = [(name, array.dtype.str, array.shape) for name, array in contiguous.items()]
     header = _encoder.encode(_Header(message=msgspec.Raw(_encoder.encode(message)), arrays=specs))
-    return [header, *(memoryview(array.reshape(-1).view(np.uint8)) for array in contiguous.values())]
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in contiguous.values())]
 
 
 def _arrays(header: _Header, frames: Sequence[Any]) -> dict[str, NDArray[Any]]:

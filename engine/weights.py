@@ -46,6 +46,7 @@ class ShmWeightTransfer(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
+    _held: dict[str, torch.Tensor]  # mapped until the update is finished: layerwise reloading keeps references
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         return None
@@ -63,7 +64,7 @@ class ShmWeightTransfer(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         repack_cpu_linears(self.model)
 
     def shutdown(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._held = {}
 
 
 def repack_cpu_linears(model: torch.nn.Module) -> None:
