@@ -2,7 +2,8 @@
 
 Invariants
 - A turn survives the death of its replica: it goes on elsewhere from its tokens, and no token is delivered twice.
-- While weights are updated nothing new is placed; afterwards every live replica has passed the canary.
+- While weights are updated nothing new is placed; afterwards every live replica has passed the canary. After an update
+  that failed nothing is placed until one succeeds.
 - A replica that dies is replaced in the background; the new one gets the current weights and passes the canary first.
 """
 
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-import numpy as np
-
 from engine.balance import Balancer
+from engine.canary import CanaryFailed as CanaryFailed
+from engine.canary import Weights as Weights
+from engine.canary import compare
 from engine.errors import first_error
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.trace import Timeline
@@ -38,7 +40,9 @@ class ReplicaPort(Protocol):
 
     async def start(self) -> None: ...
 
-    def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncIterator[Delta]: ...
+    def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]: ...
 
     async def update_weights(self, path: str, version: int) -> None: ...
 
@@ -49,10 +53,6 @@ class ReplicaPort(Protocol):
     def kill(self) -> None: ...
 
     async def shutdown(self) -> None: ...
-
-
-class CanaryFailed(RuntimeError):
-    """A replica's log-probabilities differ from the learner's beyond the tolerance: it does not serve those weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,15 +71,6 @@ class FleetConfig:
             raise ValueError(f"replicas must be at least 1, got {self.replicas}")
         if self.canary_tolerance <= 0:
             raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Published weights and what the learner says of the canary sequences with them."""
-
-    path: str
-    version: int
-    canary: Floats
 
 
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
@@ -117,6 +108,7 @@ class Fleet:
         self._update = asyncio.Lock()
         self._scheduled = False
         self._requests = 0
+        self._supervised = config.replicas
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -157,13 +149,18 @@ class Fleet:
     ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
-        The caller then says `turn_done` (it goes on) or `leave`. Raises ReplicaDied when no replica is left.
+        The caller then says `turn_done` (it goes on) or `leave`. While no replica is up this waits; the fleet itself
+        ends with ReplicaDied when none will come.
         """
         tokens = list(token_ids)
         produced = 0
         self._back_from_tool(key)
         while True:
             index = await self._place(key, group, len(tokens))
+            replica = self._replicas.get(index)
+            if replica is None:  # it died in the tick of the placement
+                continue
+            before = produced
             request = replace(
                 sampling,
                 max_tokens=sampling.max_tokens - produced,
@@ -173,15 +170,17 @@ class Fleet:
             self._homes[key] = index
             self._timeline.idle.running(index, 1, self._timeline.now())
             try:
-                async for delta in self._replicas[index].generate(tokens, request, f"{key}-{self._requests}"):
-                    tokens += delta.token_ids
-                    produced += len(delta.token_ids)
-                    yield index, delta
-                    if delta.finish:
-                        return
+                async with aclosing(replica.generate(tokens, request, f"{key}-{self._requests}")) as deltas:
+                    async for delta in deltas:
+                        tokens += delta.token_ids
+                        produced += len(delta.token_ids)
+                        spans = [(version, begin + before, end + before) for version, begin, end in delta.spans]
+                        yield index, replace(delta, spans=spans) if before else delta
+                        if delta.finish:
+                            return
             except ReplicaDied:
                 self._timeline.instant("fleet", f"replica {index} died under trajectory {key}")
-                self._down(index)
+                self._down(replica)
             finally:
                 self._timeline.idle.running(index, -1, self._timeline.now())
 
@@ -220,16 +219,17 @@ class Fleet:
                         group.create_task(self._renew(replica, weights), name=f"update-{index}")
                         for index, replica in self._replicas.items()
                     ]
-            except* CanaryFailed as failures:
-                raise failures.exceptions[0] from None
+            except BaseExceptionGroup as failures:
+                raise first_error(failures) from None
             finally:
                 self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
-                self._open.set()
-                self._schedule()
-        self.updates_s += self._timeline.now() - started
+            self._open.set()
+            self._schedule()
+        ended = self._timeline.now()
+        self.updates_s += ended - started
         worst = max((task.result() for task in tasks), default=0.0)
         self.canary_max_abs = max(self.canary_max_abs, worst)
-        self._timeline.span("weights", f"version {weights.version}", started, self._timeline.now(), canary_max_abs=worst)
+        self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)
         return worst
 
     async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
@@ -240,18 +240,9 @@ class Fleet:
             found = await replica.logprobs(self.canary)
         except ReplicaDied as error:
             self._timeline.instant("fleet", str(error))
-            self._down(replica.index)
+            self._down(replica)
             return 0.0
-        difference = np.abs(found - weights.canary)
-        worst = float(difference.max(initial=0.0))
-        if not worst <= self.config.canary_tolerance:
-            at = int(difference.argmax())
-            raise CanaryFailed(
-                f"replica {replica.index} after weight update {weights.version}: log-probability of canary token {at} is "
-                f"{found[at]:.6f}, the learner says {weights.canary[at]:.6f} (difference {worst:.2e}, tolerance "
-                f"{self.config.canary_tolerance:.0e})"
-            )
-        return worst
+        return compare(replica.index, found, weights, self.config.canary_tolerance)
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
@@ -277,8 +268,9 @@ class Fleet:
                 async with asyncio.timeout(self.config.stop_deadline_s):
                     await replica.shutdown()
             self.deaths += 1
-        if not self._replicas:
-            raise ReplicaDied(f"replica {index} died {self.deaths} times; none is left")
+        self._supervised -= 1
+        if not self._supervised:
+            raise ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times")
 
     def _admit(self, replica: ReplicaPort) -> None:
         self._replicas[replica.index] = replica
@@ -297,16 +289,15 @@ class Fleet:
                 if replica.stalled(self._timeline.now()):
                     self._timeline.instant("fleet", f"replica {replica.index} stalled: killed")
                     replica.kill()
-        self._down(replica.index)
+        self._down(replica)
 
-    def _down(self, index: int) -> None:
-        replica = self._replicas.pop(index, None)
-        if replica is None:
-            return
+    def _down(self, replica: ReplicaPort) -> None:
         replica.died.set()
-        self.last.pop(index, None)
-        self._balancer.replica_down(index)
-        self._schedule()
+        if self._replicas.get(replica.index) is replica:  # else not admitted, or down already
+            del self._replicas[replica.index]
+            self.last.pop(replica.index, None)
+            self._balancer.replica_down(replica.index)
+            self._schedule()
 
     async def _place(self, key: int, group: int, tokens: int) -> int:
         future: asyncio.Future[int] = self._loop.create_future()

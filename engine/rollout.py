@@ -3,7 +3,8 @@
 Invariants
 - The token buffer of a trajectory is append-only; every sampled token has a log-probability and a weight version.
 - A tool call is dispatched in the loop tick that delivered its closing tag, while the turn goes on; its result is
-  awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why.
+  awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why. A call that
+  the trajectory's end cuts off is recorded as killed.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
 - Every trajectory ends: token, turn, call and wall-time budgets are checked here.
 """
@@ -14,7 +15,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -89,6 +90,20 @@ class _Call:
     reply: ToolReply | None = None
 
 
+@dataclass(slots=True)
+class _Draft:
+    """A turn under way."""
+
+    start: int
+    queued_at: float
+    started_at: float = 0.0
+    finished_at: float | None = None  # None: cut short while it was generated
+    replica: int = -1
+    cached_tokens: int = 0
+    finish: str | None = None
+    calls: list[_Call] = field(default_factory=list)
+
+
 class Rollouts:
     """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories."""
 
@@ -126,9 +141,11 @@ class _Rollout:
         lane = self.timeline.lanes["trajectories"].take()
         error = None
         try:
-            async with asyncio.timeout(self.config.deadline_s):
+            async with asyncio.timeout(self.config.deadline_s) as budget:
                 stop = await self._turns(lane)
         except TimeoutError:
+            if not budget.expired():
+                raise  # a tool's bug, not our deadline
             stop = StopReason.DEADLINE
         except ReplicaDied as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(failure))
@@ -156,6 +173,8 @@ class _Rollout:
         )
 
     async def _turns(self, lane: int) -> StopReason:
+        if len(self.buffer.ids) >= self.config.max_tokens:
+            return StopReason.LENGTH
         while True:
             turn = await self._turn(lane)
             if turn.truncated:
@@ -170,59 +189,71 @@ class _Rollout:
             self.buffer.append_given(given)
 
     async def _turn(self, lane: int) -> Turn:
-        """Generates one turn; its calls run in a task each and end before the turn is returned."""
-        timeline, fleet, buffer = self.timeline, self.fleet, self.buffer
-        start, queued_at = len(buffer.ids), timeline.now()
+        """Generates one turn; its calls run in a task each and end before the turn is returned.
+
+        A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
+        """
+        draft = _Draft(start=len(self.buffer.ids), queued_at=self.timeline.now())
+        try:
+            async with asyncio.TaskGroup() as tools:
+                await self._generate(draft, tools)
+                if draft.calls:
+                    self.fleet.turn_done(self.key, len(self.buffer.ids))
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        finally:
+            if len(self.buffer.ids) > draft.start:
+                self.turns.append(self._close(draft, lane))
+        return self.turns[-1]
+
+    async def _generate(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
+        """Streams the turn's tokens into the buffer; each call is dispatched as it closes."""
+        buffer, start = self.buffer, draft.start
         parser, stream = ToolCallParser(), self.chat.stream()
-        calls: list[_Call] = []
         sampling = Sampling(
             max_tokens=self.config.max_tokens - start,
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
         )
-        started_at, replica, cached, finish = queued_at, -1, 0, None
-        try:
-            async with asyncio.TaskGroup() as tools:
-                async with aclosing(fleet.turn(self.key, self.group, buffer.ids, sampling)) as deltas:
-                    async for replica, delta in deltas:
-                        if len(buffer.ids) == start:
-                            started_at, cached = timeline.now(), delta.cached_tokens
-                        buffer.append_sampled(delta)
-                        for token_id in delta.token_ids:
-                            text = stream.step(token_id)
-                            self.text.append(text)
-                            for call in parser.feed(text):
-                                self._dispatch(call, calls, tools)
-                        finish = delta.finish
-                    for version, begin, end in delta.spans:
-                        buffer.versions[start + begin : start + end] = [version] * (end - begin)
-                finished_at = timeline.now()
-                self.owner.tokens_sampled += len(buffer.ids) - start
-                truncated = finish != "stop"
-                if not truncated:
-                    for call in parser.finish():
-                        self._dispatch(call, calls, tools)
-                if calls:
-                    fleet.turn_done(self.key, len(buffer.ids))
-                timeline.span("trajectories", "generate", started_at, finished_at, lane, replica=replica, key=self.key)
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from failures
-        if calls:
-            timeline.span("trajectories", "tools", finished_at, timeline.now(), lane, calls=len(calls))
-        turn = Turn(
-            start=start,
-            end=len(buffer.ids),
-            tool_uses=tuple(self._use(call, finished_at) for call in calls),
-            replica=replica,
-            cached_tokens=cached,
-            queued_at=queued_at,
-            started_at=started_at,
-            finished_at=finished_at,
-            truncated=truncated,
+        async with aclosing(self.fleet.turn(self.key, self.group, buffer.ids, sampling)) as deltas:
+            async for replica, delta in deltas:
+                if len(buffer.ids) == start:
+                    draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
+                draft.replica, draft.finish = replica, delta.finish
+                buffer.append_sampled(delta)
+                for token_id in delta.token_ids:
+                    text = stream.step(token_id)
+                    self.text.append(text)
+                    for call in parser.feed(text):
+                        self._dispatch(call, draft.calls, tools)
+            for version, begin, end in delta.spans:
+                buffer.versions[start + begin : start + end] = [version] * (end - begin)
+        draft.finished_at = self.timeline.now()
+        if draft.finish == "stop":
+            for call in parser.finish():
+                self._dispatch(call, draft.calls, tools)
+
+    def _close(self, draft: _Draft, lane: int) -> Turn:
+        now, end = self.timeline.now(), len(self.buffer.ids)
+        finished_at = now if draft.finished_at is None else draft.finished_at
+        self.owner.tokens_sampled += end - draft.start
+        self.timeline.span(
+            "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
         )
-        self.turns.append(turn)
-        return turn
+        if draft.calls:
+            self.timeline.span("trajectories", "tools", finished_at, now, lane, calls=len(draft.calls))
+        return Turn(
+            start=draft.start,
+            end=end,
+            tool_uses=tuple(self._use(call, finished_at) for call in draft.calls),
+            replica=draft.replica,
+            cached_tokens=draft.cached_tokens,
+            queued_at=draft.queued_at,
+            started_at=draft.started_at,
+            finished_at=finished_at,
+            truncated=draft.finish != "stop",
+        )
 
     def _dispatch(self, call: ToolCall | MalformedCall, calls: list[_Call], tools: asyncio.TaskGroup) -> None:
         now = self.timeline.now()
@@ -240,26 +271,26 @@ class _Rollout:
             record = _Call(call.name, call.arguments, now, -1, now, now, refusal)
         calls.append(record)
         if refusal is None:
-            record.lane = self.timeline.lanes["tool calls"].take()
-            tools.create_task(self._run_tool(record), name=f"tool-{self.key}-{len(calls)}")
+            record.lane = lane = self.timeline.lanes["tool calls"].take()
+            task = tools.create_task(self._run_tool(record), name=f"tool-{self.key}-{len(calls)}")
+            task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
 
     async def _run_tool(self, call: _Call) -> None:
         try:
             reply = await self.owner._tools[call.name](call.arguments)
         finally:
             call.finished_at = self.timeline.now()
-            self.timeline.lanes["tool calls"].give(call.lane)
         if reply.outcome == "lost":
             raise _ToolLost(reply.text or "the sandbox lost the call")
         call.reply = reply
 
     def _use(self, call: _Call, turn_finished_at: float) -> ToolUse:
-        assert call.reply is not None
+        reply = call.reply or _UNANSWERED
         overlap = max(0.0, min(call.finished_at, turn_finished_at) - call.dispatched_at)
         if call.lane >= 0:
             self.timeline.span(
                 "tool calls",
-                call.reply.outcome,
+                reply.outcome,
                 call.dispatched_at,
                 call.finished_at,
                 call.lane,
@@ -269,15 +300,18 @@ class _Rollout:
         return ToolUse(
             name=call.name,
             arguments=call.arguments,
-            outcome=call.reply.outcome,
-            response=call.reply.text,
+            outcome=reply.outcome,
+            response=reply.text,
             closed_at=call.closed_at,
             dispatched_at=call.dispatched_at,
             finished_at=call.finished_at,
             overlap_s=overlap,
-            executed=call.reply.executed,
-            jailed=call.reply.jailed,
+            executed=reply.executed,
+            jailed=reply.jailed,
         )
+
+
+_UNANSWERED = ToolReply(outcome="killed", text="")  # the trajectory ended before the call did
 
 
 def _refusal(outcome: str, text: str) -> ToolReply:

@@ -130,10 +130,10 @@ class ScriptedReplica:
 
     async def _tokens(self, token_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[int, bool]]:
         if self._script is None:
-            number = 0
+            prompt = len(token_ids)
             while True:
-                number += 1
-                token = next_token(token_ids, sampling.seed, sampling.stop_token_ids)
+                seed = None if sampling.seed is None else sampling.seed + len(token_ids) - prompt
+                token = next_token(token_ids, seed, sampling.stop_token_ids)
                 await self._wait(asyncio.sleep(0))
                 yield token, token in sampling.stop_token_ids
                 token_ids.append(token)
@@ -196,9 +196,8 @@ class ScriptedReplica:
 
 
 def next_token(token_ids: Sequence[int], seed: int | None, stop_token_ids: Sequence[int], vocabulary: int = 50) -> int:
-    """A token that depends on the whole prefix and the seed minus the prefix's length: the same on every replica."""
-    start = None if seed is None else seed - len(token_ids)
-    number = zlib.crc32(repr((list(token_ids), start)).encode())
+    """A token that depends on the whole prefix and on the seed at this token: the same on every replica."""
+    number = zlib.crc32(repr((list(token_ids), seed)).encode())
     return stop_token_ids[0] if stop_token_ids and number % 7 == 0 else 3 + number % vocabulary
 
 

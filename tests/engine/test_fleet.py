@@ -1,0 +1,408 @@
+"""The fleet: turns survive their replica, weights reach every replica, an end is an end and not a hang."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from engine.balance import Place
+from engine.canary import CanaryFailed
+from engine.fleet import FleetConfig, Weights
+from engine.ports import ReplicaDied, Sampling
+from engine.trace import Timeline
+from tests.fakes import Clock, Gate, Replicas, fleet_of, logprob_of, next_token, settle
+
+STOP = (1,)
+CANARY = [[5, 6, 7, 8]]
+
+
+def sampling(max_tokens=40, seed=9):
+    return Sampling(max_tokens=max_tokens, temperature=1.0, seed=seed, stop_token_ids=STOP)
+
+
+def weights(version=1, canary=(0.0, 0.0, 0.0)):
+    return Weights(f"/w/{version}", version, np.asarray(canary, np.float32))
+
+
+async def play(fleet, key=1, ids=(2, 3), group=0, **options):
+    """One turn: [(replica, token)], and the fleet is told that the trajectory is over."""
+    found = []
+    try:
+        async for replica, delta in fleet.turn(key, group, list(ids), sampling(**options)):
+            found += [(replica, token) for token in delta.token_ids]
+    finally:
+        fleet.leave(key, len(ids) + len(found))
+    return found
+
+
+def expected(ids=(2, 3), seed=9):
+    """What an undisturbed turn samples."""
+    ids, start, found = list(ids), seed, []
+    while not found or found[-1] not in STOP:
+        found.append(next_token(ids, start + len(found), STOP))
+        ids.append(found[-1])
+    return found
+
+
+async def test_a_turn_runs_and_the_balancer_is_empty_afterwards():
+    replicas = Replicas()
+    async with fleet_of(replicas, 2) as fleet:
+        assert fleet.live == [0, 1]
+        turns = [await play(fleet, key) for key in range(4)]
+        assert [[token for _, token in turn] for turn in turns] == [expected()] * 4
+        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
+        assert fleet._waiting == {}
+    assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
+
+
+async def test_concurrent_turns_spread_over_the_replicas():
+    async with fleet_of(Replicas(), 2) as fleet, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(play(fleet, key, group=key)) for key in range(8)]
+        await settle(3)
+        for task in tasks:
+            await task
+    assert {replica for task in tasks for replica, _ in task.result()} == {0, 1}
+
+
+async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
+    """Nothing is lost or sampled twice, spans count from the turn's beginning, and the budget is what is left of it."""
+    replicas = Replicas()
+    async with fleet_of(replicas, 2, restarts=0) as fleet:
+        found, spans = [], None
+        async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
+            found += delta.token_ids
+            assert delta.logprobs == [logprob_of(token) for token in delta.token_ids]
+            if len(found) == 2:
+                first = replicas.made[replica]
+                first.die()
+            spans = delta.spans
+        fleet.leave(1, 2 + len(found))
+        second = replicas.made[1 - first.index]
+        assert found == expected()
+        assert len(found) > 3, "the test needs a turn that is long enough"
+        [(ids, request, _)] = second.requests
+        assert ids == [2, 3, *found[:2]]
+        assert request.max_tokens == 40 - 2
+        assert spans == [(0, 2, len(found))]
+        assert fleet.live == [second.index]
+        fleet._balancer.check()
+
+
+async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
+    """The placement is decided; before the turn goes on, the replica is gone."""
+    replicas = Replicas()
+    gate = Gate()
+    async with fleet_of(replicas) as fleet, asyncio.TaskGroup() as group:
+        decide = fleet._balancer.decide
+
+        class Spy:
+            def __getattr__(self, name):
+                return getattr(balancer, name)
+
+            def decide(self, now):
+                places = decide(now)
+                if places and not gate.started.is_set():
+                    gate.started.set()
+                    fleet._down(replicas.made[0])
+                return places
+
+        balancer, fleet._balancer = fleet._balancer, Spy()
+        assert [token for _, token in await group.create_task(play(fleet))] == expected()
+        assert len(replicas.made) == 2, "the dead one was replaced, and the turn waited for it"
+
+
+async def test_closing_a_turn_aborts_its_request():
+    replicas = Replicas()
+    async with fleet_of(replicas) as fleet:
+        turn = fleet.turn(1, 0, [2, 3], sampling())
+        await anext(turn)
+        assert replicas.made[0].in_flight == 1
+        await turn.aclose()
+        assert replicas.made[0].in_flight == 0
+        assert len(replicas.made[0].aborted) == 1
+        fleet.leave(1, 3)
+
+
+async def test_a_finished_turn_leaves_nothing_in_flight():
+    replicas = Replicas()
+    async with fleet_of(replicas) as fleet:
+        await play(fleet)
+        assert replicas.made[0].in_flight == 0
+        assert replicas.made[0].aborted == []
+
+
+async def test_cancelling_a_waiting_turn_leaves_the_queue():
+    replicas = Replicas()
+    async with fleet_of(replicas, restarts=5) as fleet, asyncio.TaskGroup() as group:
+        fleet._open.clear()
+        waiting = group.create_task(play(fleet))
+        await settle()
+        assert fleet._balancer.waiting() == 1
+        waiting.cancel()
+        await settle()
+        assert fleet._balancer.waiting() == 0
+        assert fleet._waiting == {}
+
+
+# Weights
+
+
+async def test_nothing_is_placed_while_weights_are_updated():
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    async with fleet_of(replicas, 2, canary=CANARY) as fleet, asyncio.TaskGroup() as group:
+        update = group.create_task(fleet.update_weights(weights(3)))
+        await gate.started.wait()
+        turn = group.create_task(play(fleet))
+        await settle()
+        assert all(replica.requests == [] for replica in replicas.made)
+        gate.release()
+        await update
+        assert [token for _, token in await turn] == expected()
+        assert [replica.weights for replica in replicas.made] == [[("/w/3", 3)]] * 2
+        assert fleet.version == 3
+
+
+async def test_a_replica_that_differs_from_the_learner_stops_the_run_with_the_numbers():
+    def prepare(replica):
+        replica.canary = np.asarray([-1.0, -2.0, -3.25 if replica.index == 1 else -3.0], np.float32)
+
+    replicas = Replicas(prepare)
+    async with fleet_of(replicas, 2, canary=CANARY) as fleet:
+        with pytest.raises(CanaryFailed) as failure:
+            await fleet.update_weights(weights(2, (-1.0, -2.0, -3.0)))
+        for part in ("replica 1", "update 2", "token 2", "-3.250000", "-3.000000", "2.50e-01", "1e-04"):
+            assert part in str(failure.value)
+        async with asyncio.TaskGroup() as group:
+            turn = group.create_task(play(fleet))
+            await settle()
+            assert not turn.done(), "those weights are not served"
+            replicas.made[1].canary = replicas.made[0].canary
+            await fleet.update_weights(weights(3, (-1.0, -2.0, -3.0)))
+            await turn
+
+
+async def test_a_canary_that_is_not_a_number_fails():
+    replicas = Replicas(lambda replica: setattr(replica, "canary", np.asarray([np.nan, 0, 0], np.float32)))
+    async with fleet_of(replicas, canary=CANARY) as fleet:
+        with pytest.raises(CanaryFailed, match="nan"):
+            await fleet.update_weights(weights())
+
+
+async def test_the_largest_difference_is_kept():
+    replicas = Replicas(lambda replica: setattr(replica, "canary", np.full(3, replica.index * 2e-5, np.float32)))
+    async with fleet_of(replicas, 3, canary=CANARY) as fleet:
+        assert await fleet.update_weights(weights()) == pytest.approx(4e-5)
+        assert fleet.canary_max_abs == pytest.approx(4e-5)
+
+
+async def test_a_replica_that_fails_the_update_is_replaced_and_the_new_one_gets_the_weights():
+    replicas = Replicas(lambda replica: setattr(replica, "fail_updates", int(len(replicas.made) == 2)))
+    async with fleet_of(replicas, 2, canary=CANARY) as fleet:
+        await fleet.update_weights(weights(4))
+        await settle()
+        assert len(replicas.made) == 3
+        first, failed, new = replicas.made
+        assert (first.weights, failed.weights, new.weights) == ([("/w/4", 4)], [], [("/w/4", 4)])
+        assert new.index == failed.index
+        assert fleet.live == [0, 1]
+        assert fleet.deaths == 1
+        assert "shutdown" in failed.events
+
+
+async def test_a_new_replica_must_pass_the_canary_too():
+    def prepare(replica):
+        replica.canary = np.full(3, 0.5 if len(replicas.made) > 2 else 0.0, np.float32)
+
+    replicas = Replicas(prepare)
+    with pytest.raises(CanaryFailed, match="replica 0 after weight update 1"):
+        async with fleet_of(replicas, 2, canary=CANARY) as fleet:
+            await fleet.update_weights(weights())
+            replicas.made[0].die()
+            await asyncio.Event().wait()
+
+
+# Supervision
+
+
+async def test_a_dead_replica_is_replaced():
+    replicas = Replicas()
+    async with fleet_of(replicas, 2) as fleet:
+        replicas.made[1].die()
+        await settle()
+        assert fleet.live == [0, 1]
+        assert [replica.index for replica in replicas.made] == [0, 1, 1]
+        assert replicas.made[1].events == ["start", "shutdown"]
+
+
+async def test_a_stalled_replica_is_killed_and_replaced():
+    replicas = Replicas()
+    async with fleet_of(replicas, watch_s=0.01) as fleet:
+        replicas.made[0].stalls = True
+        await replicas.made[0].died.wait()
+        await settle()
+        assert "kill" in replicas.made[0].events
+        assert fleet.live == [0]
+
+
+async def test_turns_wait_while_no_replica_is_up_and_go_on_with_the_next():
+    gate = Gate()
+
+    def prepare(replica):
+        if len(replicas.made) > 1:
+            replica.start_gate = gate
+
+    replicas = Replicas(prepare)
+    async with fleet_of(replicas) as fleet, asyncio.TaskGroup() as group:
+        replicas.made[0].die()
+        await gate.started.wait()
+        turn = group.create_task(play(fleet))
+        await settle()
+        assert fleet.live == []
+        assert not turn.done()
+        gate.release()
+        assert [token for _, token in await turn] == expected()
+
+
+async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
+    def prepare(replica):
+        if len(replicas.made) > 2:
+            replica.start_error = ReplicaDied("no memory")
+
+    replicas = Replicas(prepare)
+    with pytest.raises(ReplicaDied, match="no replica is left: each died 3 times"):
+        async with fleet_of(replicas, 2, restarts=2) as fleet:
+            for replica in replicas.made[:2]:
+                replica.die()
+            await play(fleet)
+    assert len(replicas.made) == 6
+    assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
+
+
+async def test_the_run_goes_on_while_another_replica_is_being_started():
+    """Replica 0 is given up for good in the moment in which replica 1 is down: it comes back."""
+    gate = Gate()
+
+    def prepare(replica):
+        if len(replicas.made) > 2:
+            if replica.index == 0:
+                replica.start_error = ReplicaDied("no memory")
+            else:
+                replica.start_gate = gate
+
+    replicas = Replicas(prepare)
+    async with fleet_of(replicas, 2, restarts=1) as fleet, asyncio.TaskGroup() as group:
+        replicas.made[0].die()
+        replicas.made[1].die()
+        turn = group.create_task(play(fleet))
+        await gate.started.wait()
+        await settle()
+        gate.release()
+        assert [token for _, token in await turn] == expected()
+        assert fleet.live == [1]
+
+
+@pytest.mark.parametrize("error", [ReplicaDied("replica 1 did not start: no memory"), ValueError("no such model")])
+async def test_a_failure_to_start_comes_out_as_it_is_and_ends_the_others(error):
+    replicas = Replicas(lambda replica: setattr(replica, "start_error", error if replica.index == 1 else None))
+    with pytest.raises(type(error), match=str(error)):
+        async with fleet_of(replicas, 2):
+            pass
+    assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
+
+
+async def test_an_error_of_the_body_comes_out_as_it_is_and_ends_the_replicas():
+    replicas = Replicas()
+    with pytest.raises(LookupError, match="a bug"):
+        async with fleet_of(replicas):
+            raise LookupError("a bug")
+    assert replicas.made[0].events == ["start", "shutdown"]
+
+
+async def test_cancelling_the_owner_ends_the_replicas():
+    replicas, inside = Replicas(), asyncio.Event()
+
+    async def owner():
+        async with fleet_of(replicas, 2):
+            inside.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(owner())
+        await inside.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
+
+
+# What the fleet tells others
+
+
+async def test_samples_reach_the_balancer_and_the_peaks():
+    replicas = Replicas(blocks=100)
+    async with fleet_of(replicas) as fleet:
+        for free_blocks in (90, 40, 80):
+            replicas.made[0].step(free_blocks, running=2, preempted=1)
+        assert fleet.last[0].free_blocks == 80
+        assert fleet.kv_peak == {0: 0.6}
+        assert fleet.preemptions == 3
+        assert fleet._balancer._replicas[0].free == 80
+
+
+async def test_every_second_of_a_replica_has_a_cause():
+    timeline = Timeline(clock := Clock())
+    replicas = Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    gate = Gate()
+    async with fleet_of(replicas, timeline=timeline) as fleet, asyncio.TaskGroup() as group:
+        turn = fleet.turn(1, 0, [2, 3], sampling(1))
+        await anext(turn)
+        clock.now += 5
+        await turn.aclose()
+        fleet.turn_done(1, 3)
+        clock.now += 2
+        update = group.create_task(fleet.update_weights(weights()))
+        await gate.started.wait()
+        clock.now += 3
+        gate.release()
+        await update
+        fleet.leave(1, 3)
+        clock.now += 1
+        fleet.leave(1, 3)
+    causes = {cause: seconds for cause, seconds in timeline.idle.seconds(clock.now)[0].items() if seconds}
+    assert causes == {"busy": 5.0, "tool_wait": 2.0, "weight_sync": 3.0, "host": 1.0}
+
+
+async def test_a_policy_of_ones_own_drives_the_fleet():
+    class Last:
+        """Everything to the replica that came last."""
+
+        def __init__(self):
+            self.up, self.keys = [], []
+
+        def replica_up(self, replica, blocks, block_size):
+            self.up.append(replica)
+
+        def replica_down(self, replica):
+            self.up.remove(replica)
+
+        def sample(self, replica, sample): ...
+
+        def arrive(self, key, group, tokens, now):
+            self.keys.append(key)
+
+        def turn_done(self, key, tokens, now): ...
+
+        def leave(self, key, tokens): ...
+
+        def decide(self, now):
+            keys, self.keys = self.keys, []
+            return [Place(key, self.up[-1], "last", 0.0) for key in keys]
+
+    async with fleet_of(Replicas(), 3, balancer=Last()) as fleet:
+        assert {replica for replica, _ in await play(fleet)} == {2}
+
+
+@pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0)])
+def test_an_impossible_fleet_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
+        FleetConfig(**{field: value})
