@@ -100,7 +100,7 @@ class Fleet:
         self._timeline = timeline
         self._replicas: dict[int, ReplicaPort] = {}
         self._weights: Weights | None = None
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, asyncio.Future[ReplicaPort]] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
         self._tool_waiting: set[int] = set()
         self._open = asyncio.Event()
@@ -156,11 +156,8 @@ class Fleet:
         produced = 0
         self._back_from_tool(key)
         while True:
-            index = await self._place(key, group, len(tokens))
-            replica = self._replicas.get(index)
-            if replica is None:  # it died in the tick of the placement
-                continue
-            before = produced
+            replica = await self._place(key, group, len(tokens))
+            index, before = replica.index, produced
             request = replace(
                 sampling,
                 max_tokens=sampling.max_tokens - produced,
@@ -299,8 +296,8 @@ class Fleet:
             self._balancer.replica_down(replica.index)
             self._schedule()
 
-    async def _place(self, key: int, group: int, tokens: int) -> int:
-        future: asyncio.Future[int] = self._loop.create_future()
+    async def _place(self, key: int, group: int, tokens: int) -> ReplicaPort:
+        future: asyncio.Future[ReplicaPort] = self._loop.create_future()
         self._waiting[key] = future
         self._balancer.arrive(key, group, tokens, self._timeline.now())
         self._schedule()
@@ -324,7 +321,7 @@ class Fleet:
         for place in self._balancer.decide(self._timeline.now()):
             future = self._waiting.get(place.key)
             if future is not None and not future.done():
-                future.set_result(place.replica)
+                future.set_result(self._replicas[place.replica])
                 self._timeline.instant(
                     "fleet", place.rule, key=place.key, replica=place.replica, headroom_blocks=place.headroom_blocks
                 )

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.balance import Place
+from engine.balance import KvAware, Place
 from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
 from engine.ports import ReplicaDied, Sampling
 from engine.trace import Timeline
-from tests.fakes import Clock, Gate, Replicas, fleet_of, logprob_of, next_token, settle
+from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
 
 STOP = (1,)
 CANARY = [[5, 6, 7, 8]]
@@ -89,26 +89,45 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
 
 
 async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
-    """The placement is decided; before the turn goes on, the replica is gone."""
+    """The placement is decided; before the turn goes on, the replica is gone (and even replaced)."""
     replicas = Replicas()
-    gate = Gate()
-    async with fleet_of(replicas) as fleet, asyncio.TaskGroup() as group:
-        decide = fleet._balancer.decide
+    placements = []
 
-        class Spy:
-            def __getattr__(self, name):
-                return getattr(balancer, name)
+    class DiesUnderThePlacement(KvAware):
+        def decide(self, now):
+            places = super().decide(now)
+            placements.extend(places)
+            if len(placements) == 1 and places:
+                asyncio.get_running_loop().call_soon(fleet._down, replicas.made[0])
+            return places
 
-            def decide(self, now):
-                places = decide(now)
-                if places and not gate.started.is_set():
-                    gate.started.set()
-                    fleet._down(replicas.made[0])
-                return places
+    async with fleet_of(replicas, balancer=DiesUnderThePlacement(max_tokens=1000)) as fleet:
+        turn = await play(fleet)
+    assert [token for _, token in turn] == expected()
+    assert [len(replica.requests) for replica in replicas.made] == [0, 1]
+    assert len(placements) == 2
 
-        balancer, fleet._balancer = fleet._balancer, Spy()
-        assert [token for _, token in await group.create_task(play(fleet))] == expected()
-        assert len(replicas.made) == 2, "the dead one was replaced, and the turn waited for it"
+
+async def test_a_late_word_of_a_dead_replica_does_not_take_its_successor_down():
+    class Late(ScriptedReplica):
+        async def generate(self, token_ids, sampling, request_id):
+            await gate.passed()
+            raise ReplicaDied("so I am told")
+            yield
+
+    def make(index, core, on_step):
+        made.append(ScriptedReplica(index, on_step) if made else Late(index, on_step))
+        return made[-1]
+
+    gate, made = Gate(), []
+    async with fleet_of(make) as fleet, asyncio.TaskGroup() as group:
+        turn = group.create_task(play(fleet))
+        await gate.started.wait()
+        made[0].die()
+        await settle()
+        gate.release()
+        assert [token for _, token in await turn] == expected()
+        assert len(made) == 2
 
 
 async def test_closing_a_turn_aborts_its_request():
@@ -215,11 +234,15 @@ async def test_a_new_replica_must_pass_the_canary_too():
         replica.canary = np.full(3, 0.5 if len(replicas.made) > 2 else 0.0, np.float32)
 
     replicas = Replicas(prepare)
-    with pytest.raises(CanaryFailed, match="replica 0 after weight update 1"):
+
+    async def run():
         async with fleet_of(replicas, 2, canary=CANARY) as fleet:
             await fleet.update_weights(weights())
             replicas.made[0].die()
             await asyncio.Event().wait()
+
+    with pytest.raises(CanaryFailed, match="replica 0 after weight update 1"):
+        await run()
 
 
 # Supervision
@@ -270,11 +293,15 @@ async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
             replica.start_error = ReplicaDied("no memory")
 
     replicas = Replicas(prepare)
-    with pytest.raises(ReplicaDied, match="no replica is left: each died 3 times"):
+
+    async def run():
         async with fleet_of(replicas, 2, restarts=2) as fleet:
             for replica in replicas.made[:2]:
                 replica.die()
             await play(fleet)
+
+    with pytest.raises(ReplicaDied, match="no replica is left: each died 3 times"):
+        await run()
     assert len(replicas.made) == 6
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
 
@@ -292,10 +319,10 @@ async def test_the_run_goes_on_while_another_replica_is_being_started():
 
     replicas = Replicas(prepare)
     async with fleet_of(replicas, 2, restarts=1) as fleet, asyncio.TaskGroup() as group:
-        replicas.made[0].die()
         replicas.made[1].die()
-        turn = group.create_task(play(fleet))
         await gate.started.wait()
+        replicas.made[0].die()
+        turn = group.create_task(play(fleet))
         await settle()
         gate.release()
         assert [token for _, token in await turn] == expected()
