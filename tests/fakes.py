@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import numpy as np
@@ -55,7 +54,9 @@ class Gate:
 
 
 class Die:
-    """A place in a script where the replica dies."""
+    """A place in a script where the replica dies, the first time that it is reached."""
+
+    reached = False
 
 
 Script = Iterable["str | Gate | Die"]
@@ -142,8 +143,10 @@ class ScriptedReplica:
             if isinstance(piece, Gate):
                 await self._wait(piece.passed())
             elif isinstance(piece, Die):
-                self.die()
-                self._alive()
+                if not piece.reached:
+                    piece.reached = True
+                    self.die()
+                    self._alive()
             else:
                 for token in self._chat._encode(piece):
                     yield token, token in sampling.stop_token_ids
@@ -348,7 +351,21 @@ class Prompts:
         return a_prompt(self.taken - 1)
 
 
-def texts(*turns: str) -> Callable[[list[int], Sampling], Script]:
-    """A script that plays the given turns, one per request, whoever asks."""
-    left = deque(turns)
-    return lambda token_ids, sampling: [left.popleft()]
+def conversation(chat: Chat, *turns: Sequence[str | Gate | Die]) -> Callable[[list[int], Sampling], Script]:
+    """A script that plays the given turns; a turn that went on from another replica continues where its tokens end."""
+    opening = "<|im_start|>assistant\n"
+
+    def script(token_ids: list[int], sampling: Sampling) -> Script:
+        before, _, done = chat.decode(token_ids).rpartition(opening)
+        for piece in turns[before.count(opening)]:
+            if not isinstance(piece, str):
+                if not done:
+                    yield piece
+            elif done.startswith(piece):
+                done = done[len(piece) :]
+            else:
+                assert piece.startswith(done), (piece, done)
+                yield piece[len(done) :]
+                done = ""
+
+    return script

@@ -1,0 +1,367 @@
+"""Rollouts: calls leave while the turn goes on, every budget ends, nothing of ours becomes the model's error."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.chat import Chat
+from engine.ports import ToolReply
+from engine.rollout import RolloutConfig, Rollouts, derive_seed
+from engine.tools import PythonTool
+from engine.trace import Timeline
+from engine.types import Boundary, StopReason
+from sandbox.wire import ToolResult
+from tests.fakes import Clock, Die, Gate, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, logprob_of, settle
+
+CHAT = Chat.load(Path(__file__).parent.parent.parent / "recipes/tiny")
+END = "<|im_end|>"
+ANSWER = f"<answer>42</answer>{END}"
+
+
+def call(code, name="python"):
+    return "<tool_call>" + json.dumps({"name": name, "arguments": {"code": code}}) + "</tool_call>"
+
+
+class Setup:
+    """A node with scripted surroundings: `async with Setup(turns...) as node`."""
+
+    def __init__(self, *turns, runner=None, tools=None, replicas=1, prepare=lambda replica: None, **budget):
+        self.runner = runner or ScriptedRunner()
+        self.timeline = Timeline(Clock(tick=0.001))
+        self.replicas = Replicas(prepare, chat=CHAT, script=conversation(CHAT, *turns))
+        self.fleet = fleet_of(self.replicas, replicas, timeline=self.timeline)
+        self.config = RolloutConfig(**{"max_tokens": 400, **budget})
+        tools = [PythonTool(self.runner)] if tools is None else tools
+        self.rollouts = Rollouts(self.config, CHAT, self.fleet, tools, self.timeline, seed=3)
+
+    async def __aenter__(self):
+        await self.fleet.__aenter__()
+        return self
+
+    async def __aexit__(self, *error):
+        await self.fleet.__aexit__(*error)
+        if error[0] is None:
+            policy = self.fleet._balancer
+            policy.check()
+            assert policy.waiting() == policy.reserved_blocks() == 0
+            assert self.fleet._waiting == self.fleet._homes == {}
+            assert self.fleet._tool_waiting == set()
+            assert self.runner.running == 0
+            for lanes in self.timeline.lanes.values():
+                assert len(lanes._free) == lanes._next, "a lane was not given back"
+
+    async def run(self, text="What is 6 * 7?"):
+        trajectory = await self.rollouts.run(a_prompt(text=text), 0, 0)
+        check(trajectory)
+        return trajectory
+
+
+def check(trajectory):
+    """The invariants of every trajectory."""
+    ids, mask = trajectory.token_ids_T, trajectory.sampled_T
+    lengths = {len(ids), len(mask), len(trajectory.logprobs_T), len(trajectory.versions_T)}
+    assert lengths == {len(ids)}
+    assert (trajectory.logprobs_T[~mask] == 0).all()
+    assert (trajectory.versions_T[~mask] == -1).all()
+    assert (trajectory.versions_T[mask] >= 0).all()
+    wanted = [logprob_of(token) for token in ids[mask]]
+    np.testing.assert_allclose(trajectory.logprobs_T[mask], wanted, rtol=1e-6)
+    spans = np.zeros(len(ids), bool)
+    for turn in trajectory.turns:
+        assert not spans[turn.start : turn.end].any()
+        spans[turn.start : turn.end] = True
+    assert (spans == mask).all(), "the turns are exactly what was sampled"
+    assert trajectory.text == "".join(CHAT.decode(ids[turn.start : turn.end]) for turn in trajectory.turns)
+
+
+def whole(trajectory):
+    return CHAT.decode(trajectory.token_ids_T)
+
+
+async def test_a_conversation_is_what_the_template_renders():
+    first, second = f"<reason>I use python.</reason>\n{call('print(6*7)')}", "<answer>42</answer>"
+    async with Setup([first + END], [second + END]) as node:
+        trajectory = await node.run()
+    messages = [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": first},
+        {"role": "tool", "content": "print(6*7)"},
+        {"role": "assistant", "content": second},
+    ]
+    assert whole(trajectory) + "\n" == CHAT._tokenizer.apply_chat_template(messages, tokenize=False)
+    assert trajectory.stop is StopReason.ANSWER
+    assert trajectory.error is None
+    assert [(use.name, use.outcome, use.response) for use in trajectory.tool_uses] == [("python", "ok", "print(6*7)")]
+    assert all((use.executed, use.jailed) == (True, True) for use in trajectory.tool_uses)
+
+
+async def test_a_call_has_started_before_its_turn_is_over():
+    rest = Gate()
+    async with Setup([call("print(1)"), rest, f" so{END}"], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(node.run())
+            await rest.started.wait()
+            await node.runner.started.wait()  # the replica still holds the rest of the turn
+            node.runner.release()
+            await settle()
+            assert node.runner.running == 0
+            assert not running.done()
+            rest.release()
+        trajectory = running.result()
+    [use], _ = (turn.tool_uses for turn in trajectory.turns)
+    assert use.closed_at <= use.dispatched_at < use.finished_at < trajectory.turns[0].finished_at
+    assert use.overlap_s == pytest.approx(use.finished_at - use.dispatched_at)
+
+
+async def test_the_next_turn_waits_for_the_tool():
+    async with Setup([call("print(1)") + END], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(node.run())
+            await node.runner.started.wait()
+            await settle(60)
+            assert len(node.replicas.made[0].requests) == 1
+            assert len(node.fleet._tool_waiting) == 1
+            node.runner.release()
+        use = running.result().tool_uses[0]
+    assert use.finished_at > running.result().turns[0].finished_at > use.dispatched_at
+    assert use.overlap_s == pytest.approx(running.result().turns[0].finished_at - use.dispatched_at)
+
+
+async def test_calls_of_one_turn_run_at_once_and_are_answered_in_their_order():
+    runner = ScriptedRunner(lambda code: ToolResult(outcome="ok", stdout=f"result of {code}"), hold=True)
+    text = call("print(1)") + call("print(2)") + call("print(3)") + END
+    async with Setup([text], [ANSWER], runner=runner) as node:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(node.run())
+            await settle(80)
+            assert runner.most_running == 3
+            runner.release()
+        trajectory = running.result()
+    responses = [f"result of print({n})" for n in (1, 2, 3)]
+    assert [use.response for use in trajectory.tool_uses] == responses
+    text = whole(trajectory)
+    assert sorted(responses, key=text.index) == responses
+
+
+async def test_a_malformed_call_is_answered_with_the_reason_and_the_good_one_runs():
+    async with Setup(["<tool_call>{bad}</tool_call>" + call("print(2)") + END], [ANSWER]) as node:
+        trajectory = await node.run()
+    bad, good = trajectory.tool_uses
+    assert bad.outcome == "malformed"
+    assert bad.response.startswith("FormatError: Expecting property name")
+    assert (bad.executed, bad.failed, good.executed, good.failed) == (False, True, True, False)
+    assert [code for code, _, _ in node.runner.calls] == ["print(2)"]
+    assert bad.response in whole(trajectory)
+    assert trajectory.stop is StopReason.ANSWER
+
+
+async def test_a_call_that_is_never_closed_is_answered_and_not_run():
+    async with Setup([call("print(2)").removesuffix("</tool_call>") + END], [ANSWER]) as node:
+        trajectory = await node.run()
+    # The end-of-turn token is part of the text after the opening tag.
+    assert [(use.outcome, use.response) for use in trajectory.tool_uses] == [
+        ("malformed", "FormatError: tool call not closed")
+    ]
+    assert node.runner.calls == []
+
+
+async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_reads():
+    wrong = '<tool_call>{"name": "python", "arguments": {"code": 3}}</tool_call>'
+    async with Setup([call("x", name="bash") + wrong + END], [ANSWER]) as node:
+        trajectory = await node.run()
+    assert [(use.outcome, use.response, use.executed) for use in trajectory.tool_uses] == [
+        ("error", "NameError: no tool 'bash' (there is: python)", False),
+        ("error", "TypeError: 'code' and 'input' must be strings", False),
+    ]
+    assert node.runner.calls == []
+
+
+async def test_calls_beyond_the_limit_of_a_turn_are_refused():
+    async with Setup([call("1") + call("2") + call("3") + END], [ANSWER], max_calls_per_turn=2) as node:
+        trajectory = await node.run()
+    assert [use.response for use in trajectory.tool_uses] == ["1", "2", "LimitError: at most 2 calls"]
+    assert len(node.runner.calls) == 2
+
+
+# Budgets
+
+
+async def test_a_turn_that_reaches_the_token_budget_is_truncated():
+    async with Setup([call("print(1)") + " and so on" * 100 + END], max_tokens=200) as node:
+        trajectory = await node.run()
+    assert trajectory.stop is StopReason.LENGTH
+    assert len(trajectory.token_ids_T) == 200
+    assert trajectory.turns[0].truncated
+    assert trajectory.tool_uses[0].outcome == "ok"
+
+
+async def test_a_response_that_does_not_fit_ends_the_trajectory_before_it():
+    runner = ScriptedRunner(lambda code: ToolResult(outcome="ok", stdout="7 " * 300))
+    async with Setup([call("print(1)") + END], runner=runner, max_tokens=120) as node:
+        trajectory = await node.run()
+    assert trajectory.stop is StopReason.LENGTH
+    assert not trajectory.turns[0].truncated
+    assert trajectory.sampled_T[-1]
+
+
+async def test_a_prompt_that_fills_the_budget_ends_at_once():
+    async with Setup([ANSWER], max_tokens=10) as node:
+        trajectory = await node.run()
+    assert (trajectory.stop, trajectory.turns) == (StopReason.LENGTH, ())
+    assert node.replicas.made[0].requests == []
+
+
+async def test_the_last_turn_is_the_last():
+    async with Setup([call("1") + END], [call("2") + END], max_turns=2) as node:
+        trajectory = await node.run()
+    assert trajectory.stop is StopReason.TURNS
+    assert [use.response for use in trajectory.tool_uses] == ["1", "2"]
+
+
+async def test_the_deadline_ends_a_turn_and_what_was_sampled_is_kept():
+    never = Gate()
+    async with Setup([f"<reason>I think{call('print(1)')}", never, END], deadline_s=0.05) as node:
+        trajectory = await node.run()
+        assert len(node.replicas.made[0].aborted) == 1
+    assert trajectory.stop is StopReason.DEADLINE
+    [turn] = trajectory.turns
+    assert turn.truncated
+    assert [use.outcome for use in turn.tool_uses] == ["ok"]
+
+
+async def test_the_deadline_kills_a_call_that_is_still_running():
+    async with Setup([call("while 1: 0") + END], runner=ScriptedRunner(hold=True), deadline_s=0.05) as node:
+        trajectory = await node.run()
+    assert node.runner.cancelled == 1
+    assert trajectory.stop is StopReason.DEADLINE
+    assert [(use.outcome, use.failed, use.executed) for use in trajectory.tool_uses] == [("killed", True, True)]
+    assert not trajectory.turns[0].truncated
+
+
+async def test_the_deadline_ends_a_wait_for_a_replica():
+    async with Setup([ANSWER], deadline_s=0.02) as node:
+        node.fleet._open.clear()
+        trajectory = await node.run()
+    assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (StopReason.DEADLINE, (), 0)
+
+
+# Failures
+
+
+async def test_a_lost_call_is_our_error_and_never_an_answer():
+    runner = ScriptedRunner(lambda code: ToolResult(outcome="lost", stderr="the host died"))
+    rest = Gate()
+    async with Setup([call("print(1)"), rest, END], runner=runner) as node:
+        trajectory = await node.run()
+        assert len(node.replicas.made[0].aborted) == 1, "the turn is not generated to its end"
+    assert trajectory.stop is StopReason.ERROR
+    assert trajectory.error.boundary is Boundary.SANDBOX
+    assert trajectory.error.message == "the host died"
+    assert "host" not in whole(trajectory)
+
+
+async def test_a_lost_call_cancels_the_others_of_its_turn():
+    class Lost:
+        name = "lost"
+
+        async def __call__(self, arguments):
+            await other.started.wait()
+            return ToolReply(outcome="lost", text="gone")
+
+    other = ScriptedRunner(hold=True)
+    tools = [Lost(), PythonTool(other)]
+    async with Setup([call("x", "lost") + call("y") + END], runner=other, tools=tools) as node:
+        trajectory = await node.run()
+    assert trajectory.error.boundary is Boundary.SANDBOX
+    assert other.cancelled == 1
+
+
+@pytest.mark.parametrize("error", [LookupError("a bug"), TimeoutError("not our deadline")])
+async def test_a_tool_that_raises_is_a_bug_and_stops_the_run(error):
+    class Broken:
+        name = "python"
+
+        async def __call__(self, arguments):
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        async with Setup([call("x") + END], tools=[Broken()]) as node:
+            await node.run()
+
+
+@pytest.mark.parametrize("place", ["in the text", "in a call", "after a call"])
+async def test_a_trajectory_goes_on_elsewhere_when_its_replica_dies_in_mid_turn(place):
+    """The text, the calls and the buffer are those of an undisturbed run; no call is made twice."""
+    text, code = "<reason>I use python.</reason>", call("print(1)")
+    pieces = {
+        "in the text": [text[:12], Die(), text[12:], code, END],
+        "in a call": [text, code[:20], Die(), code[20:], END],
+        "after a call": [text, code, Die(), END],
+    }[place]
+    number = iter(range(9))
+    async with Setup(pieces, [ANSWER], replicas=2, prepare=lambda r: setattr(r, "version", next(number))) as node:
+        trajectory = await node.run()
+        assert sum(len(replica.requests) for replica in node.replicas.made) == 3
+        assert node.fleet.deaths == 1
+    async with Setup([text, code, END], [ANSWER]) as node:
+        undisturbed = await node.run()
+    assert whole(trajectory) == whole(undisturbed)
+    assert [use.response for use in trajectory.tool_uses] == ["print(1)"]
+    turn = trajectory.turns[0]
+    versions = trajectory.versions_T[turn.start : turn.end].tolist()
+    assert versions == sorted(versions), "the first part is of replica 0 (version 0), the rest of replica 1 (version 1)"
+    assert set(versions) == {0, 1}
+
+
+async def test_cancelling_a_rollout_cancels_its_call_and_its_request():
+    rest = Gate()
+    async with Setup([call("print(1)"), rest, END], runner=ScriptedRunner(hold=True)) as node:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(node.run())
+            await rest.started.wait()
+            await node.runner.started.wait()
+            running.cancel()
+        assert running.cancelled()
+        assert node.runner.cancelled == 1
+        replica = node.replicas.made[0]
+        assert (replica.in_flight, len(replica.aborted)) == (0, 1)
+
+
+# Seeds and counts
+
+
+def test_seeds_differ_by_every_part_and_fit_into_63_bits():
+    seeds = {derive_seed(run, f"p{p}", s, t) for run in (0, 1) for p in range(4) for s in range(4) for t in range(4)}
+    assert len(seeds) == 128
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(0, "p", 1, 2) == derive_seed(0, "p", 1, 2)
+
+
+async def test_each_turn_is_sampled_with_its_own_seed_and_what_is_left_of_the_budget():
+    async with Setup([call("1") + END], [ANSWER], temperature=0.7) as node:
+        trajectory = await node.run()
+        requests = node.replicas.made[0].requests
+    assert [request.seed for _, request, _ in requests] == [derive_seed(3, "p0", 0, turn) for turn in (0, 1)]
+    assert [request.max_tokens for _, request, _ in requests] == [400 - turn.start for turn in trajectory.turns]
+    assert [list(ids) for ids, _, _ in requests] == [list(trajectory.token_ids_T[: t.start]) for t in trajectory.turns]
+    assert {request.temperature for _, request, _ in requests} == {0.7}
+    assert node.rollouts.tokens_sampled == trajectory.sampled_tokens
+    assert node.rollouts.tool_calls == 1
+
+
+async def test_concurrent_rollouts_do_not_mix():
+    async with Setup([call("1") + END], [ANSWER], replicas=2) as node, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(node.run(f"What is {n} + 1?")) for n in range(8)]
+    assert [f"What is {n} + 1?" in whole(task.result()) for n, task in enumerate(tasks)] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("max_turns", 0), ("max_calls_per_turn", 0), ("deadline_s", 0.0), ("temperature", -1.0)],
+)
+def test_impossible_budgets_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} must .* {value}"):
+        RolloutConfig(**{field: value})
