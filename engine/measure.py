@@ -66,7 +66,7 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
     generated = sum(member.sampled_tokens for member in everyone)
     kept = sum(member.sampled_tokens for member in trained)
     dropped = {reason: sum(_tokens(group) for group in groups if group.drop == reason) for reason in ("flat", "error")}
-    staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained]
+    staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         "tool_error_share_correct": tool_error_share(correct(graded)),

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -36,9 +37,11 @@ def admit(prompts: Iterator[Prompt], leases: Leases, samples: int, steps: int) -
     """Puts out `samples` tickets per prompt for `steps` steps, each prompt under a lease."""
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        for _ in range(steps * leases.groups_per_step):
+        for number in range(steps * leases.groups_per_step):
             lease = await leases.acquire()
-            prompt = next(prompts)
+            prompt = next(prompts, None)
+            if prompt is None:
+                raise ValueError(f"only {number} prompts for {steps} steps of {leases.groups_per_step}")
             for sample in range(samples):
                 await outbox.put(Ticket(prompt=prompt, lease=lease, sample=sample, samples=samples))
 
@@ -61,9 +64,14 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
         return trajectory
     timeline.idle.flag("reward", 1, timeline.now())
     try:
-        async with asyncio.timeout(deadline_s):
-            return replace(trajectory, reward=await reward(trajectory))
+        async with asyncio.timeout(deadline_s) as budget:
+            value = await reward(trajectory)
+        if not math.isfinite(value):
+            raise ValueError(f"the reward of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")
+        return replace(trajectory, reward=value)
     except (GraderUnavailable, TimeoutError) as failure:
+        if isinstance(failure, TimeoutError) and not budget.expired():
+            raise  # a bug in the reward, not our deadline
         error = RolloutError(boundary=Boundary.REWARD, message=str(failure) or f"no grade within {deadline_s} s")
         return replace(trajectory, error=error, stop=StopReason.ERROR)
     finally:
@@ -91,6 +99,8 @@ def regroup() -> StageFunction:
             if len(group) == ticket.samples:
                 ordered = tuple(sorted(members.pop(ticket.lease), key=lambda member: member.sample))
                 await outbox.put(Group(prompt=ticket.prompt, trajectories=ordered, lease=ticket.lease))
+        if members:
+            raise RuntimeError(f"the rollouts ended with incomplete groups: leases {sorted(members)}")
 
     return stage
 
@@ -116,5 +126,7 @@ def batch(leases: Leases) -> StageFunction:
             while len(steps[following]) == leases.groups_per_step:
                 await outbox.put(sorted(steps.pop(following), key=lambda member: member.lease))
                 following += 1
+        if left := sorted(step for step, groups in steps.items() if groups):
+            raise RuntimeError(f"the groups ended within a step: steps {left}")
 
     return stage

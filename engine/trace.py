@@ -20,6 +20,7 @@ from engine.ports import KvSample
 
 # Tracks in the order in which Perfetto shows them.
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
+_PIDS = {track: pid for pid, track in enumerate(TRACKS)}
 
 
 class Lanes:
@@ -40,21 +41,21 @@ class Lanes:
 
 
 class Timeline:
-    """Collects what happened, for `write`."""
+    """Collects what happened, for `write`. Raises KeyError for a track that is not in TRACKS."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
-        self._spans: list[tuple[str, int, str, float, float, dict[str, Any]]] = []
-        self._instants: list[tuple[str, float, str, dict[str, Any]]] = []
+        self._spans: list[tuple[int, int, str, float, float, dict[str, Any]]] = []
+        self._instants: list[tuple[int, float, str, dict[str, Any]]] = []
         self._steps: list[tuple[int, float, int, int, int]] = []
 
     def span(self, track: str, name: str, start: float, end: float, lane: int = 0, **args: Any) -> None:
-        self._spans.append((track, lane, name, start, end, args))
+        self._spans.append((_PIDS[track], lane, name, start, end, args))
 
     def instant(self, track: str, name: str, **args: Any) -> None:
-        self._instants.append((track, self.now(), name, args))
+        self._instants.append((_PIDS[track], self.now(), name, args))
 
     def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
         """One engine step: blocks in use, running and waiting requests at its end."""
@@ -73,14 +74,14 @@ class Timeline:
         for pid, track in enumerate(TRACKS):
             events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}})
             events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}})
-        for track, lane, name, begin, end, args in self._spans:
-            event = {"ph": "X", "pid": TRACKS.index(track), "tid": lane, "name": name, "ts": us(begin)}
+        for pid, lane, name, begin, end, args in self._spans:
+            event = {"ph": "X", "pid": pid, "tid": lane, "name": name, "ts": us(begin)}
             events.append({**event, "dur": round((end - begin) * 1e6, 1), "args": args})
-        for track, at, name, args in self._instants:
-            event = {"ph": "i", "pid": TRACKS.index(track), "tid": 0, "name": name, "ts": us(at), "s": "t"}
+        for pid, at, name, args in self._instants:
+            event = {"ph": "i", "pid": pid, "tid": 0, "name": name, "ts": us(at), "s": "t"}
             events.append({**event, "args": args})
         for replica, at, used, running, waiting in self._steps:
-            counter = {"ph": "C", "pid": TRACKS.index("replicas"), "ts": us(at)}
+            counter = {"ph": "C", "pid": _PIDS["replicas"], "ts": us(at)}
             events.append({**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}})
             requests = {"running": running, "waiting": waiting}
             events.append({**counter, "name": f"replica {replica} requests", "args": requests})

@@ -84,7 +84,8 @@ class ScriptedReplica:
         self.in_flight = 0
         self.pid = 1000 + index
         self.usable_blocks = blocks
-        self.version = 0
+        self.version = 0  # what the node knows, as on each delta
+        self.engine_version: int | None = None  # what the engine really samples with, as in the last delta's spans
         self.requests: list[tuple[list[int], Sampling, str]] = []
         self.aborted: list[str] = []
         self.weights: list[tuple[str, int]] = []
@@ -111,16 +112,17 @@ class ScriptedReplica:
         assert sampling.max_tokens > 0, sampling
         self.requests.append((list(token_ids), sampling, request_id))
         self.in_flight += 1
-        begun, sent = self.version, 0
-        finished = False
+        sent, finished = 0, False
+        spans: list[tuple[int, int, int]] = []
         try:
             async for token, last in self._tokens(list(token_ids), sampling):
                 self._alive()
                 sent += 1
                 finish = "stop" if last else "length" if sent == sampling.max_tokens else None
                 finished = finish is not None
-                spans = [(begun, 0, sent)] if finish else ()
-                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, spans)
+                spans.append((self.version if self.engine_version is None else self.engine_version, sent - 1, sent))
+                exact = tuple(spans) if finish else ()
+                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact)
                 if finish:
                     return
             raise AssertionError("the script ended without the end-of-turn token")

@@ -1,80 +1,16 @@
 """Rollouts: calls leave while the turn goes on, every budget ends, nothing of ours becomes the model's error."""
 
 import asyncio
-import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from engine.chat import Chat
 from engine.ports import ToolReply
-from engine.rollout import RolloutConfig, Rollouts, derive_seed
+from engine.rollout import RolloutConfig, derive_seed
 from engine.tools import PythonTool
-from engine.trace import Timeline
 from engine.types import Boundary, StopReason
 from sandbox.wire import ToolResult
-from tests.fakes import Clock, Die, Gate, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, logprob_of, settle
-
-CHAT = Chat.load(Path(__file__).parent.parent.parent / "recipes/tiny")
-END = "<|im_end|>"
-ANSWER = f"<answer>42</answer>{END}"
-
-
-def call(code, name="python"):
-    return "<tool_call>" + json.dumps({"name": name, "arguments": {"code": code}}) + "</tool_call>"
-
-
-class Setup:
-    """A node with scripted surroundings: `async with Setup(turns...) as node`."""
-
-    def __init__(self, *turns, runner=None, tools=None, replicas=1, prepare=lambda replica: None, **budget):
-        self.runner = runner or ScriptedRunner()
-        self.timeline = Timeline(Clock(tick=0.001))
-        self.replicas = Replicas(prepare, chat=CHAT, script=conversation(CHAT, *turns))
-        self.fleet = fleet_of(self.replicas, replicas, timeline=self.timeline)
-        self.config = RolloutConfig(**{"max_tokens": 400, **budget})
-        tools = [PythonTool(self.runner)] if tools is None else tools
-        self.rollouts = Rollouts(self.config, CHAT, self.fleet, tools, self.timeline, seed=3)
-
-    async def __aenter__(self):
-        await self.fleet.__aenter__()
-        return self
-
-    async def __aexit__(self, *error):
-        await self.fleet.__aexit__(*error)
-        if error[0] is None:
-            policy = self.fleet._balancer
-            policy.check()
-            assert policy.waiting() == policy.reserved_blocks() == 0
-            assert self.fleet._waiting == self.fleet._homes == {}
-            assert self.fleet._tool_waiting == set()
-            assert self.runner.running == 0
-            for lanes in self.timeline.lanes.values():
-                assert len(lanes._free) == lanes._next, "a lane was not given back"
-
-    async def run(self, text="What is 6 * 7?"):
-        trajectory = await self.rollouts.run(a_prompt(text=text), 0, 0)
-        check(trajectory)
-        return trajectory
-
-
-def check(trajectory):
-    """The invariants of every trajectory."""
-    ids, mask = trajectory.token_ids_T, trajectory.sampled_T
-    lengths = {len(ids), len(mask), len(trajectory.logprobs_T), len(trajectory.versions_T)}
-    assert lengths == {len(ids)}
-    assert (trajectory.logprobs_T[~mask] == 0).all()
-    assert (trajectory.versions_T[~mask] == -1).all()
-    assert (trajectory.versions_T[mask] >= 0).all()
-    wanted = [logprob_of(token) for token in ids[mask]]
-    np.testing.assert_allclose(trajectory.logprobs_T[mask], wanted, rtol=1e-6)
-    spans = np.zeros(len(ids), bool)
-    for turn in trajectory.turns:
-        assert not spans[turn.start : turn.end].any()
-        spans[turn.start : turn.end] = True
-    assert (spans == mask).all(), "the turns are exactly what was sampled"
-    assert trajectory.text == "".join(CHAT.decode(ids[turn.start : turn.end]) for turn in trajectory.turns)
+from tests.engine.node import ANSWER, CHAT, END, Setup, call
+from tests.fakes import Die, Gate, ScriptedRunner, settle
 
 
 def whole(trajectory):
@@ -314,6 +250,24 @@ async def test_a_trajectory_goes_on_elsewhere_when_its_replica_dies_in_mid_turn(
     versions = trajectory.versions_T[turn.start : turn.end].tolist()
     assert versions == sorted(versions), "the first part is of replica 0 (version 0), the rest of replica 1 (version 1)"
     assert set(versions) == {0, 1}
+
+
+async def test_versions_are_exact_across_an_update_in_flight():
+    update, seen = Gate(), Gate()
+    text = "<reason>I use python."
+    async with Setup([text, update, "</reason>", seen, END]) as node, asyncio.TaskGroup() as group:
+        running = group.create_task(node.run())
+        await update.started.wait()
+        replica = node.replicas.made[0]
+        replica.engine_version = 5  # the node hears of it later
+        update.release()
+        await seen.started.wait()
+        replica.version = 5
+        seen.release()
+    turn = running.result().turns[0]
+    before = len(CHAT._encode(text))
+    after = turn.end - turn.start - before
+    assert running.result().versions_T[turn.start : turn.end].tolist() == [0] * before + [5] * after
 
 
 async def test_cancelling_a_rollout_cancels_its_call_and_its_request():

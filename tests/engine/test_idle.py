@@ -1,0 +1,76 @@
+"""The idle clock: every second of every replica has exactly one cause."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.idle import CAUSES, IdleClock
+
+FLAGS = ("weight_sync", "kv_blocked", "staleness_gate", "reward")
+events = st.tuples(st.sampled_from(["run", "tool", "flag"]), st.integers(0, 3), st.booleans(), st.floats(0, 5))
+
+
+@given(st.lists(events, max_size=40))
+def test_busy_and_causes_sum_to_the_time_observed(events):
+    clock, now, counts = IdleClock(), 0.0, {}
+    for index in (0, 1):
+        clock.replica(index, float(index))
+    now = 1.0
+    for kind, number, up, seconds in events:
+        now += seconds
+        key = (kind, number % 2 if kind != "flag" else number)
+        change = 1 if up or not counts.get(key) else -1
+        counts[key] = counts.get(key, 0) + change
+        if kind == "run":
+            clock.running(number % 2, change, now)
+        elif kind == "tool":
+            clock.tools(number % 2, change, now)
+        else:
+            clock.flag(FLAGS[number], change, now)
+    found = clock.seconds(now + 2)
+    assert sum(found[0].values()) == pytest.approx(now + 2)
+    assert sum(found[1].values()) == pytest.approx(now + 1)
+    assert {cause for causes in found.values() for cause in causes} <= {"busy", *CAUSES}
+
+
+@pytest.mark.parametrize(
+    ("states", "cause"),
+    [
+        ([], "host"),
+        (["reward"], "reward"),
+        (["reward", "staleness_gate"], "staleness_gate"),
+        (["reward", "staleness_gate", "other"], "long_tail"),
+        (["staleness_gate", "other", "tool"], "tool_wait"),
+        (["tool", "other", "kv_blocked"], "kv_blocked"),
+        (["tool", "kv_blocked", "weight_sync", "other"], "weight_sync"),
+        (["weight_sync", "running", "tool"], "busy"),
+    ],
+)
+def test_the_first_cause_that_holds_counts(states, cause):
+    clock = IdleClock()
+    clock.replica(0, 0.0)
+    clock.replica(1, 0.0)
+    for state in states:
+        if state == "other":
+            clock.running(1, 1, 0.0)
+        elif state == "running":
+            clock.running(0, 1, 0.0)
+        elif state == "tool":
+            clock.tools(0, 1, 0.0)
+        else:
+            clock.flag(state, 1, 0.0)
+    assert {name: seconds for name, seconds in clock.seconds(3.0)[0].items() if seconds} == {cause: 3.0}
+
+
+def test_a_replica_that_is_replaced_keeps_its_history():
+    clock = IdleClock()
+    clock.replica(0, 0.0)
+    clock.running(0, 1, 1.0)
+    clock.running(0, -1, 3.0)
+    clock.replica(0, 10.0)
+    assert clock.seconds(11.0)[0] == {"host": 9.0, "busy": 2.0}
+
+
+def test_an_unknown_cause_is_refused():
+    with pytest.raises(KeyError):
+        IdleClock().flag("tool_wait", 1, 0.0)
