@@ -136,10 +136,13 @@ class LearnerDied(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerProcessConfig:
-    """module: what torch's launcher runs on each rank. Deadlines are for one answer."""
+    """module: what the launcher runs on each rank. launcher: the command before `--nproc-per-node=... -m module ...`
+    (on several hosts: torchrun with its rendezvous). Deadlines are for one answer.
+    """
 
     module: str
     ranks: int = 1
+    launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     start_deadline_s: float = 120.0
     step_deadline_s: float = 600.0
 
@@ -168,11 +171,11 @@ class LearnerProcess:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self._address)
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"  # on a busy machine spinning threads made a step 10 times as slow
+        environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
-                *[f"--nproc-per-node={self.config.ranks}", "-m", self.config.module, "--connect", self._address],
+                *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}"],
+                *["-m", self.config.module, "--connect", self._address],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -184,19 +187,21 @@ class LearnerProcess:
     async def __aexit__(self, *_: object) -> None:
         process = self._process
         try:
-            if process is not None and process.returncode is None:
+            if process is not None:
                 await self._end(process)
         finally:
             self._socket.close()
             self._context.term()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Asks one that has answered before, kills any other: the launcher's whole session is gone when this returns."""
+        """Asks one that has answered before, then kills the launcher's session; a rank dies with its launcher."""
         try:
-            async with asyncio.timeout(5.0 if self._answered else 0.0):
-                await self._socket.send_multipart(pack(Stop()))
-                await process.wait()
-        except (TimeoutError, asyncio.CancelledError):
+            if self._answered and process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5.0):
+                        await self._socket.send_multipart(pack(Stop()))
+                        await process.wait()
+        finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -233,7 +238,8 @@ class LearnerProcess:
                 reply, received = unpack_reply(await self._socket.recv_multipart())
                 death.cancel()
         except TimeoutError:
-            raise LearnerDied(f"the learner did not answer {name} within {deadline_s:.0f} s{self._last_words()}") from None
+            words = f"the learner did not answer {name} within {deadline_s:g} s{self._last_words()}"
+            raise LearnerDied(words) from None
         except BaseExceptionGroup as failures:
             raise first_error(failures) from None
         self._answered = True
