@@ -1,0 +1,58 @@
+"""A learner without torch: answers Configure, then does what `LearnerProcessConfig.module` says. Run by test_link."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import zmq
+
+from engine.link import Configure, Failed, Ready, Save, Saved, Stop, Train, Trained, pack, unpack_request
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    behaviour, address = words[words.index("-m") + 1], words[words.index("--connect") + 1]
+    ranks = words[0].removeprefix("--nproc-per-node=")
+    print(f"stub learner: {behaviour}, {ranks} ranks", flush=True)
+    if behaviour == "never":
+        sys.exit("no such model")
+    socket = zmq.Context().socket(zmq.PAIR)
+    socket.connect(address)
+    while True:
+        message, arrays = unpack_request(socket.recv_multipart())
+        match message:
+            case Configure():
+                if behaviour == "deaf":
+                    continue
+                child = subprocess.Popen(["sleep", "600"])
+                answer = Ready(weights="/w/0", parameters=child.pid, world_size=int(ranks), versions={})
+                socket.send_multipart(pack(answer, {"canary": np.asarray([-0.5, -1.5], np.float32)}))
+            case Train():
+                if behaviour == "dies":
+                    print("RuntimeError: out of memory", flush=True)
+                    os._exit(3)
+                if behaviour == "silent":
+                    print("waiting for a rank that never comes", flush=True)
+                    continue
+                if behaviour == "fails":
+                    socket.send_multipart(pack(Failed(reason="loss is nan at step 1: grad_norm 1e9")))
+                    continue
+                if behaviour == "confused":
+                    socket.send_multipart(pack(Saved(path="x")))
+                    continue
+                metrics = {name: float(array.astype(np.float64).sum()) for name, array in arrays.items()}
+                answer = Trained(step=message.step, version=message.version, weights="/w/1", metrics=metrics)
+                socket.send_multipart(pack(answer, {"canary": arrays["logprobs_N"]}))
+            case Save():
+                socket.send_multipart(pack(Saved(path=message.path)))
+            case Stop():
+                if behaviour == "stays":
+                    continue
+                return
+
+
+main()

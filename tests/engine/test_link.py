@@ -1,0 +1,226 @@
+"""The wire between node and learner, and every way in which a learner can fail to answer."""
+
+import asyncio
+import os
+import select
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from engine.link import (
+    Configure,
+    Failed,
+    LearnerDied,
+    LearnerProcess,
+    LearnerProcessConfig,
+    Ready,
+    Save,
+    Saved,
+    Stop,
+    Train,
+    Trained,
+    pack,
+    unpack_reply,
+    unpack_request,
+)
+from engine.types import Batch
+from tests.fakes import a_trajectory
+
+STUB = (sys.executable, str(Path(__file__).parent / "stub_learner.py"))
+CONFIGURE = Configure(checkpoint="c", learner={"lr": 1e-3}, canary=[[1, 2, 3]], weights_dir="/w", seed=7)
+
+text = st.text(max_size=8)
+numbers = st.integers(0, 2**31)
+requests = st.one_of(
+    st.builds(
+        Configure,
+        checkpoint=text,
+        learner=st.dictionaries(text, st.one_of(numbers, st.floats(allow_nan=False), text), max_size=3),
+        canary=st.lists(st.lists(numbers, max_size=4), max_size=3),
+        weights_dir=text,
+        seed=numbers,
+    ),
+    st.builds(Train, step=numbers, version=numbers),
+    st.builds(Save, path=text),
+    st.builds(Stop),
+)
+replies = st.one_of(
+    st.builds(Ready, weights=text, parameters=numbers, world_size=numbers, versions=st.dictionaries(text, text)),
+    st.builds(
+        Trained,
+        step=numbers,
+        version=numbers,
+        weights=text,
+        metrics=st.dictionaries(text, st.floats(allow_nan=False), max_size=3),
+    ),
+    st.builds(Saved, path=text),
+    st.builds(Failed, reason=text),
+)
+frames = st.dictionaries(
+    text,
+    st.sampled_from([np.int32, np.float32, np.float64, np.bool_]).flatmap(
+        lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(requests.map(lambda m: (m, unpack_request)), replies.map(lambda m: (m, unpack_reply))), frames)
+def test_what_was_packed_comes_back(pair, sent):
+    message, unpack = pair
+    found, received = unpack([bytes(frame) for frame in pack(message, sent)])
+    assert found == message
+    assert list(received) == list(sent)
+    for name, array in sent.items():
+        assert received[name].dtype == array.dtype
+        np.testing.assert_array_equal(received[name], array)
+
+
+def test_arrays_that_are_not_contiguous_are_sent_whole():
+    array = np.arange(24, dtype=np.int32).reshape(4, 6)[::2, ::-3]
+    _, received = unpack_request([bytes(frame) for frame in pack(Stop(), {"a": array})])
+    np.testing.assert_array_equal(received["a"], array)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [b"\xc1"],
+        [pack(Stop(), {"a": np.zeros(3)})[0]],
+        [*pack(Stop()), b"one too many"],
+        [pack(Failed(reason="x"))[0]],
+        [pack(Stop(), {"a": np.zeros(3)})[0], b"too short"],
+    ],
+    ids=["no msgpack", "frame missing", "frame too many", "a reply", "short frame"],
+)
+def test_what_is_not_a_request_is_refused(broken):
+    with pytest.raises((ValueError, msgspec.DecodeError)):
+        unpack_request(broken)
+
+
+def test_a_batch_crosses_the_wire_as_it_is():
+    batch = Batch.of(3, [a_trajectory(n, sampled=n + 1, version=n) for n in range(3)], np.asarray([1, 0, -1]))
+    message, received = unpack_request([bytes(frame) for frame in pack(Train(step=3, version=3), batch.arrays())])
+    assert message == Train(step=3, version=3)
+    rebuilt = Batch(step=3, **received)
+    for name, array in batch.arrays().items():
+        np.testing.assert_array_equal(getattr(rebuilt, name), array)
+
+
+def learner(tmp_path, behaviour, **options):
+    config = LearnerProcessConfig(module=behaviour, launcher=STUB, **options)
+    return LearnerProcess(config, tmp_path, tmp_path / "learner.log")
+
+
+def a_batch():
+    return Batch.of(1, [a_trajectory(0)], np.asarray([0.5]))
+
+
+class Watched:
+    """A process of the learner's, watched by a descriptor that becomes readable when it has ended."""
+
+    def __init__(self, ready):
+        self.fd = os.pidfd_open(ready.parameters)
+
+    def ended(self, within_s=10.0):
+        readable, _, _ = select.select([self.fd], [], [], within_s)
+        if readable:
+            os.close(self.fd)
+        return bool(readable)
+
+
+async def test_a_learner_is_configured_trains_saves_and_ends_with_all_its_processes(tmp_path):
+    async with learner(tmp_path, "works", ranks=2) as process:
+        ready, canary = await process.configure(CONFIGURE)
+        assert (ready.weights, ready.world_size) == ("/w/0", 2)
+        np.testing.assert_array_equal(canary, np.asarray([-0.5, -1.5], np.float32))
+        batch = a_batch()
+        trained, canary = await process.train(batch, 1)
+        assert (trained.step, trained.version) == (1, 1)
+        assert trained.metrics["lengths_B"] == 7
+        np.testing.assert_array_equal(canary, batch.logprobs_N)
+        await process.save(tmp_path / "checkpoint")
+        child = Watched(ready)
+        assert not child.ended(0)
+    assert process._process.returncode == 0, "asked, not killed"
+    assert child.ended()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "deadline_s", "messages"),
+    [
+        ("dies", 60.0, ["ended with exit code 3", "learner.log", "RuntimeError: out of memory"]),
+        ("silent", 0.05, ["did not answer Train within 0.05 s", "waiting for a rank that never comes"]),
+        ("fails", 60.0, ["loss is nan at step 1: grad_norm 1e9"]),
+        ("confused", 60.0, ["answered Saved to Train"]),
+    ],
+)
+async def test_a_learner_that_does_not_answer_a_step_is_an_error_with_its_last_words(
+    tmp_path, behaviour, deadline_s, messages
+):
+    async with learner(tmp_path, behaviour) as process:
+        child = Watched((await process.configure(CONFIGURE))[0])
+        process.config = replace(process.config, step_deadline_s=deadline_s)
+        with pytest.raises(LearnerDied) as failure:
+            await process.train(a_batch(), 1)
+    assert all(message in str(failure.value) for message in messages), failure.value
+    assert child.ended(), "also the processes of a launcher that died are ended"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "deadline_s", "messages"),
+    [("never", 60.0, ["exit code 1", "no such model"]), ("deaf", 0.05, ["did not answer Configure within 0.05 s"])],
+)
+async def test_a_learner_that_does_not_start_is_an_error(tmp_path, behaviour, deadline_s, messages):
+    async with learner(tmp_path, behaviour, start_deadline_s=deadline_s) as process:
+        with pytest.raises(LearnerDied) as failure:
+            await process.configure(CONFIGURE)
+    assert all(message in str(failure.value) for message in messages), failure.value
+
+
+async def test_cancelling_the_owner_kills_the_learner_and_stays_a_cancellation(tmp_path):
+    ready = asyncio.get_running_loop().create_future()
+
+    async def owner():
+        async with learner(tmp_path, "silent") as process:
+            ready.set_result(Watched((await process.configure(CONFIGURE))[0]))
+            await process.train(a_batch(), 1)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(owner())
+        child = await ready
+        task.cancel()
+    assert task.cancelled()
+    assert child.ended()
+
+
+async def test_cancelling_the_wait_for_the_end_kills_and_stays_a_cancellation(tmp_path):
+    """Ctrl-C while a learner that does not want to end is asked to."""
+    process = learner(tmp_path, "stays")
+
+    async def owner():
+        async with process:
+            children.append(Watched((await process.configure(CONFIGURE))[0]))
+            leaving.set()
+
+    children, leaving = [], asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(owner())
+        await leaving.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert children[0].ended()
+    assert process._process.returncode == -9
+
+
+def test_a_learner_without_ranks_is_refused():
+    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
+        LearnerProcessConfig(module="m", ranks=0)

@@ -1,0 +1,104 @@
+"""The numbers of a step, worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine import measure
+from engine.types import Boundary, Group, RolloutError, StopReason
+from tests.fakes import a_prompt, a_trajectory, a_use
+
+ERROR = RolloutError(boundary=Boundary.SANDBOX, message="lost")
+
+
+def group(trajectories, lease=0, **options):
+    return Group(prompt=a_prompt(lease), trajectories=tuple(trajectories), lease=lease, **options)
+
+
+def test_a_step_by_hand():
+    ok, bad, refused = a_use("ok", took=0.1), a_use("timeout", took=0.3), a_use("malformed", executed=False)
+    trained = group(
+        [
+            a_trajectory(0, reward=1.0, sampled=10, version=4, uses=[ok, bad]),
+            a_trajectory(1, reward=0.0, sampled=20, version=5, uses=[refused]),
+            a_trajectory(2, reward=1.0, sampled=30, version=5),
+        ],
+        kept=(0, 1),
+    )
+    flat = group([a_trajectory(0, reward=0.0, sampled=40)], 1, drop="flat")
+    failed = group([a_trajectory(0, sampled=50, error=ERROR)], 2, drop="error")
+    found = measure.step([trained, flat, failed], version=5)
+    wanted = {
+        "reward": 0.5,
+        "tool_error_share_correct": 0.5,
+        "tool_error_share": 2 / 3,
+        "tool_rate": 0.5,
+        "response_tokens": 30.0,
+        "trajectories": 5,
+        "trajectories_trained": 2,
+        "trajectories_failed": 1,
+        "groups_flat": 1,
+        "groups_error": 1,
+        "tokens_generated": 150,
+        "tokens_trained": 30,
+        "goodput": 0.2,
+        "waste/flat_tokens": 40,
+        "waste/error_tokens": 50,
+        "waste/not_selected_tokens": 30,
+        "staleness_mean": 0.5,
+        "staleness_max": 1,
+        "prefix_hit_rate": 5 / 15,
+        "tool_calls": 2,
+        "tool_calls_refused": 1,
+        "tool_calls_jailed": 2,
+        "tool_latency_p50_ms": 200.0,
+        "tool_latency_p99_ms": 298.0,
+        "tool_overlap_saved_ms": 1e3 * (0.05 + 0.15 + 0.25) / 3,
+    }
+    assert found == pytest.approx(wanted)
+
+
+def test_generated_tokens_are_trained_or_wasted_for_a_reason():
+    groups = [group([a_trajectory(n, reward=1.0, sampled=n + 1) for n in range(4)], kept=(1, 3))]
+    found = measure.step(groups, 0)
+    waste = sum(value for name, value in found.items() if name.startswith("waste/"))
+    assert found["tokens_trained"] + waste == found["tokens_generated"] == 10
+
+
+def test_a_step_in_which_everything_failed_is_measured_too():
+    found = measure.step([group([a_trajectory(error=ERROR)], drop="error")], 3)
+    assert (found["reward"], found["goodput"], found["staleness_max"]) == (0.0, 0.0, 0)
+
+
+def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():
+    """Its deadline passed while it waited for a replica."""
+    empty = replace(a_trajectory(0, reward=0.0, sampled=0, stop=StopReason.DEADLINE), turns=())
+    found = measure.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
+    assert (found["staleness_mean"], found["staleness_max"]) == (1.0, 1)
+
+
+def test_an_evaluation_by_hand():
+    trajectories = [
+        a_trajectory(0, reward=1.0, uses=[a_use(), a_use("error")]),
+        a_trajectory(1, reward=0.0, uses=[a_use("error")]),
+        a_trajectory(2, reward=1.0),
+        a_trajectory(3, error=ERROR, sampled=6),
+    ]
+    found = measure.evaluation(trajectories)
+    assert found["eval/accuracy"] == pytest.approx(2 / 3)
+    assert found["eval/n"] == 3
+    assert found["eval/tool_error_share_correct"] == 0.5
+    assert found["eval/tool_rate"] == pytest.approx(2 / 3)
+    assert (found["eval/tool_calls"], found["eval/tool_calls_jailed"]) == (3, 3)
+    assert found["eval/tokens"] == 4 * 3 + 6
+    assert found["eval/accuracy_low"] < 2 / 3 < found["eval/accuracy_high"]
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634)],
+)
+def test_wilsons_interval(successes, trials, low, high):
+    """Wilson 1927; the values are those of statsmodels' proportion_confint(method="wilson")."""
+    np.testing.assert_allclose(measure.wilson(successes, trials), (low, high), atol=5e-5)

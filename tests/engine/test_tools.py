@@ -1,0 +1,64 @@
+"""What the model reads of a tool call."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.ports import ToolReply
+from engine.tools import PythonTool, clip, feedback
+from sandbox.wire import Limits, ToolResult
+from tests.fakes import ScriptedRunner
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (ToolResult(outcome="ok", stdout="42\n", stderr="a warning"), "42"),
+        (ToolResult(outcome="ok", stdout=""), ""),
+        (ToolResult(outcome="error", stderr="Traceback\n  x\nNameError: name 'x'\n"), "NameError: name 'x'"),
+        (ToolResult(outcome="error", stdout="half", stderr="", exit_code=3), "Error: exit code 3"),
+        (ToolResult(outcome="timeout", wall_s=2.04), "TimeoutError: stopped after 2.0 s"),
+        (ToolResult(outcome="memory", stderr="noise"), "MemoryError: out of memory"),
+        (ToolResult(outcome="output", stdout="x" * 99), "OutputError: too much output"),
+        (ToolResult(outcome="killed", exit_code=-11), "Error: exit code -11"),
+    ],
+)
+async def test_the_model_reads_one_line_of_what_happened(result, text):
+    assert feedback(result) == text
+    reply = await PythonTool(ScriptedRunner(lambda code: result))({"code": "x"})
+    assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False)
+
+
+async def test_code_input_and_limits_reach_the_sandbox():
+    runner, limits = ScriptedRunner(), Limits(wall_s=1)
+    tool = PythonTool(runner, name="run", limits=limits)
+    reply = await tool({"code": "print(1)", "input": "7"})
+    assert tool.name == "run"
+    assert runner.calls == [("print(1)", "7", limits)]
+    assert reply.jailed
+
+
+@pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": None}, {"code": "x", "input": 7}, {"input": "x"}])
+async def test_wrong_arguments_are_answered_without_a_call(arguments):
+    runner = ScriptedRunner()
+    reply = await PythonTool(runner)(arguments)
+    assert (reply.outcome, reply.executed) == ("error", False)
+    assert runner.calls == []
+
+
+@given(st.text(max_size=80), st.integers(20, 60))
+def test_clip_keeps_both_ends_within_the_limit(text, limit):
+    found = clip(text, limit)
+    assert len(found) <= limit
+    if len(text) <= limit:
+        assert found == text
+    else:
+        head, mark, tail = found.partition(" [...] ") if " [...] " not in text else (found[:1], " [...] ", found[-1:])
+        assert mark
+        assert text.startswith(head)
+        assert text.endswith(tail)
+
+
+def test_a_limit_without_room_is_refused():
+    with pytest.raises(ValueError, match="output_chars must be at least 20, got 3"):
+        PythonTool(ScriptedRunner(), output_chars=3)
