@@ -39,14 +39,19 @@ class Balancer(Protocol):
     class Alternate:  # round robin, sticky
         def __init__(self): self.waiting, self.home, self.replicas = [], {}, []
         def replica_up(self, replica, blocks, block_size): self.replicas.append(replica)
-        def replica_down(self, replica): self.replicas.remove(replica)
+        def replica_down(self, replica):
+            self.replicas.remove(replica)
+            self.home = {key: home for key, home in self.home.items() if home != replica}
         def sample(self, replica, sample): pass
         def arrive(self, key, group, tokens, now): self.waiting.append(key)
         def turn_done(self, key, tokens, now): pass
-        def leave(self, key, tokens): self.home.pop(key, None)
+        def leave(self, key, tokens):
+            self.home.pop(key, None)
+            self.waiting = [other for other in self.waiting if other != key]
         def decide(self, now):
-            waiting, self.waiting = self.waiting, []
-            return [Place(key, self.home.setdefault(key, self.replicas[key % len(self.replicas)]), "rr", 0) for key in waiting]
+            waiting, self.waiting = (self.waiting, []) if self.replicas else ([], self.waiting)
+            place = lambda key: self.home.setdefault(key, self.replicas[key % len(self.replicas)])
+            return [Place(key, place(key), "rr", 0) for key in waiting]
     """
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
@@ -216,7 +221,8 @@ class KvAware:
             assert len({item.key for item in queue}) == len(queue)
         for index, replica in self._replicas.items():
             for item in replica.active.values():
-                assert item.home == index and item.state in ("running", "tool", "ready"), item
+                assert item.home == index, item
+                assert item.state in ("running", "tool", "ready"), item
             total = sum(item.reserved for item in replica.active.values())
             assert total == replica.reserved, (total, replica.reserved)
             assert sum(replica.groups.values()) == len(replica.active)

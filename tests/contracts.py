@@ -1,0 +1,191 @@
+"""What an implementation of a Protocol must do, as one check per Protocol. Run them on your own:
+
+    from tests import contracts
+
+    async def test_my_tool():
+        await contracts.check_tool(MyTool(), {"query": "x"})
+
+A check raises AssertionError with the promise that was broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, get_args
+
+import numpy as np
+
+from engine.balance import Balancer, Place
+from engine.ports import Generator, GraderUnavailable, KvSample, Reward, Sampling, Selector, Tool, ToolReply, ToolRunner
+from engine.types import Trajectory
+from sandbox.wire import Limits, Outcome, ToolResult
+
+ODD_ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"code": None}, {"code": [1]}, {"": {}}, {"unexpected": "x" * 9999})
+
+
+async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
+    """A tool has a name, answers with a known outcome, answers odd arguments too, and can be cancelled."""
+    assert isinstance(tool.name, str), "name is a string"
+    assert tool.name, "name is not empty"
+    for arguments in (good, *ODD_ARGUMENTS):
+        reply = await tool(arguments)
+        assert isinstance(reply, ToolReply), f"a tool answers with a ToolReply, not {reply!r}"
+        assert reply.outcome in get_args(Outcome), f"outcome {reply.outcome!r} is one of {get_args(Outcome)}"
+        assert isinstance(reply.text, str), "text is what the model reads"
+        assert not (reply.jailed and not reply.executed), "what was not executed was not jailed"
+    await _cancelled(lambda: tool(good))
+
+
+async def check_tool_runner(runner: ToolRunner) -> None:
+    """Code's own failures are results; each call gets one; calls run at once; a call can be cancelled."""
+    results = await asyncio.gather(*(runner.run(f"print({n})") for n in range(4)), runner.run("1/0"))
+    for result in results:
+        assert isinstance(result, ToolResult), f"a runner answers with a ToolResult, not {result!r}"
+        assert result.outcome in get_args(Outcome), result
+    assert await runner.run("print(input())", "x", Limits(wall_s=2)), "stdin and limits can be given"
+    await _cancelled(lambda: runner.run("while True: pass"))
+
+
+async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> None:
+    """A finite number, the same each time, also for trajectories without an answer; the trajectory is not changed."""
+    for trajectory in trajectories:
+        before = trajectory.token_ids_T.copy(), trajectory.text
+        try:
+            values = [await reward(trajectory) for _ in range(2)]
+        except GraderUnavailable:
+            continue
+        assert all(isinstance(value, int | float) for value in values), f"a reward is a number, not {values!r}"
+        assert all(math.isfinite(value) for value in values), f"a reward is finite, not {values!r}"
+        assert values[0] == values[1], "the same trajectory has the same reward"
+        assert trajectory.text == before[1]
+        np.testing.assert_array_equal(trajectory.token_ids_T, before[0])
+
+
+def check_selector(selector: Selector, groups: Sequence[Sequence[Trajectory]]) -> None:
+    """Different indices in ascending order, within the group; pure given the generator."""
+    for trajectories in groups:
+        for seed in range(5):
+            kept = selector(trajectories, np.random.default_rng(seed))
+            assert all(isinstance(index, int) for index in kept), f"indices are ints: {kept!r}"
+            assert kept == sorted(set(kept)), f"indices ascend and differ: {kept}"
+            assert all(0 <= index < len(trajectories) for index in kept), f"indices lie in the group: {kept}"
+            assert selector(trajectories, np.random.default_rng(seed)) == kept, "the same generator, the same choice"
+
+
+async def check_generator(
+    generator: Generator, token_ids: Sequence[int], stop_token_id: int, repeatable: bool = True
+) -> None:
+    """Deltas with one log-probability a token; exactly the last has `finish`; budgets hold; closing is possible."""
+    for max_tokens in (1, 3, 64):
+        sampling = Sampling(max_tokens=max_tokens, temperature=1.0, seed=5, stop_token_ids=(stop_token_id,))
+        runs = []
+        for attempt in range(2 if repeatable else 1):
+            tokens, deltas = [], []
+            async for delta in generator.generate(token_ids, sampling, f"contract-{max_tokens}-{attempt}"):
+                assert len(delta.token_ids) == len(delta.logprobs), "each token has its log-probability"
+                assert all(value <= 0 for value in delta.logprobs), "a log-probability is not positive"
+                tokens += delta.token_ids
+                deltas.append(delta)
+            assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True], "one end"
+            assert deltas[-1].finish in ("stop", "length", "abort"), deltas[-1].finish
+            assert len(tokens) <= max_tokens, "max_tokens bounds the turn"
+            assert (deltas[-1].finish == "stop") == (tokens[-1] == stop_token_id), "the stop token ends the turn"
+            runs.append(tokens)
+        assert not repeatable or runs[0] == runs[1], "the same seed samples the same tokens"
+    sampling = Sampling(max_tokens=64, temperature=1.0, seed=5, stop_token_ids=(stop_token_id,))
+    stream = generator.generate(token_ids, sampling, "contract-closed")
+    assert isinstance(stream, AsyncGenerator), "closing the iterator aborts: it is an async generator"
+    async with aclosing(stream) as deltas_to_close:
+        await anext(deltas_to_close)
+
+
+def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: int = 0) -> None:
+    """Drives a policy through a whole run: replicas come, die and come back, trajectories take turns and leave early.
+
+    Only waiting trajectories are placed, only on live replicas, each once; in the end nothing waits.
+    """
+    rng, policy = np.random.default_rng(seed), make()
+    assert policy.decide(0.0) == [], "without a replica nothing is placed"
+    up = {0, 1}
+    for replica in up:
+        policy.replica_up(replica, 64, 16)
+    state: dict[int, str | int] = {}  # "waiting", "tool" or the replica on which it runs
+    tokens = dict.fromkeys(range(trajectories), 20)
+    done: set[int] = set()
+
+    def decide(now: float) -> None:
+        for place in policy.decide(now):
+            assert isinstance(place, Place), f"decide gives a list of Place, not {place!r}"
+            assert state.get(place.key) == "waiting", f"trajectory {place.key} is placed while {state.get(place.key)}"
+            assert place.replica in up, f"trajectory {place.key} is placed on replica {place.replica}, which is not up"
+            state[place.key] = place.replica
+
+    for now in range(100 * trajectories):
+        key = int(rng.integers(trajectories))
+        kind = rng.random()
+        if kind < 0.02 and up:
+            replica = int(rng.choice(sorted(up)))
+            up.remove(replica)
+            policy.replica_down(replica)
+            for other in [other for other, where in state.items() if where == replica]:
+                policy.arrive(other, other // 4, tokens[other], now)
+                state[other] = "waiting"
+        elif kind < 0.05 and len(up) < 2:
+            replica = min({0, 1} - up)
+            up.add(replica)
+            policy.replica_up(replica, 64, 16)
+        elif kind < 0.15 and up:
+            replica = int(rng.choice(sorted(up)))
+            policy.sample(replica, KvSample(int(rng.integers(30, 65)), running=1, waiting=0, preempted=0))
+        elif key in done:
+            continue
+        elif key not in state or state[key] == "tool":
+            policy.arrive(key, key // 4, tokens[key], now)
+            state[key] = "waiting"
+        elif state[key] == "waiting":
+            if rng.random() < 0.05:
+                _leave(policy, state, done, key, tokens)
+        elif rng.random() < 0.5:
+            tokens[key] += int(rng.integers(1, 60))
+            policy.turn_done(key, tokens[key], now)
+            state[key] = "tool"
+        else:
+            _leave(policy, state, done, key, tokens)
+        decide(now)
+    for replica in {0, 1} - up:
+        policy.replica_up(replica, 64, 16)
+    up = {0, 1}
+    for _ in range(4 * trajectories):  # everybody who waits is served as the others leave
+        decide(1e6)
+        for key in [key for key, where in state.items() if where != "waiting"]:
+            _leave(policy, state, done, key, tokens)
+    assert not state, f"these wait for ever: {sorted(state)}"
+    policy.leave(0, 10)  # idempotent
+    assert policy.decide(2e6) == [], "nothing is left to place"
+
+
+def _leave(policy: Balancer, state: dict[int, str | int], done: set[int], key: int, tokens: dict[int, int]) -> None:
+    policy.leave(key, tokens[key])
+    del state[key]
+    done.add(key)
+
+
+async def _cancelled(operation: Callable[[], Any]) -> None:
+    """Cancelling in flight ends the operation, and the cancellation is not swallowed."""
+    coroutine = operation()
+    assert inspect.isawaitable(coroutine), "it is called with await"
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_awaited(coroutine))
+        await asyncio.sleep(0)
+        if task.done():
+            return
+        task.cancel()
+    assert task.cancelled(), "the cancellation was swallowed"
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,142 @@
+"""Each Protocol's check passes on ours and on the example in its docstring, and fails on what breaks its promise."""
+
+import asyncio
+import contextlib
+import inspect
+import textwrap
+
+import pytest
+
+from algo.reward import MathReward
+from algo.roc import RoC
+from algo.select import KeepAll, RandomSubset
+from engine import balance, ports
+from engine.balance import KvAware
+from engine.ports import ToolReply
+from engine.tools import PythonTool
+from engine.types import StopReason
+from sandbox.wire import ToolResult
+from tests import contracts
+from tests.fakes import Echo, ScriptedReplica, ScriptedRunner, a_trajectory, a_use
+
+TRAJECTORIES = [
+    a_trajectory(0, reward=1.0, uses=[a_use(), a_use("error")]),
+    a_trajectory(1, reward=0.0),
+    a_trajectory(2, reward=1.0, sampled=90, stop=StopReason.LENGTH),
+    a_trajectory(3, reward=0.0, stop=StopReason.DEADLINE),
+]
+GROUPS = [TRAJECTORIES, TRAJECTORIES[::-1], TRAJECTORIES[:2]]
+
+
+def example(protocol):
+    """The class in a Protocol's docstring, executed as written, in the Protocol's own module."""
+    lines = inspect.getdoc(protocol).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("class "))
+    body = [lines[first]]
+    for line in lines[first + 1 :]:
+        if line and not line.startswith(" "):
+            break
+        body.append(line)
+    assert len(body) <= 20, "an example is at most 20 lines"
+    module = dict(vars(inspect.getmodule(protocol)))
+    exec(textwrap.dedent("\n".join(body)), module)
+    return module[lines[first].split()[1].partition(":")[0]]
+
+
+@pytest.mark.parametrize("tool", [example(ports.Tool)(), Echo(), PythonTool(ScriptedRunner())])
+async def test_tools(tool):
+    await contracts.check_tool(tool, {"code": "print(1)"})
+
+
+async def test_a_held_tool_is_cancelled():
+    runner = ScriptedRunner(hold=True)
+    await contracts._cancelled(lambda: PythonTool(runner)({"code": "x"}))
+    assert runner.cancelled == 1
+
+
+@pytest.mark.parametrize("runner", [ScriptedRunner(), ScriptedRunner(lambda code: ToolResult(outcome="error"))])
+async def test_tool_runners(runner):
+    await contracts.check_tool_runner(runner)
+
+
+@pytest.mark.parametrize("reward", [example(ports.Reward)(), MathReward(), MathReward(integers_only=True)])
+async def test_rewards(reward):
+    await contracts.check_reward(reward, TRAJECTORIES)
+
+
+@pytest.mark.parametrize("selector", [example(ports.Selector)(), KeepAll(), RandomSubset(keep=2), RoC(keep=2)])
+def test_selectors(selector):
+    contracts.check_selector(selector, GROUPS)
+
+
+@pytest.mark.parametrize("generator", [example(ports.Generator)(), ScriptedReplica()])
+async def test_generators(generator):
+    await contracts.check_generator(generator, [5, 6, 7], stop_token_id=2)
+
+
+@pytest.mark.parametrize("make", [example(balance.Balancer), lambda: KvAware(max_tokens=200, hold_s=30.0)])
+@pytest.mark.parametrize("seed", range(5))
+def test_balancers(make, seed):
+    contracts.check_balancer(make, seed=seed)
+
+
+# A check that cannot fail checks nothing.
+
+
+class Raises(Echo):
+    async def __call__(self, arguments):
+        return ToolReply(outcome="ok", text=arguments["code"])
+
+
+class Unknown(Echo):
+    async def __call__(self, arguments):
+        return ToolReply(outcome="fine", text="")
+
+
+@pytest.mark.parametrize(("tool", "error"), [(Raises(), KeyError), (Unknown(), AssertionError)])
+async def test_a_bad_tool_is_found(tool, error):
+    with pytest.raises(error):
+        await contracts.check_tool(tool, {"code": "x"})
+
+
+async def test_a_tool_that_swallows_its_cancellation_is_found():
+    class Swallows(Echo):
+        async def __call__(self, arguments):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return ToolReply(outcome="ok", text="")
+
+    with pytest.raises(AssertionError, match="swallowed"):
+        await contracts._cancelled(lambda: Swallows()({"code": "x"}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, "1"])
+async def test_a_bad_reward_is_found(value):
+    async def reward(trajectory):
+        return value
+
+    with pytest.raises(AssertionError, match="a reward is"):
+        await contracts.check_reward(reward, TRAJECTORIES)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [lambda t, rng: [1, 0], lambda t, rng: [0, 0], lambda t, rng: [len(t)], lambda t, rng: [int(rng.integers(2))] * 2],
+)
+def test_a_bad_selector_is_found(selector):
+    with pytest.raises(AssertionError):
+        contracts.check_selector(selector, GROUPS)
+
+
+def test_a_bad_balancer_is_found():
+    class Forgets(example(balance.Balancer)):
+        def replica_down(self, replica):
+            self.replicas.remove(replica)
+
+    class Repeats(example(balance.Balancer)):
+        def leave(self, key, tokens):
+            self.home.pop(key, None)
+
+    for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):
+        with pytest.raises(AssertionError, match=message):
+            contracts.check_balancer(make)
