@@ -109,13 +109,18 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
     Only waiting trajectories are placed, only on live replicas, each once; in the end nothing waits.
     """
     rng, policy = np.random.default_rng(seed), make()
+    early = range(trajectories, trajectories + 3)
+    for key in early:
+        policy.arrive(key, key // 4, 20, 0.0)
+    policy.leave(early[1], 20)
     assert policy.decide(0.0) == [], "without a replica nothing is placed"
     up = {0, 1}
     for replica in up:
         policy.replica_up(replica, 64, 16)
-    state: dict[int, str | int] = {}  # "waiting", "tool" or the replica on which it runs
-    tokens = dict.fromkeys(range(trajectories), 20)
-    done: set[int] = set()
+    # "waiting", "tool" or the replica on which it runs
+    state: dict[int, str | int] = {early[0]: "waiting", early[2]: "waiting"}
+    tokens = dict.fromkeys(range(trajectories + 3), 20)
+    done: set[int] = {early[1]}
 
     def decide(now: float) -> None:
         for place in policy.decide(now):
@@ -125,7 +130,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
             state[place.key] = place.replica
 
     for now in range(100 * trajectories):
-        key = int(rng.integers(trajectories))
+        key = int(rng.integers(trajectories + 3))
         kind = rng.random()
         if kind < 0.02 and up:
             replica = int(rng.choice(sorted(up)))
@@ -147,7 +152,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
             policy.arrive(key, key // 4, tokens[key], now)
             state[key] = "waiting"
         elif state[key] == "waiting":
-            if rng.random() < 0.05:
+            if rng.random() < 0.3:
                 _leave(policy, state, done, key, tokens)
         elif rng.random() < 0.5:
             tokens[key] += int(rng.integers(1, 60))
