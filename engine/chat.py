@@ -136,7 +136,7 @@ def _compare(pieces: str, whole: str) -> None:
         return
     at = next((n for n, (a, b) in enumerate(zip(pieces, whole, strict=False)) if a != b), min(len(pieces), len(whole)))
     raise TemplateError(
-        "the chat template is not append-only: rendered turn by turn it differs from the whole conversation at character "
-        f"{at}: {pieces[at : at + 40]!r} against {whole[at : at + 40]!r} (after {whole[max(0, at - 40) : at]!r}). "
-        "Use a template that leaves earlier turns as they were."
+        "the chat template is not append-only: rendered turn by turn it differs from the whole conversation at "
+        f"character {at}: {pieces[at : at + 40]!r} against {whole[at : at + 40]!r} (after "
+        f"{whole[max(0, at - 40) : at]!r}). Use a template that leaves earlier turns as they were."
     )

@@ -14,7 +14,7 @@ from collections import deque
 
 
 class Leases:
-    """groups_per_step is B, max_staleness is S (0: strictly on-policy). Capacity formula as in AReaL (arXiv 2505.24298).
+    """groups_per_step is B, max_staleness is S (0: strictly on-policy). Capacity as in AReaL (arXiv 2505.24298).
 
     >>> leases = Leases(groups_per_step=2, max_staleness=0)
     >>> leases.take(), leases.take(), leases.take()

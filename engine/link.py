@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -85,6 +86,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     reason: str
 
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 Request = Configure | Train | Save | Stop
 Reply = Ready | Trained | Saved | Failed
@@ -172,6 +175,8 @@ class LearnerProcess:
         self._socket.bind(self._address)
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
+        path = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}"],
@@ -252,5 +257,7 @@ class LearnerProcess:
         raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *lines])
+        """The end of the log, without what torch's launcher says of its own about a rank that failed."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        said = list(itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines))
+        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *(said or lines)[-3:]])

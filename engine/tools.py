@@ -30,9 +30,7 @@ class PythonTool:
         if not isinstance(code, str) or not isinstance(stdin, str):
             return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
         result = await self._runner.run(code, stdin, self._limits)
-        return ToolReply(
-            outcome=result.outcome, text=clip(feedback(result), self._output_chars), jailed=result.jailed
-        )
+        return ToolReply(outcome=result.outcome, text=clip(feedback(result), self._output_chars), jailed=result.jailed)
 
 
 def feedback(result: ToolResult) -> str:

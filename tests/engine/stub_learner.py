@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import zmq
@@ -33,7 +30,9 @@ def main() -> None:
                 socket.send_multipart(pack(answer, {"canary": np.asarray([-0.5, -1.5], np.float32)}))
             case Train():
                 if behaviour == "dies":
-                    print("RuntimeError: out of memory", flush=True)
+                    print("RuntimeError: out of memory")
+                    print("E1120 torch/distributed/elastic/api.py:88] failed (exitcode: 3)", *"abcdef", sep="\n")
+                    sys.stdout.flush()
                     os._exit(3)
                 if behaviour == "silent":
                     print("waiting for a rank that never comes", flush=True)

@@ -1,6 +1,7 @@
 """The wire between node and learner, and every way in which a learner can fail to answer."""
 
 import asyncio
+import contextlib
 import os
 import select
 import sys
@@ -135,6 +136,12 @@ class Watched:
         if readable:
             os.close(self.fd)
         return bool(readable)
+
+
+async def test_a_learner_finds_our_modules_from_any_folder(tmp_path):
+    with contextlib.chdir(tmp_path):
+        async with learner(tmp_path, "works") as process:
+            await process.configure(CONFIGURE)
 
 
 async def test_a_learner_is_configured_trains_saves_and_ends_with_all_its_processes(tmp_path):

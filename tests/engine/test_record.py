@@ -115,7 +115,7 @@ except DiskFull as error:
 )
 def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
     """A file system of 256 KiB in a mount namespace of its own."""
-    mount = f"mount -t tmpfs -o size=256k none {tmp_path} && exec \"$0\" -c \"$1\" {what} {tmp_path}"
+    mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$0" -c "$1" {what} {tmp_path}'
     command = ["unshare", "-Urm", "sh", "-c", mount, sys.executable, FULL]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
