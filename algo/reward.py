@@ -4,7 +4,6 @@ Invariants
 - Strict: numbers are compared exactly (no tolerance, no percentages), only the boxed answer counts, and model output is
   never evaluated here.
 - A truncated rollout gets 0; a rollout without an answer gets 0.
-- A grader that cannot run raises GraderUnavailable; that is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol
 
 from algo.answer import boxed_answer
 from engine.types import StopReason, Trajectory
@@ -23,33 +21,24 @@ _INTEGER = re.compile(r"([+-]?)0*(\d+)\.?")
 _DECIMAL = re.compile(r"[+-]?\d+\.\d+")
 
 
-class Verifier(Protocol):
-    """Decides what exact comparison cannot; `algo.verify.MathVerify` is one."""
-
-    async def __call__(self, answer: str, reference: str) -> bool:
-        """Raises GraderUnavailable when it cannot run."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MathReward:
     """Grades a trajectory against `prompt.answer`.
 
     integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
-    verifier: for answers that are not both numbers; without one such an answer is right only when it is the same text.
+    An answer that is no number is right only when it is the same text, spacing aside.
     """
 
     integers_only: bool = False
-    verifier: Verifier | None = None
 
     async def __call__(self, trajectory: Trajectory) -> float:
         truncated = any(turn.truncated for turn in trajectory.turns)
         if trajectory.stop is not StopReason.ANSWER or truncated:
             return 0.0
         answer = boxed_answer(trajectory.text)
-        return 0.0 if answer is None else float(await self.equal(answer, trajectory.prompt.answer))
+        return 0.0 if answer is None else float(self.equal(answer, trajectory.prompt.answer))
 
-    async def equal(self, answer: str, reference: str) -> bool:
+    def equal(self, answer: str, reference: str) -> bool:
         """Whether the content of a box equals the reference."""
         written, expected = canonical(answer), canonical(reference)
         if not written:
@@ -60,7 +49,7 @@ class MathReward:
             return True
         if _is_number(written) and _is_number(expected):
             return Decimal(written) == Decimal(expected)
-        return False if self.verifier is None else await self.verifier(answer, reference)
+        return False
 
 
 def canonical(text: str) -> str:

