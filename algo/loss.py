@@ -3,7 +3,7 @@
 Invariants
 - The loss is a sum over tokens divided by a count that the caller gives (the tokens of the whole minibatch, over all
   ranks and microbatches), so it does not depend on how a minibatch is cut.
-- Masked positions are replaced before any arithmetic: whatever they hold changes neither loss nor gradient.
+- Masked positions are left out before any arithmetic: whatever they hold changes neither loss nor gradient.
 - An empty mask gives 0, attached to the graph.
 
 Shape legend: tensors of any one shape, called M here: the positions that may carry loss.
@@ -21,10 +21,11 @@ LOG_RATIO_CLAMP = 20.0
 
 
 class LossSums(NamedTuple):
-    """Detached sums over the unmasked tokens, to be added over microbatches and ranks; `ratio_max` is a maximum.
+    """Detached sums over the chosen tokens, to be added over microbatches and ranks; the last two are maxima.
 
     clip_low, clip_high: tokens whose loss the lower (A < 0) or upper (A > 0) bound replaced.
     kl: sum of r - 1 - log r, an estimate of KL(sampler || learner) (k3, Schulman 2020) with r = learner / sampler.
+    mismatch_max: the largest |log r|, before the clamp.
     """
 
     tokens: Tensor
@@ -32,8 +33,8 @@ class LossSums(NamedTuple):
     clip_high: Tensor
     ratio: Tensor
     kl: Tensor
-    entropy: Tensor
     ratio_max: Tensor
+    mismatch_max: Tensor
 
 
 def policy_loss(
@@ -45,7 +46,6 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     total_tokens: float | Tensor,
-    entropy_M: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
     """-sum(min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)) / total_tokens with r = exp(logprobs - old_logprobs).
 
@@ -53,24 +53,19 @@ def policy_loss(
     mask_M None: every position counts. The log-ratio is clamped to +-20. Differentiable in logprobs_M alone.
     """
     if mask_M is not None:
-        logprobs_M = torch.where(mask_M, logprobs_M, 0.0)
-        old_logprobs_M = torch.where(mask_M, old_logprobs_M, 0.0)
-        advantages_M = torch.where(mask_M, advantages_M, 0.0)
-        entropy_M = None if entropy_M is None else torch.where(mask_M, entropy_M, 0.0)
-    log_ratio_M = (logprobs_M - old_logprobs_M).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+        logprobs_M, old_logprobs_M, advantages_M = logprobs_M[mask_M], old_logprobs_M[mask_M], advantages_M[mask_M]
+    difference_M = logprobs_M - old_logprobs_M
+    log_ratio_M = difference_M.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     ratio_M = log_ratio_M.exp()
     clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
-    objective_M = torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
-    loss = -objective_M.sum() / total_tokens
+    loss = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M).sum() / total_tokens
     with torch.no_grad():
-        tokens = ratio_M.new_tensor(ratio_M.numel()) if mask_M is None else mask_M.sum().to(ratio_M.dtype)
-        unmasked = ratio_M.numel() - tokens  # a masked position has ratio 1 and k3 0
         return loss, LossSums(
-            tokens=tokens,
+            tokens=ratio_M.new_tensor(ratio_M.numel()),
             clip_low=((ratio_M < 1.0 - clip_low) & (advantages_M < 0)).sum(),
             clip_high=((ratio_M > 1.0 + clip_high) & (advantages_M > 0)).sum(),
-            ratio=ratio_M.sum() - unmasked,
+            ratio=ratio_M.sum(),
             kl=(ratio_M - 1.0 - log_ratio_M).sum(),
-            entropy=torch.zeros_like(tokens) if entropy_M is None else entropy_M.sum(),
-            ratio_max=ratio_M.max() if tokens > 0 else torch.zeros_like(tokens),
+            ratio_max=ratio_M.max() if ratio_M.numel() else ratio_M.sum(),  # 0 without a token
+            mismatch_max=difference_M.abs().max() if ratio_M.numel() else ratio_M.sum(),
         )

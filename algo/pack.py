@@ -11,9 +11,9 @@ Shape legend: N tokens and B trajectories of the batch, R rows and L columns of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +44,20 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """What one optimizer step sees. loss_tokens counts targets over all ranks; ranks[r] are the microbatches of r."""
+    """What one optimizer step sees: ranks[r] are the microbatches of rank r."""
 
     ranks: tuple[tuple[MicroBatch, ...], ...]
-    loss_tokens: int
+
+    @property
+    def loss_tokens(self) -> int:
+        """Targets over all ranks."""
+        return sum(len(micro.targets_M) for micro in chain(*self.ranks))
 
     @property
     def padding_waste(self) -> float:
         """Share of the computed input positions that are padding, over all ranks."""
-        micros = [micro for rank in self.ranks for micro in rank]
-        cells = sum(micro.token_ids_RL.size for micro in micros)
-        return 1.0 - sum(micro.tokens for micro in micros) / max(1, cells)
+        cells = sum(micro.token_ids_RL.size for micro in chain(*self.ranks))
+        return 1.0 - sum(micro.tokens for micro in chain(*self.ranks)) / cells
 
 
 def plan(batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int, seed: int) -> list[MiniBatch]:
@@ -63,29 +66,18 @@ def plan(batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int,
     micro_batch_tokens bounds rows * columns, except that one trajectory longer than that gets a microbatch of its own.
     """
     starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
-    inputs_B = _input_lengths(batch, starts_B)
+    # A trajectory's inputs are everything before its last sampled token: 0 when none can be a target.
+    sampled_BT = np.split(batch.sampled_N, starts_B[1:])
+    inputs_B = np.asarray([np.flatnonzero(sampled_T)[-1:].sum() for sampled_T in sampled_BT], np.int64)
     order_B = np.random.default_rng((seed, batch.step)).permutation(len(batch.lengths_B))
     order_B = order_B[inputs_B[order_B] > 0]
     result = []
-    for chunk in np.array_split(order_B, minibatches):
-        if not len(chunk):
-            continue
-        parts = [list(_micro_rows(share, inputs_B, micro_batch_tokens)) for share in _split(chunk, inputs_B, ranks)]
-        most = max(len(part) for part in parts)
-        micros = [[_micro(batch, starts_B, inputs_B, rows) for rows in part] for part in parts]
-        filled = tuple((*part, *([EMPTY] * (most - len(part)))) for part in micros)
-        tokens = sum(len(micro.targets_M) for part in filled for micro in part)
-        result.append(MiniBatch(ranks=filled, loss_tokens=tokens))
+    for chunk in filter(len, np.array_split(order_B, minibatches)):
+        parts = [_micro_rows(share, inputs_B, micro_batch_tokens) for share in _split(chunk, inputs_B, ranks)]
+        micros = ([_micro(batch, starts_B, inputs_B, rows) for rows in part] for part in parts)
+        filled = zip(*zip_longest(*micros, fillvalue=EMPTY), strict=True)
+        result.append(MiniBatch(ranks=tuple(filled)))
     return result
-
-
-def _input_lengths(batch: Batch, starts_B: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Inputs that a trajectory needs: everything before its last sampled token (0 when none can be a target)."""
-    inputs_B = np.zeros(len(batch.lengths_B), np.int64)
-    for row, (start, length) in enumerate(zip(starts_B, batch.lengths_B, strict=True)):
-        sampled = np.flatnonzero(batch.sampled_N[start : start + length])
-        inputs_B[row] = sampled[-1] if len(sampled) else 0
-    return inputs_B
 
 
 def _split(chunk: NDArray[np.int64], inputs_B: NDArray[np.int64], ranks: int) -> list[list[int]]:
@@ -101,46 +93,36 @@ def _split(chunk: NDArray[np.int64], inputs_B: NDArray[np.int64], ranks: int) ->
     return shares
 
 
-def _micro_rows(share: Sequence[int], inputs_B: NDArray[np.int64], micro_batch_tokens: int) -> Iterator[list[int]]:
+def _micro_rows(share: Sequence[int], inputs_B: NDArray[np.int64], micro_batch_tokens: int) -> list[Sequence[int]]:
     """Cuts rows sorted by falling length so that padding plus the overhead of the passes is least (shortest path)."""
-    lengths = inputs_B[np.asarray(share, np.int64)].tolist()
-    costs, cuts = [0], [0]
+    lengths = [int(inputs_B[row]) for row in share]
+    best: list[tuple[int, list[Sequence[int]]]] = [(0, [])]  # least cost and cuts of the first n rows
     for end in range(1, len(lengths) + 1):
-        best, cut = costs[end - 1] + lengths[end - 1] + PASS_POSITIONS, end - 1
-        for start in range(end - 2, -1, -1):
+        options: list[tuple[int, int]] = []
+        for start in range(end - 1, -1, -1):
             cells = (end - start) * lengths[start]
-            if cells > micro_batch_tokens:
+            if cells > micro_batch_tokens and options:
                 break
-            if costs[start] + cells + PASS_POSITIONS <= best:
-                best, cut = costs[start] + cells + PASS_POSITIONS, start
-        costs.append(best)
-        cuts.append(cut)
-    bounds = [len(lengths)]
-    while bounds[-1]:
-        bounds.append(cuts[bounds[-1]])
-    bounds.reverse()
-    for start, end in pairwise(bounds):
-        yield list(share[start:end])
+            options.append((best[start][0] + cells + PASS_POSITIONS, start))
+        cost, start = min(options)
+        best.append((cost, [*best[start][1], share[start:end]]))
+    return best[-1][1]
 
 
 def _micro(batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64], rows: Sequence[int]) -> MicroBatch:
-    columns = int(inputs_B[rows].max())
-    token_ids_RL = np.zeros((len(rows), columns), np.int64)
-    targets, positions = [], []
-    for index, row in enumerate(rows):
-        start, length = int(starts_B[row]), int(inputs_B[row])
-        token_ids_RL[index, :length] = batch.token_ids_N[start : start + length]
-        sampled = 1 + np.flatnonzero(batch.sampled_N[start + 1 : start + length + 1])
-        targets.append(start + sampled)
-        positions.append(index * columns + sampled - 1)
-    targets_N = np.concatenate(targets)
+    rows_R = np.asarray(rows, np.int64)
+    columns_L = np.arange(inputs_B[rows_R].max())
+    real_RL = columns_L < inputs_B[rows_R, None]
+    tokens_RL = np.where(real_RL, starts_B[rows_R, None] + columns_L, 0)  # indices on the N axis
+    chosen_RL = real_RL & batch.sampled_N[tokens_RL + 1]
+    targets_M = tokens_RL[chosen_RL] + 1
     return MicroBatch(
-        token_ids_RL=token_ids_RL,
-        positions_M=np.concatenate(positions),
-        targets_M=batch.token_ids_N[targets_N].astype(np.int64),
-        old_logprobs_M=batch.logprobs_N[targets_N],
-        advantages_M=np.repeat(batch.advantages_B[rows], [len(part) for part in targets]),
-        tokens=int(inputs_B[rows].sum()),
+        token_ids_RL=np.where(real_RL, batch.token_ids_N[tokens_RL], 0).astype(np.int64),
+        positions_M=np.flatnonzero(chosen_RL),
+        targets_M=batch.token_ids_N[targets_M].astype(np.int64),
+        old_logprobs_M=batch.logprobs_N[targets_M],
+        advantages_M=batch.advantages_B[rows_R[chosen_RL.nonzero()[0]]],
+        tokens=int(real_RL.sum()),
     )
 
 

@@ -18,7 +18,7 @@ from engine.types import StopReason, Trajectory
 _SPACING = re.compile(r"\\[,;:! ]|\s+|\$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d*)?")
 _INTEGER = re.compile(r"([+-]?)0*(\d+)\.?")
-_DECIMAL = re.compile(r"[+-]?\d+\.\d+")
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,7 @@ class MathReward:
     integers_only: bool = False
 
     async def __call__(self, trajectory: Trajectory) -> float:
-        truncated = any(turn.truncated for turn in trajectory.turns)
-        if trajectory.stop is not StopReason.ANSWER or truncated:
+        if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
             return 0.0
         answer = boxed_answer(trajectory.text)
         return 0.0 if answer is None else float(self.equal(answer, trajectory.prompt.answer))
@@ -41,15 +40,10 @@ class MathReward:
     def equal(self, answer: str, reference: str) -> bool:
         """Whether the content of a box equals the reference."""
         written, expected = canonical(answer), canonical(reference)
-        if not written:
-            return False
-        if self.integers_only:
-            return _is_integer(written) and written == expected
-        if written == expected:
-            return True
-        if _is_number(written) and _is_number(expected):
+        number = _INTEGER if self.integers_only else _NUMBER
+        if number.fullmatch(written) and number.fullmatch(expected):
             return Decimal(written) == Decimal(expected)
-        return False
+        return not self.integers_only and written != "" and written == expected
 
 
 def canonical(text: str) -> str:
@@ -66,11 +60,3 @@ def canonical(text: str) -> str:
         sign, digits = integer.groups()
         return "-" + digits if sign == "-" and digits != "0" else digits
     return text
-
-
-def _is_integer(text: str) -> bool:
-    return bool(_INTEGER.fullmatch(text))
-
-
-def _is_number(text: str) -> bool:
-    return bool(_INTEGER.fullmatch(text) or _DECIMAL.fullmatch(text))

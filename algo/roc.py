@@ -43,8 +43,7 @@ class RoC:
     """Selector of `keep` trajectories; a positive is one with reward > 0.
 
     smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
-    min_negatives: keep at least so many failures where there are any. The paper's floor(negatives / 2) is 0; with 1, a
-    group with a single failure keeps it, where the paper's rule makes the group flat and drops it.
+    A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
 
     >>> RoC(keep=8)([], np.random.default_rng(0))
     []
@@ -52,20 +51,16 @@ class RoC:
 
     keep: int
     smoothing: float = 0.05
-    min_negatives: int = 0
 
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
         if not self.smoothing > 0:
             raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
-        if not 0 <= self.min_negatives <= self.keep:
-            raise ValueError(f"RoC.min_negatives must be in 0..keep, got {self.min_negatives!r}")
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
         """How many of each are kept, of more than `keep` in all."""
-        least = min(self.min_negatives, negatives)
-        kept_negatives = max(least, negatives * self.keep // (positives + negatives))
+        kept_negatives = negatives * self.keep // (positives + negatives)
         return self.keep - kept_negatives, kept_negatives
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:

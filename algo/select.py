@@ -29,5 +29,5 @@ class RandomSubset:
             raise ValueError(f"RandomSubset.keep must be at least 1, got {self.keep!r}")
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
-        count = min(self.keep, len(trajectories))
-        return sorted(int(index) for index in rng.choice(len(trajectories), count, replace=False))
+        count = len(trajectories)
+        return sorted(rng.choice(count, min(self.keep, count), replace=False).tolist())

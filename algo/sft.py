@@ -25,8 +25,9 @@ from torch.nn import functional
 class Example:
     """One tokenised conversation. loss_T marks the tokens to learn.
 
-    >>> Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True, True]).learnt
-    2
+    >>> Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True])
+    Traceback (most recent call last):
+    ValueError: Example: 4 ids but 3 loss marks
     """
 
     ids_T: Sequence[int]
@@ -35,10 +36,6 @@ class Example:
     def __post_init__(self) -> None:
         if len(self.ids_T) != len(self.loss_T):
             raise ValueError(f"Example: {len(self.ids_T)} ids but {len(self.loss_T)} loss marks")
-
-    @property
-    def learnt(self) -> int:
-        return sum(self.loss_T)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,15 +13,20 @@ Shape legend: R rows and L columns of a microbatch, M positions with loss, V voc
 from __future__ import annotations
 
 import gc
-import json
 import os
 import resource
 import shutil
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -31,8 +36,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from algo.loss import LossSums, policy_loss
@@ -46,10 +52,34 @@ if TYPE_CHECKING:
 LOGIT_ROWS = 1024
 # Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
 KEPT_LOGITS = 1 << 24
+# What a forward and backward pass counts, in this order: what is added up over passes and ranks, and maxima.
+SUMS = ("loss", "entropy", *LossSums._fields[:-2])
+MAXIMA = LossSums._fields[-2:]
 
 
 class Diverged(RuntimeError):
     """Loss or gradient is not finite; the weights are those before the update."""
+
+
+def join_group() -> None:
+    """This process becomes a rank of the learner. Raises OSError when the launcher is gone."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The launcher serves the store. One that died before it could take us along leaves no rank waiting for it.
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
+    # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
+    dist.init_process_group("gloo", timeout=timedelta(days=1))
+
+
+def broadcast(frames: list[bytes] | None) -> list[bytes]:
+    """Rank 0's frames on every rank; the others give None."""
+    packed = bytearray(msgspec.msgpack.encode(frames)) if frames else bytearray()
+    size = torch.tensor([len(packed)])
+    dist.broadcast(size, 0)
+    content = torch.frombuffer(packed or bytearray(int(size)), dtype=torch.uint8)
+    dist.broadcast(content, 0)
+    return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
 class Scorer(nn.Module):
@@ -64,14 +94,9 @@ class Scorer(nn.Module):
         hidden_RLH = self.model.base_model(input_ids=token_ids_RL, use_cache=False).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
-        parts = []
-        for start in range(0, max(1, len(targets_M)), LOGIT_ROWS):
-            chunk = slice(start, start + LOGIT_ROWS)
-            if recompute:
-                parts.append(checkpoint(self._score, hidden_MH[chunk], targets_M[chunk], use_reentrant=False))
-            else:
-                parts.append(self._score(hidden_MH[chunk], targets_M[chunk]))
-        logprobs, entropies = zip(*parts, strict=True)
+        score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
+        chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
+        logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +113,7 @@ class Trainer:
         self, config: LearnerConfig, source: Path, canary: Sequence[Sequence[int]], weights_dir: Path, seed: int
     ) -> None:
         torch.manual_seed(seed)
+        torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()
         self.config, self.source, self.weights_dir, self.seed = config, source, weights_dir, seed
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -115,9 +141,10 @@ class Trainer:
         )
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
-            self._set_lr()
-            results = [self._update(minibatch) for minibatch in minibatches]
             self.trained_batches += 1
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.lr * min(1.0, self.trained_batches / max(1, self.config.warmup_steps))
+            results = [self._update(minibatch) for minibatch in minibatches]
             metrics |= _summary(results)
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
@@ -125,59 +152,48 @@ class Trainer:
         metrics["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
         return metrics
 
-    def _set_lr(self) -> None:
-        warm = min(1.0, (self.trained_batches + 1) / max(1, self.config.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * warm
-
     def _update(self, minibatch: MiniBatch) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
         micros = minibatch.ranks[self.rank]
-        sums = torch.zeros(len(_SUMMED), dtype=torch.float64)
-        peaks = torch.zeros(2, dtype=torch.float64)
+        counts = []
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last)
             self.scorer.set_reshard_after_backward(last)
-            micro_sums, micro_peaks = self._backward(micro, minibatch.loss_tokens)
-            sums += micro_sums
-            peaks = torch.maximum(peaks, micro_peaks)
-        gradients = [_local(parameter.grad) for parameter in self.scorer.parameters() if parameter.grad is not None]
-        norms = torch._foreach_norm(gradients)
-        sums[-1] = torch.stack(norms).double().square().sum()
+            counts.append(self._backward(micro, minibatch.loss_tokens))
+        gradients = [parameter.grad.to_local() for parameter in self.scorer.parameters() if parameter.grad is not None]
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum(0, keepdim=True)
+        sums, maxima = torch.stack(counts).split([len(SUMS), len(MAXIMA)], dim=1)
+        sums, maxima = torch.cat([sums.sum(0), square]), maxima.amax(0)
         if self.world_size > 1:
             dist.all_reduce(sums)
-            dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        result = dict(zip(_SUMMED, sums.tolist(), strict=True)) | dict(zip(_PEAKS, peaks.tolist(), strict=True))
-        result["grad_norm"] = result.pop("square") ** 0.5
-        if not np.isfinite([result["loss"], result["grad_norm"]]).all():
-            names = ("loss", "grad_norm", "ratio_max")
-            raise Diverged("not finite: " + ", ".join(f"{name} {result[name]}" for name in names))
-        scale = self.config.grad_clip / (result["grad_norm"] + 1e-6)
-        if scale < 1.0:
-            torch._foreach_mul_(gradients, scale)
+            dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        result = dict(zip((*SUMS, "square", *MAXIMA), torch.cat([sums, maxima]).tolist(), strict=True))
+        norm = result["grad_norm"] = result.pop("square") ** 0.5
+        if not np.isfinite([result["loss"], norm]).all():
+            numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
+            raise Diverged(f"not finite: {numbers}; the weights were not updated")
+        if norm + 1e-6 > self.config.grad_clip:
+            torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _backward(self, micro: MicroBatch, loss_tokens: int) -> tuple[Tensor, Tensor]:
-        old_logprobs_M = torch.from_numpy(micro.old_logprobs_M)
+    def _backward(self, micro: MicroBatch, loss_tokens: int) -> Tensor:
+        """Adds the gradient of a microbatch; returns its SUMS and MAXIMA, float64."""
         logprobs_M, entropy_M = self.scorer(
             torch.from_numpy(micro.token_ids_RL), torch.from_numpy(micro.positions_M), torch.from_numpy(micro.targets_M)
         )
-        loss, stats = policy_loss(
+        loss, counts = policy_loss(
             logprobs_M,
-            old_logprobs_M,
+            torch.from_numpy(micro.old_logprobs_M),
             torch.from_numpy(micro.advantages_M),
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
             total_tokens=loss_tokens,
-            entropy_M=entropy_M,
         )
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        mismatch = (logprobs_M.detach() - old_logprobs_M).abs()
-        peaks = torch.stack([stats.ratio_max, mismatch.max() if len(mismatch) else torch.zeros(())])
-        return _stack(loss.detach(), stats), peaks.double()
+        return torch.stack([part.detach().double() for part in (loss, entropy_M.sum(), *counts)])
 
     def score_canary(self) -> NDArray[np.float32]:
         """log p(ids[1:]) of each fixed sequence under the current weights, concatenated.
@@ -191,12 +207,13 @@ class Trainer:
     def publish(self, version: int) -> Path:
         """Writes the full fp32 weights for the replicas; keeps this file and the one before it."""
         path = self.weights_dir / f"weights-{version}.safetensors"
-        self._write(path, self._full_state())
-        self.published = [old for old in self.published if old != path] + [path]
-        while len(self.published) > 2:
-            old = self.published.pop(0)
-            if self.rank == 0:
-                old.unlink(missing_ok=True)
+        state = self._full_state()
+        if self.rank == 0:
+            with _appearing(path) as unfinished:
+                save_file(state, unfinished)
+            self.published.append(path)
+            if len(self.published) > 2:
+                self.published.pop(0).unlink(missing_ok=True)
         return path
 
     def save(self, path: Path) -> None:
@@ -204,105 +221,71 @@ class Trainer:
 
         An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
         """
-        dtype = source_dtype(self.source)
+        dtype = AutoConfig.from_pretrained(self.source).dtype or torch.float32
         state = {name: tensor.to(dtype) for name, tensor in self._full_state().items()}
-        if self.rank:
-            return
-        partial, replaced = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "replaced"))
-        try:
-            partial.mkdir(parents=True)
-            for file in self.source.iterdir():
-                if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
-                    shutil.copy(file, partial / file.name)
-            save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
-            if path.exists():
-                path.rename(replaced)
-            partial.rename(path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(replaced, ignore_errors=True)
+        if self.rank == 0:
+            with _appearing(path) as unfinished:
+                unfinished.mkdir()
+                for file in self.source.iterdir():
+                    if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                        shutil.copy(file, unfinished)
+                save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
 
     def _full_state(self) -> dict[str, Tensor]:
         """Unsharded weights under their Hugging Face names; a tied head is left out, as Hugging Face does."""
-        return {
-            name.removeprefix("model."): _full(parameter.detach()).contiguous()
-            for name, parameter in self.scorer.named_parameters()
-        }
-
-    def _write(self, path: Path, state: dict[str, Tensor]) -> None:
-        if self.rank:
-            return
-        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        try:
-            save_file(state, partial)
-            partial.rename(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        return {name.removeprefix("model."): _full(weight.detach()) for name, weight in self.scorer.named_parameters()}
 
 
-_SUMMED = ("loss", "tokens", "clip_low", "clip_high", "ratio", "kl", "entropy", "square")
-_PEAKS = ("ratio_max", "mismatch")
+def _full(weight: Tensor) -> Tensor:
+    """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
+    if isinstance(weight, DTensor):
+        weight = weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
+    return weight.contiguous()
 
 
-def _stack(loss: Tensor, stats: LossSums) -> Tensor:
-    summed = (stats.tokens, stats.clip_low, stats.clip_high, stats.ratio, stats.kl, stats.entropy)
-    return torch.stack([part.double() for part in (loss, *summed, torch.zeros(()))])
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
+        unfinished = Path(folder, "new")
+        yield unfinished
+        if path.is_dir():  # the one thing that a rename does not replace
+            path.rename(Path(folder, "old"))
+        unfinished.rename(path)
 
 
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     """Metrics of a step from those of its minibatches; the mismatch is that before any update."""
     tokens = sum(result["tokens"] for result in results)
-
-    def mean(name: str) -> float:
-        return sum(result[name] for result in results) / tokens
-
-    return {
+    means = {
+        name: sum(result[name] for result in results) / tokens for name in ("clip_low", "clip_high", "kl", "entropy")
+    }
+    return means | {
         "tokens": tokens,
         "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens,
         "grad_norm": max(result["grad_norm"] for result in results),
-        "clip_low": mean("clip_low"),
-        "clip_high": mean("clip_high"),
-        "ratio_mean": mean("ratio"),
+        "ratio_mean": sum(result["ratio"] for result in results) / tokens,
         "ratio_max": max(result["ratio_max"] for result in results),
-        "kl": mean("kl"),
-        "entropy": mean("entropy"),
-        "mismatch_max": results[0]["mismatch"],
+        "mismatch_max": results[0]["mismatch_max"],
     }
 
 
 def _shard(scorer: Scorer) -> Scorer:
-    """FSDP2 per decoder layer and on the root. Weights stay gathered between forward and backward: memory is not scarce
-    where this runs in fp32 on the CPU, and gathering again costs more than it saves."""
+    """FSDP2 per decoder layer and on the root.
+
+    Weights stay gathered between forward and backward: memory is not scarce where this runs in fp32 on the CPU, and
+    gathering again costs more than it saves.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in scorer.model.base_model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
+    for module in (*scorer.model.base_model.layers, scorer):
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
     return scorer
 
 
 def _canary_batch(canary: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    columns = max((len(ids) for ids in canary), default=2) - 1
-    token_ids_RL = torch.zeros(max(1, len(canary)), columns, dtype=torch.int64)
-    positions, targets = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
-    for row, ids in enumerate(canary):
-        token_ids_RL[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-        positions.append(torch.arange(len(ids) - 1) + row * columns)
-        targets.append(torch.tensor(ids[1:]))
-    return token_ids_RL, torch.cat(positions), torch.cat(targets)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _full(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
-
-
-def source_dtype(source: Path) -> torch.dtype:
-    """The dtype that a checkpoint's config declares; float32 when it declares none."""
-    config = json.loads((source / "config.json").read_text())
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return getattr(torch, name)
+    """The Scorer's arguments for all sequences at once; one row without a target when there is none."""
+    ids_RL = pad_sequence([torch.tensor(ids) for ids in canary or [[0, 0]]], batch_first=True)
+    targets_R = torch.tensor([len(ids) - 1 for ids in canary or [[0]]])
+    chosen_RL = torch.arange(ids_RL.shape[1] - 1) < targets_R[:, None]
+    return ids_RL[:, :-1].contiguous(), chosen_RL.flatten().nonzero().flatten(), ids_RL[:, 1:][chosen_RL]

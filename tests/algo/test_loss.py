@@ -52,9 +52,7 @@ def test_masked_values_change_neither_loss_nor_gradient_nor_metrics(poison):
         logprobs = torch.tensor([-1.0, masked, -2.0], dtype=torch.float64, requires_grad=True)
         old = torch.tensor([-1.2, masked, -1.5], dtype=torch.float64)
         advantages = torch.tensor([1.0, masked, -1.0], dtype=torch.float64)
-        loss, sums = policy_loss(
-            logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.28, total_tokens=2, entropy_M=old
-        )
+        loss, sums = policy_loss(logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.28, total_tokens=2)
         loss.backward()
         results.append(torch.cat([loss.detach()[None], logprobs.grad, torch.stack([part.double() for part in sums])]))
     assert torch.equal(results[0], results[1])

@@ -60,17 +60,16 @@ def test_negatives_are_uniform_whatever_they_look_like(row):
 flags = st.lists(st.tuples(st.booleans(), st.sampled_from(["ok", "error", "timeout"])), max_size=40)
 
 
-@given(flags, st.integers(1, 20), st.integers(0, 1), st.integers(0, 99))
-def test_keeps_exactly_k_in_proportion_without_duplicates(kinds, keep, least, seed):
+@given(flags, st.integers(1, 20), st.integers(0, 99))
+def test_keeps_exactly_k_in_proportion_without_duplicates(kinds, keep, seed):
     group = [trajectory(reward=float(good), outcomes=(outcome,)) for good, outcome in kinds]
-    kept = RoC(keep, min_negatives=least)(group, np.random.default_rng(seed))
-    assert kept == RoC(keep, min_negatives=least)(group, np.random.default_rng(seed))
+    kept = RoC(keep)(group, np.random.default_rng(seed))
+    assert kept == RoC(keep)(group, np.random.default_rng(seed))
     assert kept == sorted(set(kept))
     assert len(kept) == min(keep, len(group))
     if len(group) > keep:
         negatives = [index for index, (good, _) in enumerate(kinds) if not good]
-        share = len(negatives) * keep // len(group)
-        assert sum(index in negatives for index in kept) == max(share, min(least, len(negatives)))
+        assert sum(index in negatives for index in kept) == len(negatives) * keep // len(group)
 
 
 def test_clean_positives_are_preferred():
@@ -83,10 +82,9 @@ def test_clean_positives_are_preferred():
     assert 0.45 < control < 0.55
 
 
-def test_a_single_failure_is_kept_only_on_request():
+def test_a_single_failure_is_not_kept():
     group = [trajectory(reward=float(index > 0)) for index in range(16)]
     assert 0 not in RoC(8)(group, np.random.default_rng(0))
-    assert 0 in RoC(8, min_negatives=1)(group, np.random.default_rng(0))
 
 
 def test_other_selectors():
@@ -99,7 +97,7 @@ def test_other_selectors():
 
 
 def test_misuse_is_refused():
-    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}, {"keep": 2, "min_negatives": 3}):
+    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}):
         with pytest.raises(ValueError, match=r"RoC\."):
             RoC(**arguments)
     with pytest.raises(ValueError, match="keep"):
