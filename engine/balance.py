@@ -16,7 +16,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,7 +120,6 @@ class KvAware:
         self._queues: dict[str, deque[_Item]] = {"ready": deque(), "parked": deque(), "fresh": deque()}
         self._sizes: deque[int] = deque(maxlen=history)
         self._sorted: list[int] = []
-        self._suffix: list[int] = []  # sums of _sorted from each index on; [] when stale
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
         if replica in self._replicas:
@@ -195,18 +193,10 @@ class KvAware:
 
     def expected_tokens(self, tokens: int) -> float:
         """Expected final length of a trajectory that is `tokens` long now."""
-        if len(self._sizes) < 8:
+        longer = self._sorted[bisect.bisect_right(self._sorted, tokens) :]
+        if not longer or len(self._sorted) < 8:
             return max(self.max_tokens, tokens)
-        if not self._suffix:
-            total, suffix = 0, [0] * len(self._sorted)
-            for index in range(len(self._sorted) - 1, -1, -1):
-                total += self._sorted[index]
-                suffix[index] = total
-            self._suffix = suffix
-        index = bisect.bisect_right(self._sorted, tokens)
-        if index == len(self._sorted):
-            return max(self.max_tokens, tokens)
-        return self._suffix[index] / (len(self._sorted) - index)
+        return sum(longer) / len(longer)
 
     def waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -227,8 +217,7 @@ class KvAware:
             assert total == replica.reserved, (total, replica.reserved)
             assert sum(replica.groups.values()) == len(replica.active)
         for item in self._items.values():
-            homes = [index for index, replica in self._replicas.items() if item.key in replica.active]
-            assert homes == ([item.home] if item.home is not None else []), (item, homes)
+            assert item.home is None or self._replicas[item.home].active.get(item.key) is item, item
             assert item.state != "running" or item.home is not None, item
 
     def _enqueue(self, item: _Item, state: str) -> None:
@@ -238,30 +227,23 @@ class KvAware:
     def _expire(self, now: float) -> None:
         """Tool-waiting trajectories beyond hold_s count no longer."""
         for replica in self._replicas.values():
-            for item in [*self._idle(replica)]:
-                if now - item.since > self.hold_s:
+            for item in list(replica.active.values()):
+                if item.state == "tool" and now - item.since > self.hold_s:
                     self._release(item)
-
-    @staticmethod
-    def _idle(replica: _Replica) -> Iterator[_Item]:
-        return (item for item in replica.active.values() if item.state == "tool")
 
     def _choose(self, item: _Item) -> tuple[int, str] | None:
         """The feasible replica with most headroom, a resident group prompt counting as its blocks."""
-        best: tuple[float, int] | None = None
+        expected_tokens = self.expected_tokens(item.tokens)
+        feasible: dict[int, float] = {}
         for index, replica in self._replicas.items():
-            blocks = self.expected_tokens(item.tokens) / replica.block_size
-            now_blocks = item.tokens / replica.block_size + 1
-            headroom = self.fill * replica.blocks - replica.reserved - blocks
-            live = replica.free - replica.unseen - replica.running - now_blocks
             if not replica.active:
                 return index, "empty"
-            if headroom < 0 or live < 0:
-                continue
-            bonus = item.tokens / replica.block_size if item.group in replica.groups else 0.0
-            if best is None or headroom + bonus > best[0]:
-                best = (headroom + bonus, index)
-        return None if best is None else (best[1], "headroom")
+            blocks = item.tokens / replica.block_size
+            headroom = self.fill * replica.blocks - replica.reserved - expected_tokens / replica.block_size
+            live = replica.free - replica.unseen - replica.running - (blocks + 1)
+            if headroom >= 0 and live >= 0:
+                feasible[index] = headroom + (blocks if item.group in replica.groups else 0.0)
+        return (max(feasible, key=feasible.__getitem__), "headroom") if feasible else None
 
     def _go(self, item: _Item, index: int, rule: str) -> Place:
         replica = self._replicas[index]
@@ -291,4 +273,3 @@ class KvAware:
             del self._sorted[bisect.bisect_left(self._sorted, self._sizes[0])]
         self._sizes.append(tokens)
         bisect.insort(self._sorted, tokens)
-        self._suffix = []

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Chat:
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
-        self._tool_pieces: dict[int, list[str]] = {}
+        self._tool_pieces = functools.cache(self._cut)
         self.audit()
 
     @classmethod
@@ -82,14 +83,8 @@ class Chat:
                 raise TemplateError(f"the tokenizer does not give {probe!r} back after encoding and decoding it")
 
     def _tool_text(self, responses: Sequence[str]) -> str:
-        count = len(responses)
-        if count not in self._tool_pieces:
-            self._tool_pieces[count] = self._cut(count)
-        pieces = self._tool_pieces[count]
-        text = pieces[0]
-        for response, piece in zip(responses, pieces[1:], strict=True):
-            text += response + piece
-        return text
+        first, *pieces = self._tool_pieces(len(responses))
+        return first + "".join(response + piece for response, piece in zip(responses, pieces, strict=True))
 
     def _cut(self, count: int) -> list[str]:
         """What the template puts before, between and after `count` tool responses that follow an assistant turn."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+# The first that holds counts.
 CAUSES = ("weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 
 
@@ -20,9 +21,12 @@ class _Replica:
 
 
 class IdleClock:
-    """A replica without a running request is idle because of the first of these that holds: weights are being updated;
+    """Seconds of each replica by cause.
+
+    A replica without a running request is idle because of the first of these that holds: weights are being updated;
     a trajectory waits for placement; a trajectory that ran here waits for a tool; another replica still runs; the
-    learner has the turn (no lease is free); a reward is being computed; else the host's own work."""
+    learner has the turn (no lease is free); a reward is being computed; else the host's own work.
+    """
 
     def __init__(self) -> None:
         self._replicas: dict[int, _Replica] = {}
@@ -59,15 +63,6 @@ class IdleClock:
     def _cause(self, replica: _Replica) -> str:
         if replica.running:
             return "busy"
-        flags = self._flags
-        if flags["weight_sync"]:
-            return "weight_sync"
-        if flags["kv_blocked"]:
-            return "kv_blocked"
-        if replica.tools:
-            return "tool_wait"
-        if any(other.running for other in self._replicas.values()):
-            return "long_tail"
-        if flags["staleness_gate"]:
-            return "staleness_gate"
-        return "reward" if flags["reward"] else "host"
+        others = sum(other.running for other in self._replicas.values())
+        holds = {**self._flags, "tool_wait": replica.tools, "long_tail": others, "host": 1}
+        return next(cause for cause in CAUSES if holds[cause])

@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 
 class Leases:
@@ -35,7 +34,7 @@ class Leases:
         self._next = 0
         self._released: set[int] = set()
         self._floor = 0  # all leases below are released
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._change = asyncio.Event()
 
     @property
     def capacity(self) -> int:
@@ -60,9 +59,8 @@ class Leases:
     async def acquire(self) -> int:
         """Waits until `take` succeeds."""
         while (lease := self.take()) is None:
-            future = asyncio.get_running_loop().create_future()
-            self._waiters.append(future)
-            await future
+            self._change.clear()
+            await self._change.wait()
         return lease
 
     def release(self, lease: int) -> None:
@@ -73,7 +71,4 @@ class Leases:
         while self._floor in self._released:
             self._released.remove(self._floor)
             self._floor += 1
-        waiters, self._waiters = self._waiters, deque()
-        for future in waiters:
-            if not future.done():
-                future.set_result(None)
+        self._change.set()

@@ -1,7 +1,8 @@
 """The protocol between the node and the learner (ZeroMQ PAIR, node binds), and the node's end of it.
 
 Invariants
-- One message is [msgpack header, raw array frame...]; arrays carry dtype and shape in the header, nothing is pickled.
+- One message is [message, (name, dtype, shape) of each array, raw array...], the first two in msgpack; nothing is
+  pickled.
 - The learner answers every request, in order, with exactly one reply: the awaited type or `Failed`.
 - Every await has a deadline; a learner that dies or stays silent raises `LearnerDied` with its last words.
 """
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -87,50 +88,44 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
-_ROOT = Path(__file__).resolve().parent.parent
-
 Request = Configure | Train | Save | Stop
 Reply = Ready | Trained | Saved | Failed
+Arrays = Mapping[str, NDArray[Any]]
+Answer = TypeVar("Answer", Ready, Trained, Saved)
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    message: msgspec.Raw
-    arrays: list[tuple[str, str, tuple[int, ...]]]
-
-
-_encoder = msgspec.msgpack.Encoder()
-_header = msgspec.msgpack.Decoder(_Header)
 _request = msgspec.msgpack.Decoder(Request)
 _reply = msgspec.msgpack.Decoder(Reply)
+_specs = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...]]])
 
 
-def pack(message: Request | Reply, arrays: Mapping[str, NDArray[Any]] | None = None) -> list[bytes | memoryview]:
+def pack(message: Request | Reply, arrays: Arrays | None = None) -> list[bytes | memoryview]:
     """Frames of a message. Arrays are sent as they lie in memory (made contiguous where they are not)."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     specs = [(name, array.dtype.str, array.shape) for name, array in contiguous.items()]
-    header = _encoder.encode(_Header(message=msgspec.Raw(_encoder.encode(message)), arrays=specs))
-    return [header, *(array.reshape(-1).view(np.uint8).data for array in contiguous.values())]
+    data = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
+    return [msgspec.msgpack.encode(message), msgspec.msgpack.encode(specs), *data]
 
 
-def _arrays(header: _Header, frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    if len(header.arrays) != len(frames):
-        raise ValueError(f"{len(header.arrays)} arrays announced, {len(frames)} frames received")
-    return {
+def _unpack(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Any]) -> tuple[Any, Arrays]:
+    message, specs, *data = frames
+    arrays = {
         name: np.frombuffer(frame, dtype=np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), frame in zip(header.arrays, frames, strict=True)
+        for (name, dtype, shape), frame in zip(_specs.decode(specs), data, strict=True)
     }
+    return decoder.decode(message), arrays
 
 
-def unpack_request(frames: Sequence[Any]) -> tuple[Request, dict[str, NDArray[Any]]]:
+def unpack_request(frames: Sequence[Any]) -> tuple[Request, Arrays]:
     """Raises ValueError (msgspec.DecodeError is one) for anything that is not a request."""
-    header = _header.decode(frames[0])
-    return _request.decode(header.message), _arrays(header, frames[1:])
+    return _unpack(_request, frames)
 
 
-def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, dict[str, NDArray[Any]]]:
+def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, Arrays]:
     """Raises ValueError (msgspec.DecodeError is one) for anything that is not a reply."""
-    header = _header.decode(frames[0])
-    return _reply.decode(header.message), _arrays(header, frames[1:])
+    return _unpack(_reply, frames)
 
 
 class LearnerDied(RuntimeError):
@@ -139,8 +134,10 @@ class LearnerDied(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerProcessConfig:
-    """module: what the launcher runs on each rank. launcher: the command before `--nproc-per-node=... -m module ...`
-    (on several hosts: torchrun with its rendezvous). Deadlines are for one answer.
+    """How the learner's ranks are started. Deadlines are for one answer.
+
+    module: what the launcher runs on each rank. launcher: the command before `--nproc-per-node=... -m module ...`
+    (on several hosts: torchrun with its rendezvous).
     """
 
     module: str
@@ -161,13 +158,14 @@ class LearnerProcess:
     Leaving the context ends all its processes.
     """
 
+    _process: asyncio.subprocess.Process
+
     def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
         self.config = config
         self._address = f"ipc://{workspace}/learner"
         self._log = log
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._process: asyncio.subprocess.Process | None = None
         self._answered = False
 
     async def __aenter__(self) -> Self:
@@ -175,7 +173,7 @@ class LearnerProcess:
         self._socket.bind(self._address)
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
-        path = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        path = filter(None, (str(_ROOT), environment.get("PYTHONPATH")))
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -190,16 +188,8 @@ class LearnerProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        process = self._process
-        try:
-            if process is not None:
-                await self._end(process)
-        finally:
-            self._socket.close()
-            self._context.term()
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
         """Asks one that has answered before, then kills the launcher's session; a rank dies with its launcher."""
+        process = self._process
         try:
             if self._answered and process.returncode is None:
                 with contextlib.suppress(TimeoutError):
@@ -209,36 +199,34 @@ class LearnerProcess:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            try:
+                await process.wait()
+            finally:
+                self._socket.close()
+                self._context.term()
 
     async def configure(self, message: Configure) -> tuple[Ready, Floats]:
         """Builds the learner; returns what it published as version 0 and its canary log-probabilities."""
-        reply, arrays = await self._ask(message, {}, self.config.start_deadline_s)
-        if not isinstance(reply, Ready):
-            raise LearnerDied(f"the learner answered {type(reply).__name__} to Configure")
-        return reply, arrays["canary"]
+        ready, arrays = await self._ask(message, {}, Ready, self.config.start_deadline_s)
+        return ready, arrays["canary"]
 
     async def train(self, batch: Batch, version: int) -> tuple[Trained, Floats]:
         """One step: the published weights (version `version`), metrics and canary log-probabilities."""
-        reply, arrays = await self._ask(
-            Train(step=batch.step, version=version), batch.arrays(), self.config.step_deadline_s
-        )
-        if not isinstance(reply, Trained):
-            raise LearnerDied(f"the learner answered {type(reply).__name__} to Train")
-        return reply, arrays["canary"]
+        message = Train(step=batch.step, version=version)
+        trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)
+        return trained, arrays["canary"]
 
     async def save(self, path: Path) -> None:
         """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
-        await self._ask(Save(path=str(path)), {}, self.config.step_deadline_s)
+        await self._ask(Save(path=str(path)), {}, Saved, self.config.step_deadline_s)
 
     async def _ask(
-        self, message: Request, arrays: Mapping[str, NDArray[Any]], deadline_s: float
-    ) -> tuple[Reply, dict[str, NDArray[Any]]]:
-        assert self._process is not None
+        self, message: Request, arrays: Arrays, expected: type[Answer], deadline_s: float
+    ) -> tuple[Answer, Arrays]:
         name = type(message).__name__
         try:
             async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
-                death = group.create_task(self._death(self._process), name="learner-death")
+                death = group.create_task(self._death(), name="learner-death")
                 await self._socket.send_multipart(pack(message, arrays))
                 reply, received = unpack_reply(await self._socket.recv_multipart())
                 death.cancel()
@@ -250,10 +238,12 @@ class LearnerProcess:
         self._answered = True
         if isinstance(reply, Failed):
             raise LearnerDied(reply.reason)
+        if not isinstance(reply, expected):
+            raise LearnerDied(f"the learner answered {type(reply).__name__} to {name}")
         return reply, received
 
-    async def _death(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
+    async def _death(self) -> None:
+        code = await self._process.wait()
         raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
 
     def _last_words(self) -> str:

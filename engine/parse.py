@@ -52,11 +52,6 @@ class ToolCallParser:
         self._escaped = False
         self._tag = ""  # tail of the body that may be the beginning of the closing tag
 
-    @property
-    def inside(self) -> bool:
-        """An opening tag was seen and its call is not closed yet."""
-        return self._body is not None
-
     def feed(self, text: str) -> list[ToolCall | MalformedCall]:
         """The calls that this text completes."""
         calls: list[ToolCall | MalformedCall] = []

@@ -6,7 +6,7 @@ can run on an implementation of their own.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,8 +62,8 @@ class Generator(Protocol):
             yield Delta([2], [0.0], finish="stop")
     """
 
-    def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncIterator[Delta]:
-        """Deltas until one has `finish`. Raises ReplicaDied when the engine is gone; closing the iterator aborts."""
+    def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncGenerator[Delta, None]:
+        """Deltas until one has `finish`. Raises ReplicaDied when the engine is gone; closing the generator aborts."""
         ...
 
 

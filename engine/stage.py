@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -55,12 +56,9 @@ class Inbox(Port):
         return await self._timed(self._channel.get())
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                item = await self.get()
-            except ChannelClosed:
-                return
-            yield item
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                yield await self.get()
 
 
 class Outbox(Port):

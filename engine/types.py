@@ -1,17 +1,18 @@
 """What flows through the pipeline: prompts, turns, trajectories, groups, batches.
 
 Invariants
-- A trajectory is append-only token ids; what was sampled is never re-tokenised, so what is trained is what the model saw.
+- A trajectory is append-only token ids; what was sampled is never re-tokenised: what is trained is what the model saw.
 - Every sampled token carries the log-probability and the weight version that sampled it.
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
-Shape legend: T tokens of one trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
+Shape legend: T tokens of one trajectory, K kept trajectories of a group, B trajectories of a batch, N = sum of T over a
+batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -70,7 +71,7 @@ class ToolUse:
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
-    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: in an isolated process.
+    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: in isolation.
     """
 
     name: str
@@ -110,7 +111,8 @@ class Trajectory:
     """One finished rollout of a prompt.
 
     token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
-    logprobs_T is 0 and versions_T is -1 where it did not. reward is None until graded.
+    logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
+    after another, without prompt and tool responses. reward is None until graded.
     """
 
     prompt: Prompt
@@ -153,14 +155,6 @@ class Group:
     advantages_K: NDArray[np.float64] | None = None
     drop: str | None = None
 
-    @property
-    def rewards_G(self) -> NDArray[np.float64]:
-        """Rewards of the trajectories, float64 [G]; raises ValueError when one was not graded."""
-        rewards = [trajectory.reward for trajectory in self.trajectories]
-        if any(reward is None for reward in rewards):
-            raise ValueError(f"group {self.prompt.id}: ungraded trajectory")
-        return np.asarray(rewards, dtype=np.float64)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
@@ -198,11 +192,4 @@ class Batch:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by field name, for the wire."""
-        return {
-            "token_ids_N": self.token_ids_N,
-            "sampled_N": self.sampled_N,
-            "logprobs_N": self.logprobs_N,
-            "versions_N": self.versions_N,
-            "lengths_B": self.lengths_B,
-            "advantages_B": self.advantages_B,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -107,7 +107,9 @@ class ScriptedReplica:
             raise self.start_error
         self.events.append("start")
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncIterator[Delta]:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]:
         self._alive()
         assert sampling.max_tokens > 0, sampling
         self.requests.append((list(token_ids), sampling, request_id))

@@ -115,15 +115,6 @@ def test_a_call_that_is_never_closed_is_never_executed():
     assert parse([OPEN[:-1]]) == ([], [])
 
 
-def test_inside_says_whether_a_call_is_open():
-    parser = ToolCallParser()
-    states = [parser.inside]
-    for text in ("text <tool_", "call>", '{"name"', ': "f", "arguments": {}}</tool_call', ">"):
-        parser.feed(text)
-        states.append(parser.inside)
-    assert states == [False, False, True, True, True, False]
-
-
 HALVES = ['{"name": "f", "arguments": {"c": "', '"}}']
 FRAGMENTS = [OPEN, CLOSE, GOOD, *HALVES, '"', "\\", "{", "}", "<", "</", ">", "é𝄞", " ", "\n"]
 
