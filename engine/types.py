@@ -1,11 +1,11 @@
 """What flows through the pipeline: prompts, turns, trajectories, groups, batches.
 
 Invariants
-- A trajectory is append-only token ids; what was sampled is never re-tokenised, so what is trained is what the model saw.
+- A trajectory is append-only token ids; what was sampled is never re-tokenised: what is trained is what the model saw.
 - Every sampled token carries the log-probability and the weight version that sampled it.
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
-Shape legend: T tokens of one trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
+Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ToolUse:
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
-    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: in an isolated process.
+    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: isolated.
     """
 
     name: str
