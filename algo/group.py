@@ -15,7 +15,7 @@ import numpy as np
 
 from algo.advantage import group_advantages, is_flat
 from engine.ports import Selector
-from engine.types import Batch, Group
+from engine.types import Batch, Group, Trajectory
 
 
 def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
@@ -42,7 +42,8 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
 
 def join(step: int, groups: Sequence[Group]) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped."""
-    kept, advantages = [], []
+    kept: list[Trajectory] = []
+    advantages: list[float] = []
     for group in groups:
         kept += [group.trajectories[index] for index in group.kept]
         advantages += [] if group.advantages_K is None else group.advantages_K.tolist()
