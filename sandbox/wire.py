@@ -7,17 +7,19 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, TypeVar
 
 import msgspec
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]
 SessionState = Literal["kept", "restored", "lost"]
+Item = TypeVar("Item")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one call; 0 is refused. memory_bytes is address space per process (and the call's cgroup where there
-    is one).
+    """Limits of one call, all above 0. memory_bytes is address space per process; output_bytes is what is kept of
+    stdout and of stderr. A file, stdout and stderr included, may grow to the larger of disk_bytes and output_bytes.
     """
 
     wall_s: float = 4.0
@@ -37,9 +39,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one call did.
 
-    outcome "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
-    ended it;
-    "killed": a signal that no limit explains; "lost": our fault (slot or host died): never shown as the model's error.
+    outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
+    ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
+    never shown as the model's error.
     """
 
     outcome: Outcome
@@ -111,3 +113,12 @@ ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
 decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
 decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
+
+
+def batches(items: list[Item]) -> Iterator[list[Item]]:
+    """`items` in pieces of at most BATCH.
+
+    >>> [len(batch) for batch in batches(list(range(150)))]
+    [64, 64, 22]
+    """
+    return (items[first : first + BATCH] for first in range(0, len(items), BATCH))
