@@ -21,7 +21,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 import zmq
@@ -34,6 +34,8 @@ Process = asyncio.subprocess.Process
 LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
 STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
 QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
+NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+LOST = wire.ToolResult(outcome="lost")
 STDLIB = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys textwrap time traceback typing"
@@ -76,14 +78,17 @@ class SandboxConfig:
 
 @dataclass(slots=True)
 class Stats:
-    """Since the context was entered. outcomes: results by outcome; hosts: hosts started; level: "full", or "single-id"
-    where the jail has one user id for all slots.
-    """
+    """Counts since the start, and the level of isolation: "full", or "single-id" (one user id for all slots)."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     cancelled: int = 0
     hosts: int = 0
     level: str = ""
+
+
+class _Waiting(NamedTuple):
+    call: wire.Call
+    answer: asyncio.Future[wire.ToolResult]
 
 
 class Sandbox:
@@ -99,16 +104,13 @@ class Sandbox:
         self.stats = Stats()
         self._dispatcher = Dispatcher()
         self._ids = itertools.count()
-        self._waiting: dict[int, tuple[wire.Call, asyncio.Future[wire.ToolResult]]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._outbox: dict[str, list[wire.Call]] = {}
-        self._closed: SandboxUnavailable | None = SandboxUnavailable(
-            "the sandbox is not open; use `async with Sandbox(...)`"
-        )
+        self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(zmq.ROUTER, self._from_host)
-        self._heard = 0.0
         self._started = asyncio.Event()  # or failed to
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
@@ -131,7 +133,7 @@ class Sandbox:
             self._mailbox.close()
 
     async def run(self, code: str, stdin: str = "", limits: wire.Limits | None = None) -> wire.ToolResult:
-        """Run `code` as a main program of its own, within `limits` (default: the config's); see ToolResult.outcome."""
+        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult."""
         for name, value in (("code", code), ("stdin", stdin)):
             if not isinstance(value, str):
                 raise ValueError(f"{name} must be a str, got {type(value).__name__}")
@@ -141,11 +143,11 @@ class Sandbox:
         if self._closed is not None:
             raise self._closed
         call = wire.Call(next(self._ids), _utf8(code), _utf8(stdin), limits)
-        since, future = self._loop.time(), self._loop.create_future()
-        self._waiting[call.id] = call, future
+        since, answer = self._loop.time(), self._loop.create_future()
+        self._waiting[call.id] = _Waiting(call, answer)
         try:
             self._act(self._dispatcher.submit(call.id))
-            result = await future
+            result = await answer
         except asyncio.CancelledError:
             self.stats.cancelled += 1
             self._act(self._dispatcher.cancel(call.id))
@@ -155,40 +157,30 @@ class Sandbox:
         self.stats.outcomes[result.outcome] += 1
         return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
 
-    def _act(self, actions: list[Action], result: wire.ToolResult | None = None) -> None:
-        """Do what the Dispatcher decided. `result` is the one in hand, which Deliver is about."""
+    def _act(self, actions: list[Action], result: wire.ToolResult = LOST) -> None:
+        """Do what the Dispatcher decided; `result` is the one in hand. An answer already done is that of a cancelled
+        task.
+        """
         for action in actions:
             match action:
                 case Send(host, call):
                     if not self._outbox:
                         self._loop.call_soon(self._flush)
-                    self._outbox.setdefault(host, []).append(self._waiting[call][0])
+                    self._outbox.setdefault(host, []).append(self._waiting[call].call)
                 case Cancel(host, call):
                     # after the flush that may still have to send the call
                     self._loop.call_soon(self._mailbox.send, wire.Stop([call]), bytes.fromhex(host))
-                case Deliver(call):
-                    self._answer(call, result)
-                case Lost(call):
-                    self._answer(call, wire.ToolResult(outcome="lost"))
-                case Failed(call):
-                    self._answer(call, None)
-
-    def _answer(self, call: int, result: wire.ToolResult | None) -> None:
-        _, future = self._waiting[call]
-        if future.done():  # its task was cancelled in this tick of the loop
-            return
-        if result is None:
-            assert self._closed is not None
-            future.set_exception(self._closed)
-        else:
-            future.set_result(result)
+                case Deliver(call) | Lost(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_result(result)
+                case Failed(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_exception(self._closed or SandboxUnavailable(NOT_OPEN))
 
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
-            for batch in wire.batches(calls):
-                self._mailbox.send(wire.Run(batch), bytes.fromhex(host))
+            for first in range(0, len(calls), wire.BATCH):
+                self._mailbox.send(wire.Run(calls[first : first + wire.BATCH]), bytes.fromhex(host))
 
     def _from_host(self, frames: list[bytes]) -> None:
         host, message = frames[0].hex(), wire.decode_to_client(frames[1])

@@ -106,9 +106,7 @@ class Dispatcher:
         return actions[::-1] + self._fill()
 
     def answered(self, host: str, call: int, *, lost: bool) -> list[Action]:
-        """A result came; that of a cancelled call only frees its credit, that of a host that was given up counts for
-        nothing.
-        """
+        """A result came: of a cancelled call it only frees the credit, of a host that was given up it is ignored."""
         state = self._hosts.get(host)
         if state is None or call not in state.held:
             return []

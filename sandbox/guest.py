@@ -40,8 +40,6 @@ REFUSED = {  # what the outer policy must leave to the slots, by name: (x86_64, 
     "memfd_create": (319, 279),  # memory that no rlimit of the call counts
     "pidfd_send_signal": (424, 424),
 }
-
-
 REHEARSAL = (
     b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])",
     b"def f(x):\n    return 1 / x\nf(0)",
@@ -151,9 +149,7 @@ def finish(error: BaseException) -> int | None:
 
 
 def _end(status: int | None) -> NoReturn:
-    """What a program can notice of the interpreter's exit: threads are joined, atexit runs, streams are flushed (else
-    status 120).
-    """
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing (120 when it fails)."""
     try:
         if threading.active_count() > 1:
             getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls

