@@ -158,9 +158,7 @@ class Sandbox:
         return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
 
     def _act(self, actions: list[Action], result: wire.ToolResult = LOST) -> None:
-        """Do what the Dispatcher decided; `result` is the one in hand. An answer already done is that of a cancelled
-        task.
-        """
+        """Do what the Dispatcher decided; `result` is the one in hand. An answer already done was cancelled."""
         for action in actions:
             match action:
                 case Send(host, call):
@@ -232,23 +230,15 @@ class Sandbox:
 
     async def _spawn(self, address: str) -> Process:
         config = self._config
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"{__package__}.host",
-            "--connect",
-            address,
-            "--slots",
-            str(config.slots),
-        ]
-        command += ["--preload", *config.preload, *(["--nsjail", config.nsjail] if config.nsjail else [])]
+        command = [sys.executable, "-P", "-m", f"{__package__}.host", "--connect", address]
+        command += ["--slots", str(config.slots), "--preload", *config.preload]
+        command += ["--nsjail", config.nsjail] if config.nsjail else []
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         self._greeting: asyncio.Future[str] = self._loop.create_future()
         self.stats.hosts += 1
-        # own session: a terminal's SIGINT is for us to handle
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        # own session: a terminal's SIGINT is for us to handle
         return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=null, env=env, start_new_session=True)
 
     async def _greeted(self, process: Process) -> str:
@@ -285,8 +275,9 @@ async def _end(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()  # the host ends at the end of its stdin
     try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
