@@ -117,6 +117,16 @@ async def test_a_stopped_host_is_replaced() -> None:
         assert box.stats.hosts == 2
 
 
+async def test_a_stopped_slot_ends_its_host_and_the_call_is_tried_again() -> None:
+    async with Sandbox(SandboxConfig(slots=1)) as box, asyncio.TaskGroup() as group:
+        code = "import time\ntime.sleep(0.2)\nprint('done')"
+        call = group.create_task(box.run(code, limits=Limits(wall_s=0.4)), name="call")
+        await until(guest_pids)
+        os.kill(slot_pids()[0], signal.SIGSTOP)
+        assert (await call).stdout == "done\n"
+        assert box.stats.hosts == 2
+
+
 async def test_nothing_is_left_after_the_context() -> None:
     before = leftovers()
     async with Sandbox(SandboxConfig(slots=2)) as box, asyncio.TaskGroup() as group:
