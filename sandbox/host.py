@@ -18,6 +18,8 @@ import math
 import os
 import signal
 import socket
+import stat
+import sys
 from collections import deque
 
 import msgspec
@@ -110,8 +112,8 @@ class Host:
         self._mailbox = Mailbox(zmq.DEALER, self._from_client)
         self._mailbox.socket.connect(address)
 
-    async def serve(self, staged: jail.Jail | jail.JailUnavailable) -> None:
-        """Answer calls until the node leaves or the jail ends; tell the node when there is no jail, and why."""
+    async def serve(self, staged: jail.Jail | jail.JailUnavailable) -> bool:
+        """Answer calls until the node leaves or the jail ends. False when there is none, and the node is told why."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self.leave)
         for source in (0, self._zygote):  # the node and the zygote send nothing: this is their end
@@ -120,8 +122,10 @@ class Host:
             if isinstance(staged, jail.JailUnavailable):
                 raise staged
             await self._run_jail(staged)
+            return True
         except jail.JailUnavailable as error:
             self._mailbox.send(wire.Refused(str(error)))
+            return False
         finally:
             self._mailbox.close()
 
@@ -228,13 +232,13 @@ def _memfd(data: bytes) -> int:
     return fd
 
 
-async def serve(options: argparse.Namespace) -> None:
+async def serve(options: argparse.Namespace) -> bool:
     staged: jail.Jail | jail.JailUnavailable
     try:
         staged = jail.build(options.nsjail, tuple(options.preload))  # before ZeroMQ: namespaces want a single thread
     except jail.JailUnavailable as error:
         staged = error
-    await Host(options.connect, options.slots).serve(staged)
+    return await Host(options.connect, options.slots).serve(staged)
 
 
 def main() -> None:
@@ -244,8 +248,10 @@ def main() -> None:
     parser.add_argument("--nsjail", help="path of the nsjail executable")
     parser.add_argument("--preload", nargs="*", default=[], help="modules imported once, for all calls")
     options = parser.parse_args()
+    if not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
+        parser.error("its standard input must be a pipe that the node holds: start it through sandbox.Sandbox")
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
-    uvloop.run(serve(options))
+    sys.exit(0 if uvloop.run(serve(options)) else 1)
 
 
 if __name__ == "__main__":

@@ -243,3 +243,10 @@ async def test_a_host_that_does_not_come_up_in_time() -> None:
         async with Sandbox(SandboxConfig(start_s=0.001)):
             raise AssertionError("entered")
     assert not descendants(os.getpid())
+
+
+def test_a_host_started_by_hand_says_how_it_is_started():
+    words = [sys.executable, "-m", "sandbox.host", "--connect", "tcp://127.0.0.1:9"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "start it through sandbox.Sandbox" in done.stderr
