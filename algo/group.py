@@ -8,14 +8,14 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from algo.advantage import group_advantages, is_flat
 from engine.ports import Selector
-from engine.types import Group
+from engine.types import Batch, Group, Trajectory
 
 
 def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
@@ -38,3 +38,13 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
         return replace(group, kept=tuple(kept), advantages_K=advantages_K)
 
     return select
+
+
+def join(step: int, groups: Sequence[Group]) -> Batch:
+    """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped."""
+    kept: list[Trajectory] = []
+    advantages: list[float] = []
+    for group in groups:
+        kept += [group.trajectories[index] for index in group.kept]
+        advantages += [] if group.advantages_K is None else group.advantages_K.tolist()
+    return Batch.of(step, kept, np.asarray(advantages, np.float32))

@@ -293,6 +293,7 @@ class Fleet:
         if self._replicas.get(replica.index) is replica:  # else not admitted, or down already
             del self._replicas[replica.index]
             self.last.pop(replica.index, None)
+            self._timeline.idle.down(replica.index, self._timeline.now())
             self._balancer.replica_down(replica.index)
             self._schedule()
 

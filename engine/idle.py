@@ -9,11 +9,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 # The first that holds counts.
-CAUSES = ("weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 
 
 @dataclass(slots=True)
 class _Replica:
+    up: bool = True
     running: int = 0
     tools: int = 0  # trajectories that left this replica for a tool
     since: float = 0.0
@@ -23,8 +24,8 @@ class _Replica:
 class IdleClock:
     """Seconds of each replica by cause.
 
-    A replica without a running request is idle because of the first of these that holds: weights are being updated;
-    a trajectory waits for placement; a trajectory that ran here waits for a tool; another replica still runs; the
+    A replica without a running request is idle because of the first of these that holds: it is dead; weights are
+    updated; a trajectory waits for placement; one that ran here waits for a tool; another replica still runs; the
     learner has the turn (no lease is free); a reward is being computed; else the host's own work.
     """
 
@@ -33,9 +34,14 @@ class IdleClock:
         self._flags: dict[str, int] = {"weight_sync": 0, "kv_blocked": 0, "staleness_gate": 0, "reward": 0}
 
     def replica(self, index: int, now: float) -> None:
-        """Begins to observe a replica (again, after it was replaced)."""
+        """Begins to observe a replica, or goes on after it was replaced."""
         self._tick(now)
-        self._replicas.setdefault(index, _Replica(since=now)).since = now
+        self._replicas.setdefault(index, _Replica(since=now)).up = True
+
+    def down(self, index: int, now: float) -> None:
+        """The replica died; what still counts as running there has not noticed yet."""
+        self._tick(now)
+        self._replicas[index].up = False
 
     def running(self, index: int, change: int, now: float) -> None:
         self._tick(now)
@@ -61,8 +67,8 @@ class IdleClock:
             replica.since = now
 
     def _cause(self, replica: _Replica) -> str:
-        if replica.running:
+        if replica.up and replica.running:
             return "busy"
         others = sum(other.running for other in self._replicas.values())
-        holds = {**self._flags, "tool_wait": replica.tools, "long_tail": others, "host": 1}
+        holds = {**self._flags, "down": not replica.up, "tool_wait": replica.tools, "long_tail": others, "host": 1}
         return next(cause for cause in CAUSES if holds[cause])

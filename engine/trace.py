@@ -2,6 +2,7 @@
 
 Invariants
 - Times are seconds of one monotonic clock; recording is an append, formatting happens when the file is written.
+- The newest EVENTS of each kind are kept: memory is bounded however long the run.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from engine.ports import KvSample
 
 # Tracks in the order in which Perfetto shows them.
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
+EVENTS = 1_000_000
 _PIDS = {track: pid for pid, track in enumerate(TRACKS)}
 
 
@@ -47,9 +50,9 @@ class Timeline:
         self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
-        self._spans: list[tuple[int, int, str, float, float, dict[str, Any]]] = []
-        self._instants: list[tuple[int, float, str, dict[str, Any]]] = []
-        self._steps: list[tuple[int, float, int, int, int]] = []
+        self._spans: deque[tuple[int, int, str, float, float, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._instants: deque[tuple[int, float, str, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._steps: deque[tuple[int, float, int, int, int]] = deque(maxlen=EVENTS)
 
     def span(self, track: str, name: str, start: float, end: float, lane: int = 0, **args: Any) -> None:
         self._spans.append((_PIDS[track], lane, name, start, end, args))

@@ -5,8 +5,7 @@ Invariants
 - Every sampled token carries the log-probability and the weight version that sampled it.
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
-Shape legend: T tokens of one trajectory, K kept trajectories of a group, B trajectories of a batch, N = sum of T over a
-batch.
+Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class ToolUse:
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
-    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: in isolation.
+    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: isolated.
     """
 
     name: str
@@ -154,6 +153,14 @@ class Group:
     kept: tuple[int, ...] = ()
     advantages_K: NDArray[np.float64] | None = None
     drop: str | None = None
+
+    @property
+    def rewards_G(self) -> NDArray[np.float64]:
+        """Rewards of the trajectories, float64 [G]; raises ValueError when one was not graded."""
+        rewards = [trajectory.reward for trajectory in self.trajectories]
+        if any(reward is None for reward in rewards):
+            raise ValueError(f"group {self.prompt.id}: ungraded trajectory")
+        return np.asarray(rewards, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

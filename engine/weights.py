@@ -70,8 +70,9 @@ class ShmWeightTransfer(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
 
 def _yield_cores(niceness: int) -> None:
-    """On the CPU the engine competes with the node and with tool calls: those, being short, go first. Otherwise tool calls
-    take half a second instead of 30 ms, and the engine steps with next to nothing to do in the meantime.
+    """On the CPU the engine competes with the node and with tool calls: those, being short, go first.
+
+    Otherwise a tool call takes half a second instead of 30 ms, and meanwhile the engine steps with little to do.
     """
     os.nice(niceness)
     with contextlib.suppress(OSError):  # where the kernel schedules by session, niceness counts only inside of it
@@ -79,7 +80,7 @@ def _yield_cores(niceness: int) -> None:
 
 
 def repack_cpu_linears(model: torch.nn.Module) -> None:
-    """Renews the packed weights of CPU linears. A tied lm_head gets no tensor of its own, so vLLM does not re-pack it."""
+    """Renews the packed weights of CPU linears: a tied lm_head gets no tensor of its own, so vLLM leaves it stale."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and weight is not None and weight.numel():

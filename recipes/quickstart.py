@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from algo.group import prepare
+from algo.group import join, prepare
 from algo.learner import LearnerConfig
 from algo.reward import MathReward
 from algo.roc import RoC
@@ -42,7 +43,6 @@ from algo.select import KeepAll, RandomSubset
 from engine import measure, stages
 from engine.balance import KvAware
 from engine.chat import Chat
-from recipes.tiny_display import Display
 from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
@@ -52,10 +52,11 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Inbox, Outbox, Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.types import Batch, Group, Prompt, Trajectory
+from engine.types import Prompt, Trajectory
 from engine.workspace import workspace
 from recipes.options import parse
-from recipes.tiny_report import plot, print_report
+from recipes.tiny_display import Display
+from recipes.tiny_report import Progress, plot, print_report
 from recipes.tiny_task import prompts
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -65,7 +66,9 @@ class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
-    algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = "roc"
+    algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
+        "roc"
+    )
     steps: Annotated[int, "optimizer batches"] = 40
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
@@ -144,12 +147,9 @@ class Quickstart:
         self.leases = Leases(config.prompts_per_step, config.max_staleness)
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
-        self.totals = {"tool_calls": 0, "tool_calls_jailed": 0, "tokens_generated": 0, "tokens_trained": 0}
-        self.history: list[dict[str, float]] = []
-        self.evaluations: list[tuple[int, float, list[Trajectory]]] = []  # (step, training seconds, trajectories)
+        self.progress = Progress()
         self.train_s = 0.0  # wall time of training, evaluations excluded
         self.first_step_s = 0.0
-        self.waste: dict[str, float] = {}
 
     async def run(self) -> dict[str, Any]:
         """Starts everything at once, trains, and returns the summary."""
@@ -157,26 +157,23 @@ class Quickstart:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(workspace())
             process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
-            self.learner = await stack.enter_async_context(
-                LearnerProcess(process, folder, self.run_folder.path / "learner.log")
-            )
+            learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
+            self.learner = await stack.enter_async_context(learner)
             box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=config.slots, limits=config.limits)))
             chat = Chat.load(config.checkpoint)
             canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
+            fleet, replica = FleetConfig(replicas=config.replicas), partial(Replica, config.replica)
             balancer = KvAware(max_tokens=config.max_tokens)
-            self.fleet = await stack.enter_async_context(
-                Fleet(FleetConfig(replicas=config.replicas), self._replica, balancer, self.timeline, canary)
-            )
+            self.fleet = await stack.enter_async_context(Fleet(fleet, replica, balancer, self.timeline, canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
-            self.display = stack.enter_context(
-                Display(f"rocstar {self.run_folder.path}", config.steps, self._kv, self.console)
-            )
+            title = f"rocstar {self.run_folder.path}"
+            self.display = stack.enter_context(Display(title, config.steps, self._kv, self.console))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             ticking = tasks.create_task(self.display.tick(), name="display")
             stack.callback(ticking.cancel)
             await self._first_weights(str(folder), canary)
-            # A full collection walks the million objects that vLLM and torch brought along: 0.3 s without the event loop.
+            # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by _learn
             await self._evaluate(0)
@@ -214,7 +211,7 @@ class Quickstart:
             ready = now()
             self.timeline.idle.flag("staleness_gate", 1, ready)
             async with asyncio.TaskGroup() as tasks:
-                learning = tasks.create_task(self.learner.train(_batch(step, groups), version=step), name="train")
+                learning = tasks.create_task(self.learner.train(join(step, groups), version=step), name="train")
                 await asyncio.sleep(0)
                 gc.collect()  # while the learner has the cores, and nothing waits for this process
             trained, canary = learning.result()
@@ -225,7 +222,6 @@ class Quickstart:
             live = now()
             self.train_s += live - mark
             self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
-            self._count(metrics)
             metrics |= {
                 **{f"learner/{name}": value for name, value in trained.metrics.items()},
                 "canary_max_abs": difference,
@@ -237,12 +233,13 @@ class Quickstart:
                 "time/sync_s": live - learnt,
                 "time/train_total_s": self.train_s,
                 **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
+                **{f"stage/{row.name}/busy_s": row.busy_s for row in self.pipeline.stats()},
+                **{f"stage/{row.name}/queue": row.queue for row in self.pipeline.stats()},
             }
             self.fleet.kv_peak.clear()
-            self._stages(metrics)
             if step % self.config.eval_every == 0 or step == self.config.steps:
                 metrics |= await self._evaluate(step)
-            self.history.append({"step": step, **metrics})
+            self.progress.step(step, metrics)
             self.run_folder.step(step, metrics)
             self.display.step(step, metrics)
             mark = now()
@@ -260,9 +257,7 @@ class Quickstart:
         metrics = measure.evaluation(trajectories)
         metrics["time/eval_s"] = self.timeline.now() - started
         self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self.evaluations.append((step, self.train_s, trajectories))
-        self.totals["tool_calls"] += int(metrics["eval/tool_calls"])
-        self.totals["tool_calls_jailed"] += int(metrics["eval/tool_calls_jailed"])
+        self.progress.evaluated(step, self.train_s, trajectories)
         if step == 0:
             self.run_folder.step(0, metrics)
             self.display.step(0, metrics)
@@ -274,7 +269,7 @@ class Quickstart:
         return await stages.graded(trajectory, self.reward, self.timeline)
 
     async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
-        """The learner's weights go to the replicas before anything is sampled: both are known to agree from the start."""
+        """The learner's weights go to the replicas before anything is sampled: they agree from the start."""
         config = self.config
         ready, logprobs = await self.learner.configure(
             Configure(
@@ -287,77 +282,26 @@ class Quickstart:
         )
         await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
 
-    def _replica(self, index: int, core: int | None, on_step: Any) -> Replica:
-        return Replica(self.config.replica, index, core, on_step)
-
     def _kv(self) -> dict[int, tuple[float, int]]:
         usable = self.config.kv_blocks - 1
-        return {
-            index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()
-        }
-
-    def _count(self, metrics: dict[str, float]) -> None:
-        for name in self.totals:
-            self.totals[name] += int(metrics[name])
-        for name, value in metrics.items():
-            if name.startswith("waste/"):
-                self.waste[name.removeprefix("waste/")] = self.waste.get(name.removeprefix("waste/"), 0.0) + value
-
-    def _stages(self, metrics: dict[str, float]) -> None:
-        """Seconds since the start that each stage's workers were busy or blocked."""
-        for row in self.pipeline.stats():
-            for name in ("busy_s", "blocked_in_s", "blocked_out_s", "queue"):
-                metrics[f"stage/{row.name}/{name}"] = getattr(row, name)
+        return {index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()}
 
     def _summary(self) -> dict[str, Any]:
-        first, last = (measure.evaluation(self.evaluations[index][2]) for index in (0, -1))
         idle = self.timeline.idle.seconds(self.timeline.now())
-        lags = np.asarray(self.display.lags_s or [0.0])
-        mean = {
-            name: float(np.mean([row[f"time/{name}_s"] for row in self.history]))
-            for name in ("step", "rollout", "learn", "sync")
-        }
         return {
-            "accuracy_initial": first["eval/accuracy"],
-            "accuracy_final": last["eval/accuracy"],
-            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
-            "accuracy_n": int(last["eval/n"]),
+            **self.progress.summary(),
             "rl_wall_s": self.train_s,
-            "seconds_to_090": _seconds_to(0.9, self.evaluations),
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
-            "steps": len(self.history),
-            "tool_error_share_initial": first["eval/tool_error_share_correct"],
-            "tool_error_share_final": last["eval/tool_error_share_correct"],
-            **self.totals,
-            "goodput": self.totals["tokens_trained"] / max(1, self.totals["tokens_generated"]),
-            "wasted_tokens": self.waste,
-            "staleness_max": max(row["staleness_max"] for row in self.history),
             "canary_max_abs": self.fleet.canary_max_abs,
-            "mean_seconds_per_step": mean,
             "idle_attribution_s": {f"replica{index}": causes for index, causes in idle.items()},
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,
-            "loop_lag_p99_ms": float(np.percentile(lags, 99)) * 1e3,
+            "loop_lag_p99_ms": float(np.percentile(self.display.lags_s or [0.0], 99)) * 1e3,
             "algorithm": self.config.algorithm,
             "seed": self.config.seed,
             "versions": versions(),
         }
-
-
-def _batch(step: int, groups: Sequence[Group]) -> Batch:
-    """The kept trajectories of a step in admission order. Empty when every group was dropped."""
-    kept = [(group.trajectories[index], group.advantages_K[at]) for group in groups for at, index in enumerate(group.kept)]
-    return Batch.of(step, [member for member, _ in kept], np.asarray([advantage for _, advantage in kept], np.float32))
-
-
-def _seconds_to(accuracy: float, evaluations: Sequence[tuple[int, float, list[Trajectory]]]) -> float | None:
-    """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
-    points = [(seconds, measure.evaluation(trajectories)["eval/accuracy"]) for _, seconds, trajectories in evaluations]
-    for (t0, a0), (t1, a1) in zip(points, points[1:], strict=False):
-        if a1 >= accuracy > a0:
-            return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
-    return None
 
 
 async def train(config: Config, run: RunFolder, console: Console) -> dict[str, Any]:
@@ -374,10 +318,10 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     finally:
         with run.writing("timeline.json") as path:
             job.timeline.write(path)
-        if job.history:
+        if job.progress.history:
             with run.writing("reward.png") as path:
-                plot(path, job.history, job.evaluations, config.algorithm)
-    print_report(console, run.path, summary, job.evaluations)
+                plot(path, job.progress, config.algorithm)
+    print_report(console, run.path, summary, job.progress)
     return summary
 
 
@@ -385,7 +329,10 @@ def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
     console = Console()
     try:
-        with RunFolder.create(config.runs, config.name) as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            RunFolder.create(config.runs, config.name) as run,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             runner.run(train(config, run, console))
     except (ValueError, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed) as error:
         print(f"quickstart: {error}", file=sys.stderr)

@@ -38,7 +38,9 @@ class Display:
     lags_s collects how late the event loop served each tick.
     """
 
-    def __init__(self, title: str, steps: int, kv: Callable[[], Mapping[int, tuple[float, int]]], console: Console) -> None:
+    def __init__(
+        self, title: str, steps: int, kv: Callable[[], Mapping[int, tuple[float, int]]], console: Console
+    ) -> None:
         self.lags_s: list[float] = []
         self._console = console
         self._title = title
@@ -116,7 +118,9 @@ class Display:
 
 
 def _accuracy(m: Mapping[str, float]) -> str:
-    return f"{m['eval/accuracy']:.3f}  [{m['eval/accuracy_low']:.3f}, {m['eval/accuracy_high']:.3f}]  n={m['eval/n']:.0f}"
+    return (
+        f"{m['eval/accuracy']:.3f}  [{m['eval/accuracy_low']:.3f}, {m['eval/accuracy_high']:.3f}]  n={m['eval/n']:.0f}"
+    )
 
 
 def _rates(m: Mapping[str, float]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -13,10 +15,68 @@ from rich.table import Table
 from engine import measure
 from engine.types import Trajectory
 
-Evaluations = Sequence[tuple[int, float, list[Trajectory]]]
+_BLUE, _RED = "#08519c", "#cb181d"
 
 
-def plot(path: Path, history: Sequence[Mapping[str, float]], evaluations: Evaluations, algorithm: str) -> None:
+class Progress:
+    """What a run has measured so far: its steps, its evaluations, and their totals."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+        self.evaluations: list[tuple[int, float, list[Trajectory]]] = []  # (step, training seconds, trajectories)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.history.append({"step": step, **metrics})
+
+    def evaluated(self, step: int, train_s: float, trajectories: list[Trajectory]) -> None:
+        self.evaluations.append((step, train_s, trajectories))
+
+    def scores(self) -> list[dict[str, float]]:
+        return [measure.evaluation(trajectories) for _, _, trajectories in self.evaluations]
+
+    def total(self, name: str) -> float:
+        """Sum over the steps."""
+        return sum(row[name] for row in self.history)
+
+    def summary(self) -> dict[str, Any]:
+        scores = self.scores()
+        first, last = scores[0], scores[-1]
+        waste = sorted(name for name in self.history[0] if name.startswith("waste/"))
+        calls = {
+            name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
+            for name in ("tool_calls", "tool_calls_jailed")
+        }
+        return {
+            "accuracy_initial": first["eval/accuracy"],
+            "accuracy_final": last["eval/accuracy"],
+            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
+            "accuracy_n": int(last["eval/n"]),
+            "seconds_to_090": self._seconds_to(0.9),
+            "steps": len(self.history),
+            "tool_error_share_initial": first["eval/tool_error_share_correct"],
+            "tool_error_share_final": last["eval/tool_error_share_correct"],
+            **calls,
+            "tokens_generated": int(self.total("tokens_generated")),
+            "tokens_trained": int(self.total("tokens_trained")),
+            "goodput": self.total("tokens_trained") / max(1, self.total("tokens_generated")),
+            "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
+            "staleness_max": int(max(row["staleness_max"] for row in self.history)),
+            "mean_seconds_per_step": {
+                name: self.total(f"time/{name}_s") / len(self.history) for name in ("step", "rollout", "learn", "sync")
+            },
+        }
+
+    def _seconds_to(self, accuracy: float) -> float | None:
+        """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
+        seconds = [seconds for _, seconds, _ in self.evaluations]
+        points = zip(seconds, (score["eval/accuracy"] for score in self.scores()), strict=True)
+        for (t0, a0), (t1, a1) in pairwise(points):
+            if a1 >= accuracy > a0:
+                return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
+        return None
+
+
+def plot(path: Path, progress: Progress, algorithm: str) -> None:
     """Reward, held-out accuracy and tool-error share over the steps, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -24,32 +84,50 @@ def plot(path: Path, history: Sequence[Mapping[str, float]], evaluations: Evalua
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    history, scores = progress.history, progress.scores()
     steps = [row["step"] for row in history]
-    scores = [measure.evaluation(trajectories) for _, _, trajectories in evaluations]
-    at = [step for step, _, _ in evaluations]
-    accuracy = [score["eval/accuracy"] for score in scores]
-    below = [score["eval/accuracy"] - score["eval/accuracy_low"] for score in scores]
-    above = [score["eval/accuracy_high"] - score["eval/accuracy"] for score in scores]
-    axes.plot(steps, [row["reward"] for row in history], color="#9ecae1", lw=1.5, label="reward of the rollouts")
-    axes.errorbar(at, accuracy, (below, above), color="#08519c", marker="o", ms=4, capsize=3, label="held-out accuracy")
-    errors = [row["tool_error_share_correct"] for row in history]
-    axes.plot(steps, errors, color="#fcae91", lw=1.5, label="tool errors in correct rollouts")
-    held_out = [score["eval/tool_error_share_correct"] for score in scores]
-    axes.plot(at, held_out, color="#cb181d", marker="s", ms=4, lw=1, label="same, held-out")
-    axes.set_xlabel("step")
-    axes.set_ylabel("share")
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(0, max(steps))
+    at = [step for step, _, _ in progress.evaluations]
+    accuracy, low, high = ([score[f"eval/accuracy{end}"] for score in scores] for end in ("", "_low", "_high"))
+    spread = [[a - b for a, b in zip(accuracy, low, strict=True)], [b - a for a, b in zip(accuracy, high, strict=True)]]
+    errors = [score["eval/tool_error_share_correct"] for score in scores]
+    axes.errorbar(
+        at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
+    )
+    axes.plot(steps, [row["reward"] for row in history], color=_BLUE, alpha=0.35, label="reward of the rollouts")
+    axes.plot(
+        at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
+    )
+    rolled = [row["tool_error_share_correct"] for row in history]
+    axes.plot(steps, rolled, color=_RED, alpha=0.35, label="same, in the rollouts")
+    axes.set(xlabel="step", ylim=(0, 1.02), xlim=(0, max(steps)))
+    seconds = [0.0, *(row["time/train_total_s"] for row in history)]
+    clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
+    clock.set_xlabel("seconds of training")
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines["right"].set_visible(False)
+    method = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}[algorithm]
     n = int(scores[-1]["eval/n"])
-    axes.set_title(f"{algorithm.upper() if algorithm == 'grpo' else 'GRPO-RoC'}: held-out {accuracy[0]:.2f} to {accuracy[-1]:.2f} (n = {n})")
-    axes.legend(frameon=False, loc="center right")
+    axes.set_title(f"{method}: held-out accuracy {accuracy[0]:.2f} to {accuracy[-1]:.2f} (n = {n})")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
 
 
-def print_report(console: Console, folder: Path, summary: Mapping[str, Any], evaluations: Evaluations) -> None:
-    before, after = evaluations[0][2], evaluations[-1][2]
+def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
+    """Linear between the points and beyond them, as an axis needs it."""
+    slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0])
+
+    def at(x: Any) -> Any:
+        x = np.asarray(x, float)
+        inside = np.interp(x, xs, ys)
+        return np.where(
+            x > xs[-1], ys[-1] + (x - xs[-1]) * slope, np.where(x < xs[0], ys[0] + (x - xs[0]) * slope, inside)
+        )
+
+    return at
+
+
+def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
+    before, after = progress.evaluations[0][2], progress.evaluations[-1][2]
     console.print(_samples(before, after))
     console.print(_table(before, after))
     seconds = summary["seconds_to_090"]

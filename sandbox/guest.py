@@ -1,16 +1,16 @@
 """The last step before guest code, and guest code itself: runs in the forked child of one call. Standard library only.
 
 Invariants
-- Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability, own uid, rlimits set, second
-  seccomp filter on.
+- Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability is left, own uid, rlimits set,
+  second seccomp filter on.
 - Only this process reads the code and the stdin of a call; slot and zygote never do.
-- Guest code behaves as `python main.py` would: `__main__`, traceback and line numbers, exit code, flushing, atexit,
-  threads.
+- Guest code behaves as `python main.py` would: `__main__`, traceback, exit code, flushing, atexit, threads.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import gc
 import linecache
@@ -22,7 +22,6 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from types import CodeType, ModuleType
 from typing import NamedTuple, NoReturn
 
@@ -41,21 +40,34 @@ REFUSED = {  # what the outer policy must leave to the slots, by name: (x86_64, 
     "memfd_create": (319, 279),  # memory that no rlimit of the call counts
     "pidfd_send_signal": (424, 424),
 }
+REHEARSAL = (
+    b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])",
+    b"def f(x):\n    return 1 / x\nf(0)",
+    b"x = = 1",
+)
 
 
 class Request(NamedTuple):
-    """What a slot is told about a call; the code itself stays in the descriptor."""
+    """What a slot is told about a call: its limits, in the order of wire.Limits, and the sizes of what its one
+    descriptor holds: stdin, then the code.
+    """
 
     wall_s: float
     cpu_s: float
     memory_bytes: int
-    file_bytes: int
+    output_bytes: int
     processes: int
     disk_bytes: int
+    stdin_bytes: int
     code_bytes: int
 
 
-REQUEST = struct.Struct("ddqqqqq")
+REQUEST = struct.Struct("ddqqqqqq")
+
+
+def file_bytes(disk_bytes: int, output_bytes: int) -> int:
+    """RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr."""
+    return max(disk_bytes, output_bytes)
 
 
 def make_filter() -> linux.Filter:
@@ -65,21 +77,18 @@ def make_filter() -> linux.Filter:
     return linux.Filter({**refused, linux.NR_CLONE3: errno.ENOSYS})
 
 
-def start(request: Request, uid: int | None, streams: Sequence[int], second: linux.Filter) -> NoReturn:
-    """Become the guest. `streams` are the descriptors of code, stdin (absent: empty), stdout and stderr; `uid` None
-    keeps the only id that is mapped.
-    """
-    code_fd, *stdin, out, err = streams
-    code = os.read(code_fd, request.code_bytes)
-    os.dup2(stdin[0] if stdin else os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+def start(request: Request, uid: int | None, source: int, out: int, err: int, second: linux.Filter) -> NoReturn:
+    """Become the guest. `source` holds stdin and code; `uid` None keeps the only id that is mapped."""
+    code = os.pread(source, request.code_bytes, request.stdin_bytes)
+    os.ftruncate(source, request.stdin_bytes)
+    for fd, standard in ((source, 0), (out, 1), (err, 2)):
+        os.dup2(fd, standard)
     linux.close_from(3)
-    cpu = math.ceil(request.cpu_s)
+    cpu, file = math.ceil(request.cpu_s), file_bytes(request.disk_bytes, request.output_bytes)
     for kind, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU first; SIGKILL for code that ignores it
         (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
-        (resource.RLIMIT_FSIZE, request.file_bytes, request.file_bytes),
+        (resource.RLIMIT_FSIZE, file, file),
         (resource.RLIMIT_NPROC, request.processes, request.processes),
         (resource.RLIMIT_NOFILE, 256, 256),
         (resource.RLIMIT_CORE, 0, 0),
@@ -140,9 +149,7 @@ def finish(error: BaseException) -> int | None:
 
 
 def _end(status: int | None) -> NoReturn:
-    """What the interpreter does at exit, as far as a program can notice: join threads, atexit, flush; 120 when
-    flushing fails.
-    """
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing (120 when it fails)."""
     try:
         if threading.active_count() > 1:
             getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
@@ -162,31 +169,18 @@ def _end(status: int | None) -> NoReturn:
 
 
 def rehearse() -> None:
-    """Run every path of a call once, before the zygote is frozen: what is built here is shared by all calls, not
-    built in each.
-    """
-    saved = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as sink:
-        sys.stdout = sys.stderr = sink
-        try:
-            scope = {"__name__": "__rehearsal__"}
-            exec(compile_main(b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])"), scope)
+    """Run every path of a call once in the zygote: what is built here is shared by all calls, not built in each."""
+    with open(os.devnull, "r+") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+        for code in REHEARSAL:
             try:
-                exec(compile_main(b"def f(x):\n    return 1 / x\nf(0)"), scope)
-            except ZeroDivisionError as error:
+                exec(compile_main(code), {"__name__": "__rehearsal__"})
+            except Exception as error:
                 finish(error)
-            try:
-                compile_main(b"x = = 1")
-            except SyntaxError as error:
-                finish(error)
-        finally:
-            sys.stdout, sys.stderr = saved
+        os.pread(null.fileno(), 1, 0)
     linux.close_from(1 << 30)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
         resource.setrlimit(kind, resource.getrlimit(kind))
     os.chdir(os.getcwd())
-    with open(os.devnull, "rb") as null:
-        os.read(null.fileno(), 1)
     threading.active_count()
     linecache.clearcache()
     gc.collect()

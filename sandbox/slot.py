@@ -3,11 +3,11 @@
 Invariants
 - The verdict is what the kernel says (wait status, rusage, own clock); no byte that guest code can write takes part.
 - When the report leaves, every process of the call is dead. The file system of a call is never seen by another.
-- A slot ends when its host is gone (end of file on the control socket) and on any error of its own: never a half-made
-  jail.
+- A slot ends when its host is gone (end of file on the control socket) and on any error of its own: there is never a
+  half-made jail.
 
-Control messages: host -> slot `Request` with descriptors (code[, stdin]) or one byte (cancel); slot -> host `Report`
-with (stdout, stderr).
+Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
+request a `Report` with the descriptors of stdout and stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import socket
 import struct
 import time
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from . import guest, linux
 
@@ -51,13 +51,13 @@ class Slot:
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
         self._control.send(READY)
         while True:
-            message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 2)
+            message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 1)
             if not message:
                 return
             if descriptors:  # else: the cancellation of a call that has just ended
-                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors)
+                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors[0])
 
-    def _call(self, request: guest.Request, descriptors: list[int]) -> None:
+    def _call(self, request: guest.Request, source: int) -> None:
         out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
         self._mount_home(request.disk_bytes)
         linux.unshare(linux.CLONE_NEWPID)
@@ -65,7 +65,10 @@ class Slot:
         started = time.monotonic()
         child = linux.fork()
         if child == 0:
-            self._become_guest(request, descriptors, out, err)
+            try:
+                guest.start(request, self._uid, source, out, err, self._filter)
+            finally:
+                os._exit(255)
         ended = self._watch(child, request.wall_s)
         wall = time.monotonic() - started
         os.kill(init, signal.SIGKILL)  # takes the whole namespace down
@@ -74,7 +77,7 @@ class Slot:
         linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
         report = Report(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         socket.send_fds(self._control, [REPORT.pack(*report)], [out, err])
-        for fd in (out, err, *descriptors):
+        for fd in (source, out, err):
             os.close(fd)
         if self._home != _home_state(request.disk_bytes):
             linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
@@ -90,12 +93,6 @@ class Slot:
         options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
         linux.mount("tmpfs", guest.HOME, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME, options)
         self._home = _home_state(disk_bytes)
-
-    def _become_guest(self, request: guest.Request, descriptors: list[int], out: int, err: int) -> NoReturn:
-        try:
-            guest.start(request, self._uid, (*descriptors, out, err), self._filter)
-        finally:
-            os._exit(255)
 
     def _watch(self, child: int, wall_s: float) -> int:
         """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""

@@ -12,39 +12,38 @@ import os
 import signal
 from pathlib import Path
 
-from .guest import OUT_OF_MEMORY
+from .guest import OUT_OF_MEMORY, file_bytes
 from .slot import Report
 from .wire import Limits, Outcome, ToolResult
 
 
 class OomWatch:
-    """Whether the kernel's out-of-memory killer struck since the last look (a count of the whole machine)."""
+    """The kernel's count of out-of-memory kills, which is one for the whole machine."""
 
     def __init__(self) -> None:
-        self._seen = self._count()
+        self._seen = 0
+        self.struck()
 
     def struck(self) -> bool:
-        before, self._seen = self._seen, self._count()
+        """Whether the out-of-memory killer struck since the last look."""
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        before = self._seen
+        self._seen = next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
         return self._seen > before
 
-    @staticmethod
-    def _count() -> int:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
-
-def make_result(report: Report, limits: Limits, stdout_fd: int, stderr_fd: int, oom: OomWatch) -> ToolResult:
-    stdout, out_bytes = _read(stdout_fd, limits.output_bytes)
-    stderr, err_bytes = _read(stderr_fd, limits.output_bytes)
+def make_result(report: Report, limits: Limits, outputs: list[int], oom: OomWatch) -> ToolResult:
+    """The result of a call with this report; `outputs` are the descriptors of its stdout and stderr."""
+    (stdout, out_bytes), (stderr, err_bytes) = (_read(fd, limits.output_bytes) for fd in outputs)
     largest = max(out_bytes, err_bytes)
-    unexplained = report.ended == 0 and _signal(report) == signal.SIGKILL
-    outcome = judge(report, limits, largest, oom_killed=unexplained and oom.struck())
-    exit_code = 1 if _signal(report) == OUT_OF_MEMORY else None
+    code = os.waitstatus_to_exitcode(report.status)
+    unexplained = report.ended == 0 and code == -signal.SIGKILL
+    uncaught = 1 if code == -OUT_OF_MEMORY else None
     return ToolResult(
-        outcome=outcome,
+        outcome=judge(report, limits, largest, oom_killed=unexplained and oom.struck()),
         stdout=stdout,
         stderr=stderr,
-        exit_code=os.WEXITSTATUS(report.status) if os.WIFEXITED(report.status) else exit_code,
+        exit_code=code if code >= 0 else uncaught,
         truncated=largest > limits.output_bytes,
         wall_s=report.wall_s,
         cpu_s=report.cpu_s,
@@ -57,32 +56,22 @@ def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool
     """The outcome of a call whose larger output file has `output_bytes`."""
     if report.ended:
         return "timeout" if report.ended == 1 else "killed"
-    match _signal(report):
-        case None:
-            if report.status == 0:
-                return "ok"
-            return "output" if output_bytes >= file_bytes(limits) else "error"
-        case sig if sig == OUT_OF_MEMORY:
+    code = os.waitstatus_to_exitcode(report.status)
+    if code > 0:
+        return "output" if output_bytes >= file_bytes(limits.disk_bytes, limits.output_bytes) else "error"
+    match -code:
+        case 0:
+            return "ok"
+        case number if number == OUT_OF_MEMORY:
             return "memory"
-        case signal.SIGXCPU:
-            return "timeout"
         case signal.SIGXFSZ:
             return "output"
+        case signal.SIGXCPU:
+            return "timeout"
         case signal.SIGKILL if report.cpu_s >= limits.cpu_s:
             return "timeout"
         case _:
             return "memory" if oom_killed else "killed"
-
-
-def file_bytes(limits: Limits) -> int:
-    """RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr, of which `output_bytes`
-    are kept.
-    """
-    return max(limits.disk_bytes, limits.output_bytes)
-
-
-def _signal(report: Report) -> int | None:
-    return os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else None
 
 
 def _read(fd: int, limit: int) -> tuple[str, int]:

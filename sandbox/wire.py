@@ -16,8 +16,8 @@ SessionState = Literal["kept", "restored", "lost"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one call; 0 is refused. memory_bytes is address space per process (and the call's cgroup where there
-    is one).
+    """Limits of one call, all above 0. memory_bytes is address space per process; output_bytes is what is kept of
+    stdout and of stderr. A file, stdout and stderr included, may grow to the larger of disk_bytes and output_bytes.
     """
 
     wall_s: float = 4.0
@@ -37,9 +37,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one call did.
 
-    outcome "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
-    ended it;
-    "killed": a signal that no limit explains; "lost": our fault (slot or host died): never shown as the model's error.
+    outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
+    ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
+    never shown as the model's error.
     """
 
     outcome: Outcome

@@ -2,11 +2,11 @@
 
 Invariants
 - It never sees code, stdin or output of a call.
-- When the host is gone (end of file on its control socket) it exits, and the kernel ends everything in the jail with
-  it.
+- When the host is gone (end of file on the control socket) it exits, and the kernel ends everything in the jail.
 - When a slot dies, what the slot had started dies too: the init of the slot's call is in the slot's process group.
 
-Control messages: host -> zygote: slot index with the slot's socket; zygote -> host: READY, or why it cannot serve.
+Control messages: host -> zygote: the index of a slot to fork, with its socket. The zygote itself sends nothing; why it
+cannot serve is on its stderr, the host's log.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import socket
 import struct
 import sys
 import traceback
+from typing import NoReturn
 
 from . import guest, linux
-from .slot import READY, Slot
+from .slot import Slot
 
 INDEX = struct.Struct("q")
+CANNOT_PRELOAD = "cannot preload: "
 
 
 def reap(*_: object) -> None:
@@ -49,8 +51,8 @@ def prepare(preload: list[str]) -> None:
         getattr(site, setup)()
     for name in preload:
         importlib.import_module(name)
-    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "strict")):
-        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
     guest.rehearse()
     sys.path[0] = guest.HOME
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
@@ -60,41 +62,29 @@ def prepare(preload: list[str]) -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    uids = sys.argv[2] == "full"
     try:
         prepare(sys.argv[3:])
     except BaseException as error:
-        control.send(f"cannot preload: {type(error).__name__}: {error}".encode()[:2000])
-        raise
+        sys.exit(f"{CANNOT_PRELOAD}{type(error).__name__}: {error}")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     signal.signal(signal.SIGCHLD, reap)
-    control.send(READY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, INDEX.size, 1)
         if not message:
             return
         (index,) = INDEX.unpack(message)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if os.fork() == 0:
-            run_slot(control, descriptors[0], guest.FIRST_UID + index if uids else None)
+            control.close()
+            run_slot(descriptors[0], guest.FIRST_UID + index if sys.argv[2] == "full" else None)
         os.close(descriptors[0])
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
-def run_slot(control: socket.socket, fd: int, uid: int | None) -> None:
-    status = 1
+def run_slot(fd: int, uid: int | None) -> NoReturn:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         os.setpgid(0, 0)
-        control.close()
         Slot(socket.socket(fileno=fd), uid).serve()
-        status = 0
     except BaseException:
         traceback.print_exc()  # on the host's log; the host sees the end of the socket
     finally:
-        os._exit(status)
-
-
-if __name__ == "__main__":
-    main()
+        os._exit(0)

@@ -98,7 +98,7 @@ def test_each_group_is_batched_once_and_in_order_and_none_is_too_old(
         for group in groups:
             assert [member.sample for member in group.trajectories] == list(range(samples))
             assert {member.prompt.id for member in group.trajectories} == {group.prompt.id} == {f"p{group.lease}"}
-            assert [member.reward for member in group.trajectories] == [1.0] * samples
+            assert group.rewards_G.tolist() == [1.0] * samples
             assert (group.drop is None) == (group.lease % 3 != 0), "dropped groups come along with their reason"
             assert rollouts.groups[group.lease] >= step - max_staleness
 

@@ -214,7 +214,14 @@ def test_an_unknown_field_names_the_nearest() -> None:
 
 
 def test_impossible_sizes_name_the_field(tmp_path: Path) -> None:
-    for field in ("prompts_per_step=0", "group_size=1", "minibatches=500", "max_staleness=-1", "temperature=-1", "kv_blocks=3"):
+    for field in (
+        "prompts_per_step=0",
+        "group_size=1",
+        "minibatches=500",
+        "max_staleness=-1",
+        "temperature=-1",
+        "kv_blocks=3",
+    ):
         code, message = refused(f"runs={tmp_path}", field)
         assert code != 0
         assert field.partition("=")[0] in message, message
@@ -232,7 +239,9 @@ def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny" / "tokenizer_config.json"
     config = json.loads(path.read_text())
     stripped = '(message.content if loop.last else message.content.replace("<reason>", ""))'
-    config["chat_template"] = config["chat_template"].replace('"\\n" + message.content + "<', f'"\\n" + {stripped} + "<')
+    config["chat_template"] = config["chat_template"].replace(
+        '"\\n" + message.content + "<', f'"\\n" + {stripped} + "<'
+    )
     assert stripped in config["chat_template"]
     path.write_text(json.dumps(config))
     code, message = refused(f"runs={tmp_path}", f"checkpoint={tmp_path / 'tiny'}")
@@ -241,7 +250,7 @@ def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_user_namespaces_it_says_so(tmp_path: Path) -> None:
-    forbid = "echo 0 > /proc/sys/user/max_user_namespaces; exec \"$@\""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
     prefix = ("unshare", "-Ur", "sh", "-c", forbid, "sh")
     code, message = refused(f"runs={tmp_path}", "steps=1", prefix=prefix)
     assert code == 1
@@ -251,7 +260,7 @@ def test_without_user_namespaces_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 def test_a_full_disk_is_a_clear_end() -> None:
     """runs/ lies on a file system of 40 KiB: room for the configuration, not for the run."""
-    mount = "mount -t tmpfs -o size=40k tmpfs /mnt && exec \"$@\""
+    mount = 'mount -t tmpfs -o size=40k tmpfs /mnt && exec "$@"'
     prefix = ("unshare", "-Urm", "sh", "-c", mount, "sh")
     started = time.monotonic()
     code, message = refused("runs=/mnt", *SMALL, "steps=60", prefix=prefix)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -114,6 +115,16 @@ async def test_a_stopped_host_is_replaced() -> None:
     async with Sandbox(SandboxConfig(slots=1, silence_s=1.5)) as box:
         os.kill(host_pid(), signal.SIGSTOP)
         assert (await box.run("print(1)")).stdout == "1\n"
+        assert box.stats.hosts == 2
+
+
+async def test_a_stopped_slot_ends_its_host_and_the_call_is_tried_again() -> None:
+    async with Sandbox(SandboxConfig(slots=1)) as box, asyncio.TaskGroup() as group:
+        code = "import time\ntime.sleep(0.2)\nprint('done')"
+        call = group.create_task(box.run(code, limits=Limits(wall_s=0.4)), name="call")
+        await until(guest_pids)
+        os.kill(slot_pids()[0], signal.SIGSTOP)
+        assert (await call).stdout == "done\n"
         assert box.stats.hosts == 2
 
 
@@ -233,3 +244,10 @@ async def test_a_host_that_does_not_come_up_in_time() -> None:
         async with Sandbox(SandboxConfig(start_s=0.001)):
             raise AssertionError("entered")
     assert not descendants(os.getpid())
+
+
+def test_a_host_started_by_hand_says_how_it_is_started():
+    words = [sys.executable, "-m", "sandbox.host", "--connect", "tcp://127.0.0.1:9"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "start it through sandbox.Sandbox" in done.stderr

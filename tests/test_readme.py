@@ -1,0 +1,91 @@
+"""The README's examples, run as they are written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.stage import Pipeline, Stage
+from engine.types import Group, Prompt, StopReason, Trajectory
+from tests.contracts import check_reward, check_tool
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def example(word: str) -> str:
+    [block] = [block for block in BLOCKS if block.startswith(f"# {word}:")]
+    return block
+
+
+def defined(word: str) -> dict:
+    names: dict = {}
+    exec(compile(example(word), f"README.md ({word})", "exec"), names)
+    return names
+
+
+def solved(answer: str, reward: float | None = None) -> Trajectory:
+    text = f"<answer>\\boxed{{{answer}}}</answer>"
+    return Trajectory(
+        prompt=Prompt(id="p", messages=({"role": "user", "content": "6 * 7?"},), answer="42"),
+        sample=0,
+        seed=0,
+        temperature=1.0,
+        token_ids_T=np.arange(10, dtype=np.int32),
+        sampled_T=np.asarray([False] * 5 + [True] * 5),
+        logprobs_T=np.zeros(10, np.float32),
+        versions_T=np.zeros(10, np.int32),
+        turns=(),
+        text=text,
+        stop=StopReason.ANSWER,
+        started_at=0.0,
+        finished_at=1.0,
+        reward=reward,
+    )
+
+
+@pytest.mark.parametrize("word", ["stage", "tool", "reward"])
+def test_examples_are_short(word: str) -> None:
+    assert len(example(word).splitlines()) < 20
+
+
+async def test_the_stage() -> None:
+    passed = []
+
+    async def groups(inbox, outbox) -> None:
+        for rewards in ((1.0, 1.0), (1.0, 0.0)):
+            members = tuple(solved("42", reward) for reward in rewards)
+            await outbox.put(Group(prompt=members[0].prompt, trajectories=members, lease=0))
+
+    async def note(inbox, outbox) -> None:
+        async for group in inbox:
+            passed.append(group.rewards_G.tolist())
+
+    stages = [Stage(name="groups", run=groups), defined("stage")["stage"], Stage(name="note", run=note)]
+    await Pipeline(stages).run()
+    assert passed == [[1.0, 0.0]]
+
+
+async def test_the_tool() -> None:
+    tool = defined("tool")["Lookup"]({"roc": "a giant bird"})
+    assert (await tool({"word": "roc"})).text == "a giant bird"
+    assert (await tool({"word": "cat"})).outcome == "error"
+    await check_tool(tool, {"word": "roc"})
+
+
+async def test_the_reward() -> None:
+    brief = defined("reward")["Brief"]()
+    assert await brief(solved("42")) == pytest.approx(0.995)
+    assert await brief(solved("41")) == 0.0
+    await check_reward(brief, [solved("42"), solved("41")])
+
+
+def test_the_sandbox_alone() -> None:
+    [block] = [block for block in BLOCKS if "Sandbox(" in block]
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout == "ok 42\n\n", done.stderr
