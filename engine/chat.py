@@ -39,6 +39,7 @@ class Chat:
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
         self._tool_pieces = functools.cache(self._cut)
+        self._encode_prompt = functools.lru_cache(1024)(self._encode)  # a group renders its prompt many times
         self.audit()
 
     @classmethod
@@ -52,7 +53,7 @@ class Chat:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the rendered messages, ending with the opening of the assistant's turn."""
-        return self._encode(self._render(messages, generate=True))
+        return list(self._encode_prompt(self._render(messages, generate=True)))
 
     def tool_ids(self, responses: Sequence[str]) -> list[int]:
         """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn."""

@@ -65,7 +65,8 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
     latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
     generated = sum(member.sampled_tokens for member in everyone)
     kept = sum(member.sampled_tokens for member in trained)
-    dropped = {reason: sum(_tokens(group) for group in groups if group.drop == reason) for reason in ("flat", "error")}
+    reasons = {"flat", "error"} | {group.drop for group in groups if group.drop is not None}
+    dropped = {reason: sum(_tokens(group) for group in groups if group.drop == reason) for reason in sorted(reasons)}
     staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
@@ -81,9 +82,8 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
         "tokens_generated": generated,
         "tokens_trained": kept,
         "goodput": kept / max(1, generated),
-        "waste/flat_tokens": dropped["flat"],
-        "waste/error_tokens": dropped["error"],
-        "waste/not_selected_tokens": generated - kept - dropped["flat"] - dropped["error"],
+        **{f"waste/{reason}_tokens": tokens for reason, tokens in dropped.items()},
+        "waste/not_selected_tokens": generated - kept - sum(dropped.values()),
         "staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
         "staleness_max": max(staleness, default=0),
         "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(1, sum(turn.start for turn in turns)),

@@ -53,6 +53,7 @@ from engine.stage import Inbox, Outbox, Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import Prompt, Trajectory
+from engine.watch import Stuck, dump, watch
 from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_display import Display
@@ -78,7 +79,6 @@ class Config:
     minibatches: Annotated[int, "optimizer updates per step"] = 2
     max_tokens: Annotated[int, "of a whole trajectory, prompt included"] = 230
     max_turns: Annotated[int, "assistant turns of a trajectory (one more than tool calls)"] = 4
-    temperature: Annotated[float, "of sampling, in training and evaluation"] = 1.0
     eval_every: Annotated[int, "steps between evaluations"] = 8
     eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
     replicas: Annotated[int, "vLLM engines"] = 2
@@ -120,7 +120,7 @@ class Config:
 
     @property
     def budget(self) -> RolloutConfig:
-        return RolloutConfig(max_tokens=self.max_tokens, max_turns=self.max_turns, temperature=self.temperature)
+        return RolloutConfig(max_tokens=self.max_tokens, max_turns=self.max_turns)
 
     @property
     def replica(self) -> ReplicaConfig:
@@ -159,12 +159,12 @@ class Quickstart:
             process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
-            box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=config.slots, limits=config.limits)))
+            jail = SandboxConfig(slots=config.slots, limits=config.limits, preload=("math",))  # programs import nothing
+            box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
             canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
-            fleet, replica = FleetConfig(replicas=config.replicas), partial(Replica, config.replica)
-            balancer = KvAware(max_tokens=config.max_tokens)
-            self.fleet = await stack.enter_async_context(Fleet(fleet, replica, balancer, self.timeline, canary))
+            parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), KvAware(config.max_tokens)
+            self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
             title = f"rocstar {self.run_folder.path}"
@@ -199,7 +199,12 @@ class Quickstart:
                 Stage(name="learn", run=self._learn),
             ]
         )
-        await self.pipeline.run()
+        stats = self.pipeline.stats
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, stats)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, stats), name="watch")
+            await self.pipeline.run()
+            watching.cancel()
 
     async def _learn(self, inbox: Inbox, outbox: Outbox) -> None:
         """A step's groups -> the learner -> new weights on every replica -> leases released -> numbers written down."""
@@ -270,16 +275,14 @@ class Quickstart:
 
     async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
         """The learner's weights go to the replicas before anything is sampled: they agree from the start."""
-        config = self.config
-        ready, logprobs = await self.learner.configure(
-            Configure(
-                checkpoint=str(config.checkpoint.resolve()),
-                learner=dataclasses.asdict(config.learner),
-                canary=canary,
-                weights_dir=folder,
-                seed=config.seed,
-            )
+        message = Configure(
+            checkpoint=str(self.config.checkpoint.resolve()),
+            learner=dataclasses.asdict(self.config.learner),
+            canary=canary,
+            weights_dir=folder,
+            seed=self.config.seed,
         )
+        ready, logprobs = await self.learner.configure(message)
         await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
 
     def _kv(self) -> dict[int, tuple[float, int]]:
@@ -334,7 +337,7 @@ def main(argv: Sequence[str]) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(train(config, run, console))
-    except (ValueError, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed) as error:
+    except (ValueError, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed, Stuck) as error:
         print(f"quickstart: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -36,12 +36,12 @@ class Progress:
 
     def total(self, name: str) -> float:
         """Sum over the steps."""
-        return sum(row[name] for row in self.history)
+        return sum(row.get(name, 0) for row in self.history)
 
     def summary(self) -> dict[str, Any]:
         scores = self.scores()
         first, last = scores[0], scores[-1]
-        waste = sorted(name for name in self.history[0] if name.startswith("waste/"))
+        waste = sorted({name for row in self.history for name in row if name.startswith("waste/")})
         calls = {
             name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
             for name in ("tool_calls", "tool_calls_jailed")

@@ -219,7 +219,7 @@ def test_impossible_sizes_name_the_field(tmp_path: Path) -> None:
         "group_size=1",
         "minibatches=500",
         "max_staleness=-1",
-        "temperature=-1",
+        "max_tokens=0",
         "kv_blocks=3",
     ):
         code, message = refused(f"runs={tmp_path}", field)

@@ -1,0 +1,42 @@
+"""What every bench prints at its end: a table, then one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def environment() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model,
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def finish(
+    bench: str,
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> None:
+    table = Table(*header, title=title)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    print(json.dumps({"bench": bench, "environment": environment, "config": config, "metrics": metrics}))

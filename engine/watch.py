@@ -1,0 +1,66 @@
+"""No silent hang: a report of what every task waits for, on demand (SIGUSR1) and when nothing moves any more.
+
+Invariant: a run in which `progress` stands still for `silence_s` ends with `Stuck`, which carries the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from engine.stage import StageStats
+
+
+class Stuck(RuntimeError):
+    """Nothing has moved for too long; the message lists queues and tasks."""
+
+
+def report(stats: Callable[[], list[StageStats]]) -> str:
+    """Queue depths and blocked seconds of each stage, then each place where tasks wait, with their number and names."""
+    lines = [
+        f"  stage {row.name}: {row.queue} queued, {row.items_in} in, {row.items_out} out, busy {row.busy_s:.1f} s, "
+        f"blocked on input {row.blocked_in_s:.1f} s, on output {row.blocked_out_s:.1f} s"
+        for row in stats()
+    ]
+    places: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    for task in asyncio.all_tasks():
+        place = _place(task.get_coro())
+        places[place] += 1
+        names.setdefault(place, task.get_name())
+    lines += [f"  {count} x {place} ({names[place]})" for place, count in places.most_common()]
+    return "\n".join(lines)
+
+
+async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats]], silence_s: float = 900.0) -> None:
+    """Until cancelled. Raises Stuck when progress() has returned the same value for silence_s.
+
+    silence_s must exceed every deadline of a single wait (a learner's step, say), whose own error says more.
+    """
+    seen, since = progress(), time.monotonic()
+    while True:
+        await asyncio.sleep(silence_s / 10)
+        if progress() != seen:
+            seen, since = progress(), time.monotonic()
+        elif time.monotonic() - since > silence_s:
+            raise Stuck(f"nothing has moved for {time.monotonic() - since:.0f} s:\n{report(stats)}")
+
+
+def dump(stats: Callable[[], list[StageStats]]) -> None:
+    """For a signal handler."""
+    print(report(stats), file=sys.stderr, flush=True)
+
+
+def _place(waiter: Any) -> str:
+    """File and line of the innermost coroutine that a suspended task waits in."""
+    frame = None
+    while waiter is not None:
+        frame = getattr(waiter, "cr_frame", None) or getattr(waiter, "ag_frame", None) or frame
+        waiter = getattr(waiter, "cr_await", None) or getattr(waiter, "ag_await", None)
+    if frame is None:
+        return "a finished task"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_qualname}"
