@@ -147,6 +147,16 @@ def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path
 
 
 @pytest.mark.timeout(300)
+def test_staleness_is_bounded_when_steps_overlap(tmp_path: Path) -> None:
+    arguments = command(tmp_path, *SMALL, "steps=5", "max_staleness=1")
+    subprocess.run(arguments, check=True, capture_output=True, timeout=200)
+    staleness = [row["staleness_max"] for row in metrics(tmp_path / "quickstart")[1:]]
+    assert staleness[0] == 0
+    assert max(staleness) <= 1
+    assert json.loads((tmp_path / "quickstart" / "summary.json").read_text())["canary_max_abs"] < 1e-4
+
+
+@pytest.mark.timeout(300)
 def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) -> None:
     before = shared_memory()
     run = Run(command(tmp_path, *SMALL, "steps=1000"))
