@@ -257,7 +257,7 @@ class Quickstart:
         started = self.timeline.now()
         self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._solve(prompt), name=f"eval-{prompt.id}") for prompt in self.held_out]
+            running = [tasks.create_task(self._solve(*pair), name=pair[1].id) for pair in enumerate(self.held_out)]
         trajectories = [task.result() for task in running]
         metrics = measure.evaluation(trajectories)
         metrics["time/eval_s"] = self.timeline.now() - started
@@ -269,8 +269,8 @@ class Quickstart:
         self.display.phase("training")
         return metrics
 
-    async def _solve(self, prompt: Prompt) -> Trajectory:
-        trajectory = await self.rollouts.run(prompt, 0, -1)
+    async def _solve(self, number: int, prompt: Prompt) -> Trajectory:
+        trajectory = await self.rollouts.run(prompt, 0, -1 - number)
         return await stages.graded(trajectory, self.reward, self.timeline)
 
     async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:

@@ -142,10 +142,9 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("checkpoint", "the trained agent; talk to it: python recipes/tiny_chat.py --checkpoint"),
+        ("checkpoint", f"the trained agent; talk to it: python recipes/tiny_chat.py --checkpoint {folder}"),
     ):
-        suffix = f" {folder / name}" if name == "checkpoint" else ""
-        console.print(f"  {folder / name}  [dim]{what}{suffix}[/]", highlight=False, soft_wrap=True)
+        console.print(f"  {folder / name}  [dim]{what}[/]", highlight=False, soft_wrap=True)
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
@@ -167,7 +166,9 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
     """Three held-out problems: wrong at first, right at the end, where there are such."""
     pairs = list(zip(before, after, strict=True))
     mended = [pair for pair in pairs if not pair[0].reward and pair[1].reward]
-    table = Table("problem", "before", "after", title="Three held-out problems", show_lines=True)
+    table = Table(title="Three held-out problems", show_lines=True)
+    for name in ("problem", "before", "after"):
+        table.add_column(name, overflow="fold")
     for old, new in (mended + pairs)[:3]:
         question = f"{old.prompt.messages[-1]['content']}\n[dim]answer: {old.prompt.answer}[/]"
         table.add_row(question, _transcript(old), _transcript(new))
@@ -175,7 +176,9 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
 
 
 def _transcript(trajectory: Trajectory) -> str:
-    mark = "[green]right[/]" if trajectory.reward else "[red]wrong[/]"
-    uses = [f"[dim]tool said:[/] {escape(use.response)}" for use in trajectory.tool_uses]
-    text = escape(trajectory.text.replace("<|im_end|>", "\n").strip())
-    return "\n".join([text, *uses, mark])
+    """What the agent said, and what Python answered between its turns."""
+    lines = []
+    for said, turn in zip(trajectory.text.split("<|im_end|>"), trajectory.turns, strict=False):
+        lines.append(escape(said.strip()))
+        lines += [f"[dim]python said:[/] {escape(use.response)}" for use in turn.tool_uses]
+    return "\n".join([*lines, "[green]right[/]" if trajectory.reward else "[red]wrong[/]"])
