@@ -98,7 +98,7 @@ class Replica:
                 await self._engine.init_weight_transfer_engine(_init_request())
         except Exception as error:
             await self.shutdown()
-            raise ReplicaDied(f"replica {self.index} did not start: {error or type(error).__name__}") from error
+            raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
 
     def _build(self) -> None:
         from vllm import AsyncEngineArgs
@@ -200,7 +200,7 @@ class Replica:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
             self._fail()
-            raise ReplicaDied(f"replica {self.index}: {error or type(error).__name__}") from error
+            raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
 
@@ -251,7 +251,7 @@ class Replica:
                     last = output
         except Exception as error:
             self._fail()
-            raise ReplicaDied(f"replica {self.index}: canary failed: {error or type(error).__name__}") from error
+            raise ReplicaDied(f"replica {self.index}: canary failed: {str(error) or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
         assert last is not None

@@ -341,7 +341,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"quickstart: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("quickstart: interrupted; what was measured so far is in the run's folder", file=sys.stderr)
+        print("quickstart: interrupted; what was measured so far, if anything, is in the run's folder", file=sys.stderr)
         return 130
     return 0
 
