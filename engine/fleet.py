@@ -90,7 +90,6 @@ class Fleet:
         self.config = config
         self.canary = [list(ids) for ids in canary]
         self.canary_max_abs = 0.0
-        self.updates_s = 0.0
         self.deaths = 0
         self.last: dict[int, KvSample] = {}
         self.kv_peak: dict[int, float] = {}  # largest share of blocks in use, until the reader clears it
@@ -124,7 +123,7 @@ class Fleet:
                     await future
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as failures:
-            raise first_error(failures) from None
+            raise first_error(failures) from failures
         return self
 
     async def __aexit__(
@@ -133,7 +132,7 @@ class Fleet:
         try:
             await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
-            raise first_error(failures) from None
+            raise first_error(failures) from failures
 
     @property
     def version(self) -> int:
@@ -217,13 +216,12 @@ class Fleet:
                         for index, replica in self._replicas.items()
                     ]
             except BaseExceptionGroup as failures:
-                raise first_error(failures) from None
+                raise first_error(failures) from failures
             finally:
                 self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
             self._open.set()
             self._schedule()
         ended = self._timeline.now()
-        self.updates_s += ended - started
         worst = max((task.result() for task in tasks), default=0.0)
         self.canary_max_abs = max(self.canary_max_abs, worst)
         self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)

@@ -234,7 +234,7 @@ class LearnerProcess:
             words = f"the learner did not answer {name} within {deadline_s:g} s{self._last_words()}"
             raise LearnerDied(words) from None
         except BaseExceptionGroup as failures:
-            raise first_error(failures) from None
+            raise first_error(failures) from failures
         self._answered = True
         if isinstance(reply, Failed):
             raise LearnerDied(reply.reason)

@@ -114,7 +114,6 @@ class Rollouts:
         self.chat = chat
         self.seed = seed
         self.tokens_sampled = 0
-        self.tool_calls = 0
         self._fleet = fleet
         self._tools = {tool.name: tool for tool in tools}
         self._timeline = timeline
@@ -257,7 +256,6 @@ class _Rollout:
 
     def _dispatch(self, call: ToolCall | MalformedCall, calls: list[_Call], tools: asyncio.TaskGroup) -> None:
         now = self.timeline.now()
-        self.owner.tool_calls += 1
         refusal = None
         if isinstance(call, MalformedCall):
             refusal = _refusal("malformed", f"FormatError: {call.reason}")
