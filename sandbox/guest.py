@@ -1,55 +1,75 @@
-"""The last step before guest code, and guest code itself: runs in the forked child of one call. Standard library only.
+"""The last step before guest code: runs in the forked child of one call or of a session. Standard library only.
 
 Invariants
 - Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability is left, own uid, rlimits set,
   second seccomp filter on.
 - Only this process reads the code and the stdin of a call; slot and zygote never do.
-- Guest code behaves as `python main.py` would: `__main__`, traceback, exit code, flushing, atexit, threads.
+- Random numbers differ between calls, or follow from the call's seed.
+
+`become` is what _native.c does where it is built.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
-import gc
+import ctypes
 import linecache
 import math
 import os
 import resource
-import signal
 import struct
 import sys
-import threading
-import traceback
-from types import CodeType, ModuleType
-from typing import NamedTuple, NoReturn
+from _random import Random as Generator
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
-from . import linux
+from . import linux, program
+from .program import HOME
 
-HOME = "/tmp"
-FILENAME = "main.py"
-# ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
-OUT_OF_MEMORY = signal.SIGRTMAX
 FIRST_UID = 1000
-REFUSED = {  # what the outer policy must leave to the slots, by name: (x86_64, aarch64)
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "memfd_create": (319, 279),  # memory that no rlimit of the call counts
-    "pidfd_send_signal": (424, 424),
-}
+LENGTH = struct.Struct("q")  # at the start of a board: how long the display is, all of it
+ROUNDS = 30  # until the interpreter has adapted all that it runs (PEP 659)
 REHEARSAL = (
     b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])",
     b"def f(x):\n    return 1 / x\nf(0)",
     b"x = = 1",
 )
+OF_MODULES = {  # what these libraries build at first use, and would otherwise build in every call
+    "numpy": b"""
+import numpy as np
+a = np.array([[2.0, 1.0], [1.0, 3.0]])
+print(a, a @ a, np.linalg.solve(a, a[0]), np.linalg.inv(a), np.linalg.eigvals(a), np.linalg.det(a), a.sum(), a.mean())
+print(np.arange(5), np.linspace(0, 1, 3), np.zeros(2), np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]))
+print(np.random.rand(2), np.random.randint(0, 9, 3), np.prod(np.array([1, 2])), np.where(a > 1), np.gcd(4, 6))
+""",
+    "sympy": b"""
+from sympy import *
+a, b = symbols("a b")
+n = symbols("n", integer=True, positive=True)
+print(solve(a**2 - 3*a + 1, a), solve([a + b - 3, a - 2*b], [a, b]), solve(a**3 - a - 7 + b, a)[0], roots(a**2 + a - 6))
+print(simplify((a**2 - 1) / (a - 1)), factor(a**4 - 1), expand((a + b)**3), diff(sin(a) * exp(a), a), latex(a / b))
+print(integrate(a * cos(a), a), integrate(exp(-a), (a, 0, oo)), limit(sin(a) / a, a, 0), series(cos(a), a, 0, 4))
+print(Matrix([[1, 2], [3, 4]]).inv(), Matrix([[2, 1], [1, 2]]).eigenvals(), summation(n, (n, 1, 10)), N(pi, 20))
+print(factorint(360), gcd(12, 18), isprime(97), binomial(6, 2), sqrt(8), Rational(1, 3) + 1)
+print(nsimplify(0.5), apart(1 / (a**2 + a)), Poly(a**2 + 1, a), divisors(12))
+print(solveset(a**2 - 5, a), Eq(a, 2), (a + 1).subs(a, 2), trigsimp(sin(a)**2 + cos(a)**2))
+""",
+    "math_verify": rb"""
+from math_verify import LatexExtractionConfig, parse, verify
+for one, other in ((r"\frac{3}{4}", "0.75"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+2x+1", "(x+1)^2"), ("(1,2)", "(1, 3)"),
+                   (r"\{1,2\}", r"\{2,1\}"), ("[0,1)", "[0,1)"), (r"5\pi", r"\pi \cdot 5"), ("x=3", "3")):
+    read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (one, other)]
+    print(read, verify(*read, timeout_seconds=None))
+""",
+}
+
+
+_generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and below what
 
 
 class Request(NamedTuple):
-    """What a slot is told about a call: its limits, in the order of wire.Limits, and the sizes of what its one
-    descriptor holds: stdin, then the code.
+    """What a slot is told about a call: its limits, in the order of wire.Limits, the sizes of what its one descriptor
+    holds (stdin, then the code), the size of the board for its display (0: none), its seed (-1: none).
     """
 
     wall_s: float
@@ -60,9 +80,22 @@ class Request(NamedTuple):
     disk_bytes: int
     stdin_bytes: int
     code_bytes: int
+    display_bytes: int
+    seed: int
 
 
-REQUEST = struct.Struct("ddqqqqqq")
+REQUEST = struct.Struct("ddqqqqqqqq")
+
+
+class Identity(NamedTuple):
+    """What is the same for all calls of a slot. uid None: keep the only id that is mapped. image_bytes: address space
+    of the zygote, which a call's memory limit does not count.
+    """
+
+    uid: int | None
+    image_bytes: int
+    policy: linux.Filter
+    jailed: bool
 
 
 def file_bytes(disk_bytes: int, output_bytes: int) -> int:
@@ -70,117 +103,120 @@ def file_bytes(disk_bytes: int, output_bytes: int) -> int:
     return max(disk_bytes, output_bytes)
 
 
-def make_filter() -> linux.Filter:
-    column = 0 if os.uname().machine == "x86_64" else 1
-    refused = {numbers[column]: errno.EPERM for numbers in REFUSED.values()}
-    # with EPERM instead, glibc would not fall back to clone
-    return linux.Filter({**refused, linux.NR_CLONE3: errno.ENOSYS})
-
-
-def start(request: Request, uid: int | None, source: int, out: int, err: int, second: linux.Filter) -> NoReturn:
-    """Become the guest. `source` holds stdin and code; `uid` None keeps the only id that is mapped."""
-    code = os.pread(source, request.code_bytes, request.stdin_bytes)
-    os.ftruncate(source, request.stdin_bytes)
+def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
+    """Give up everything that guest code must not have. `source` holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
         os.dup2(fd, standard)
     linux.close_from(3)
-    cpu, file = math.ceil(request.cpu_s), file_bytes(request.disk_bytes, request.output_bytes)
+    file, space = file_bytes(request.disk_bytes, request.output_bytes), request.memory_bytes + identity.image_bytes
     for kind, soft, hard in (
-        (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU first; SIGKILL for code that ignores it
-        (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
+        (resource.RLIMIT_AS, space, space),
         (resource.RLIMIT_FSIZE, file, file),
-        (resource.RLIMIT_NPROC, request.processes, request.processes),
         (resource.RLIMIT_NOFILE, 256, 256),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 65536, 65536),
+        (resource.RLIMIT_SIGPENDING, 1024, 1024),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
         resource.setrlimit(kind, (soft, hard))
-    if uid is not None:
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+    if math.isfinite(request.cpu_s):
+        cpu = math.ceil(request.cpu_s)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # SIGXCPU first; SIGKILL for code that ignores it
+    if not identity.jailed:
+        return
+    os.setsid()  # or a signal to its process group would reach the slot, where both have the same id
+    resource.setrlimit(resource.RLIMIT_NPROC, (request.processes, request.processes))
+    if identity.uid is not None:
+        os.setresgid(identity.uid, identity.uid, identity.uid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
     linux.drop_capabilities()
     os.chdir(HOME)
-    second.install()
-    for name in ("random", "numpy.random"):
-        if (module := sys.modules.get(name)) is not None:
-            module.seed()
-    run(code)
+    identity.policy.install()
 
 
-def run(code: bytes) -> NoReturn:
-    """Run `code` as the main program and end the process as the interpreter would."""
-    main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __file__=FILENAME)
-    sys.modules["__main__"] = main
-    sys.argv[:] = [FILENAME]
-    linecache.cache[FILENAME] = (lambda: code.decode(errors="replace"),)
-    status: int | None = 0
-    try:
-        exec(compile_main(code), main.__dict__)
-    except BaseException as error:
-        status = finish(error)
-    _end(status)
+def main_program(
+    stdin_bytes: int, code_bytes: int, seed: int, show: program.Show, leave: Callable[[int], NoReturn] = os._exit
+) -> NoReturn:
+    """Run the call's code, which is on descriptor 0 behind its stdin, as the main program. `seed`: -1 for none."""
+    code = os.pread(0, code_bytes, stdin_bytes)
+    os.ftruncate(0, stdin_bytes)
+    seed_random(seed)
+    program.run(code, show, leave)
 
 
-def compile_main(code: bytes) -> CodeType:
-    return compile(code, FILENAME, "exec", dont_inherit=True)
+def seed_random(seed: int) -> None:
+    """Numbers of their own for each call: what the zygote's generators hold would be the same in all."""
+    for reseed, most in _generators:
+        reseed(seed % most if seed >= 0 else None)
 
 
-def finish(error: BaseException) -> int | None:
-    """Report what ended the main program; the exit code, or None for an uncaught MemoryError."""
-    if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)
-        return 1
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # our own frames
-    try:
-        if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(type(error), error.with_traceback(trace), trace)
+class Board:
+    """Shared memory through which a call's display leaves: no descriptor is needed in the guest."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._room = address, size - LENGTH.size
+
+    def show(self, text: str) -> None:
+        encoded = text.encode(errors="backslashreplace")
+        ctypes.memmove(self._address, LENGTH.pack(len(encoded)), LENGTH.size)
+        ctypes.memmove(self._address + LENGTH.size, encoded, min(len(encoded), self._room))
+
+
+def find_generators() -> None:
+    """Note the generators of random numbers that this process has made, for `seed_random`."""
+    _generators.clear()
+    if (random := sys.modules.get("random")) is not None:
+        random._inst.gauss_next = None
+        # the method in C; the one in Python only converts other kinds of seeds first
+        _generators.append((Generator.seed.__get__(random._inst), 1 << 63))
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed(0)
+        _generators.append((_numpy_seeder(random.mtrand._rand), 1 << 32))
+
+
+def _numpy_seeder(generator: Any) -> Callable[[int | None], None]:
+    """As `generator.seed`, which without a seed takes 190 page faults to fill the state (numpy/random, mt19937.h)."""
+    words, address = 624, generator._bit_generator.ctypes.state_address
+
+    def seed(number: int | None) -> None:
+        if number is None:
+            ctypes.memmove(address, os.urandom(4 * words) + words.to_bytes(4, sys.byteorder), 4 * words + 4)
         else:
-            sys.excepthook(type(error), error, trace)
-    except BaseException as second:
-        error = second if isinstance(second, MemoryError) else error
-    if isinstance(error, MemoryError):
-        return None
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
+            generator.seed(number)
+
+    return seed
 
 
-def _end(status: int | None) -> NoReturn:
-    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing (120 when it fails)."""
-    try:
-        if threading.active_count() > 1:
-            getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except BaseException:
-            status = 120 if status == 0 else status
-    if status is None:
-        os.kill(os.getpid(), OUT_OF_MEMORY)
-        signal.pause()
-    os._exit(status or 0)
+class _Rehearsed(BaseException):
+    """The end of a program that shall not end the process."""
+
+
+def _rehearsed(status: int) -> NoReturn:
+    raise _Rehearsed
 
 
 def rehearse() -> None:
-    """Run every path of a call once in the zygote: what is built here is shared by all calls, not built in each."""
-    with open(os.devnull, "r+") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
-        for code in REHEARSAL:
-            try:
-                exec(compile_main(code), {"__name__": "__rehearsal__"})
-            except Exception as error:
-                finish(error)
-        os.pread(null.fileno(), 1, 0)
-    linux.close_from(1 << 30)
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
-        resource.setrlimit(kind, resource.getrlimit(kind))
-    os.chdir(os.getcwd())
-    threading.active_count()
+    """Run every path of a call in the zygote: what is built at first use is then shared by all calls, not built in
+    each, and fewer pages are written to. Standard streams are as before at the end, and no program is left.
+    """
+    saved = [os.dup(standard) for standard in (0, 1, 2)]
+    null, source = os.open(os.devnull, os.O_RDWR), os.memfd_create("rehearsal")
+    for fd, standard in ((source, 0), (null, 1), (null, 2)):
+        os.dup2(fd, standard)
+    find_generators()
+    libraries = (code for name, code in OF_MODULES.items() if name in sys.modules)
+    for code in (*libraries, *REHEARSAL * ROUNDS):
+        os.ftruncate(source, 0)
+        os.pwrite(source, code, 0)
+        program.make_ready()
+        with contextlib.suppress(_Rehearsed):
+            main_program(0, len(code), -1, None, _rehearsed)
+    for fd, standard in zip(saved, (0, 1, 2), strict=True):
+        os.dup2(fd, standard)
+        os.close(fd)
+    os.close(source)
+    os.close(null)
+    del sys.last_type, sys.last_value, sys.last_traceback
+    find_generators()
     linecache.clearcache()
-    gc.collect()
+    program.make_ready()

@@ -1,199 +1,174 @@
-"""A sandbox host: one process between the node (ZeroMQ) and the slots of one jail. `python -m sandbox.host --help`
+"""A sandbox host: serves the pool of this machine to a node over ZeroMQ. `python -m sandbox.host --help`
 
 Invariants
-- Every call received is answered once: with the kernel's verdict, or as "lost" when its slot died under it. Those that
-  are open when the host itself ends are the client's to repeat.
-- A slot holds at most one call; the id of a call never enters the jail, so no output can pose as another call's.
-- A dead slot is replaced. A host lives as long as its jail: it ends when the jail does, and ends the jail when a slot
-  does not report within its limit plus GRACE_S. The client then starts another.
-- When the node is gone (end of file on stdin, or its death) the host ends, and the jail with it.
+- Every call received is answered once to the node that sent it, or never when that node is gone or the host ends: the
+  node repeats it elsewhere. No answer ever reaches another node, whose calls have the same ids.
+- A host of a node's own (--child) ends with the node: at the end of its stdin, or at the node's death. Any other host
+  that hears no ping for --silence-s ends that node's calls and sessions and says hello on a new connection, until a
+  node answers; so a node may restart. So it does with a node that says what is no message: what was in it is unknown,
+  and the node tries it again when it finds its host gone.
+- A host lives as long as its pool. SIGTERM and SIGINT end both.
+- Without keys it connects only to this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import math
+import itertools
 import os
+import resource
 import signal
-import socket
-import stat
 import sys
-from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 import zmq
 
-from . import jail, linux, wire
-from .guest import REQUEST
+from . import jail, keys, linux, wire
+from .config import NO_JAIL, stays_here
+from .links import TierJail
 from .mailbox import Mailbox
-from .slot import READY, REPORT, Report
-from .verdict import OomWatch, make_result
-from .zygote import INDEX
+from .pool import RECYCLE_CALLS, Pool
+from .tiers import TIERS, Tier
+from .verdict import OomWatch
 
-GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
-START_S = 10.0  # for nsjail, imports and all slots
 ALIVE_S = 1.0
+FDS = 1 << 14  # one for each slot and session, and some; common is a soft limit of 1024
 
 
-class SlotLink:
-    """The host's end of one slot: sends a call in, takes the report out.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """Where the node is. `silence_s` None: its end is noticed in another way."""
 
-    `call` is what the slot runs; until the slot is ready, what its predecessor was running when it died.
-    """
-
-    def __init__(self, host: Host, index: int, call: wire.Call | None = None) -> None:
-        self._host, self.index, self.call = host, index, call
-        self.ready = False
-        self._loop = asyncio.get_running_loop()
-        self.deadline = self._loop.time() + START_S
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self._receive)
-        with theirs:
-            host.fork_slot(index, theirs.fileno())
-
-    @property
-    def idle(self) -> bool:
-        return self.ready and self.call is None
-
-    def start(self, call: wire.Call) -> None:
-        self.call = call
-        self.deadline = self._loop.time() + call.limits.wall_s + GRACE_S
-        source = _memfd(call.stdin + call.code)
-        self._send(REQUEST.pack(*msgspec.structs.astuple(call.limits), len(call.stdin), len(call.code)), [source])
-        os.close(source)
-
-    def cancel(self) -> None:
-        self._send(b"c", [])
-
-    def _send(self, message: bytes, fds: list[int]) -> None:
-        with contextlib.suppress(OSError):  # a dead slot is about to be noticed
-            socket.send_fds(self._socket, [message], fds)
-
-    def _receive(self) -> None:
-        try:
-            message, fds, _, _ = socket.recv_fds(self._socket, REPORT.size, 2)
-        except OSError:
-            message, fds = b"", []
-        if not message:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            self._host.slot_died(self)
-            return
-        self.deadline = math.inf
-        call, self.call = self.call, None
-        if message == READY:
-            self.ready = True
-            self._host.slot_ready(call)
-        else:
-            assert call is not None
-            self._host.answer(call, make_result(Report(*REPORT.unpack(message)), call.limits, fds, self._host.oom))
-            for fd in fds:
-                os.close(fd)
-        self._host.fill()
+    address: str
+    keys: keys.HostKeys | None
+    silence_s: float | None
 
 
 class Host:
-    """Serves one jail to one node, from `serve` until `leave`."""
+    """Serves one pool to one node after the other, from `serve` until `leave`."""
 
-    def __init__(self, address: str, slots: int) -> None:
-        self.oom = OomWatch()
-        self._slots = slots
-        self._links: list[SlotLink] = []
-        self._queue: deque[wire.Call] = deque()
-        self._results: list[wire.CallResult] = []
+    def __init__(self, node: Node, slots: int, tiers: tuple[Tier, ...], make_pool: Callable[..., Pool]) -> None:
+        """`make_pool(answer=...)` gives the pool."""
+        self._node = node
+        self._hello = wire.Hello(slots, "", [tier.name for tier in tiers])
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._over: asyncio.Future[None] = self._loop.create_future()
-        self._zygote, self._jails_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._mailbox = Mailbox(zmq.DEALER, self._from_client)
-        self._mailbox.socket.connect(address)
+        self._ids = itertools.count()  # ours: those of two nodes, or of two tries of a call, would be the same
+        self._theirs: dict[int, int] = {}  # id of ours -> the present node's, of what is to be answered
+        self._sessions: set[bytes] = set()
+        self._results: list[wire.CallResult] = []
+        self._broken: str | None = None
+        self._pool = make_pool(answer=self._answer)
+        self._connect()
 
-    async def serve(self, staged: jail.Jail | jail.JailUnavailable) -> bool:
-        """Answer calls until the node leaves or the jail ends. False when there is none, and the node is told why."""
+    async def serve(self) -> str | None:
+        """Answer calls until the node leaves or the pool ends. Why it could not, if so."""
         for signum in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(signum, self.leave)
-        for source in (0, self._zygote):  # the node and the zygote send nothing: this is their end
-            self._loop.add_reader(source, self.leave)
-        try:
-            if isinstance(staged, jail.JailUnavailable):
-                raise staged
-            await self._run_jail(staged)
-            return True
-        except jail.JailUnavailable as error:
-            self._mailbox.send(wire.Refused(str(error)))
-            return False
-        finally:
-            self._mailbox.close()
-
-    async def _run_jail(self, staged: jail.Jail) -> None:
-        """Start the jail, serve while it lives, end it. JailUnavailable when not every slot comes up."""
-        with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
-            with self._jails_end as control:
-                command, null = staged.command(control.fileno()), asyncio.subprocess.DEVNULL
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=null, stdout=null, stderr=log, pass_fds=[control.fileno()]
-                )
+            self._loop.add_signal_handler(signum, self._pool.leave)
+        self._loop.set_exception_handler(self._bug)
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._beat(), name="host-beat")
             try:
-                self._links = [SlotLink(self, index) for index in range(self._slots)]
-                await asyncio.wait((self._ready, self._over), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._ready.done():
-                    self._mailbox.send(wire.Hello(self._slots, staged.level))
-                    self._beat()
-                    await self._over
-                elif not self._over.done():
-                    reason = f"the jail did not start within {START_S:g} s; preload less or free the CPU"
-                    raise jail.JailUnavailable(reason)
+                await self._pool.run()
+            except jail.JailUnavailable as error:
+                self._mailbox.send(wire.Refused(str(error)))
+                return str(error)
             finally:
-                self.leave()
-                self._zygote.close()  # the zygote, PID 1 of the jail, leaves at the end of its socket
-                await _ended(process)
-            if not self._ready.done():
-                raise jail.JailUnavailable(jail.explain(os.pread(log.fileno(), 65536, 0).decode(errors="replace")))
+                beat.cancel()
+                self._mailbox.close()
+        return self._broken
 
-    def leave(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-            for source in (0, self._zygote):
-                self._loop.remove_reader(source)
+    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback may have cost an answer: end, so that the node tries elsewhere what is open here."""
+        loop.default_exception_handler(context)
+        self._broken = "an error of our own, see above"
+        self._pool.leave()
 
-    def _beat(self) -> None:
-        """Say that this process is alive, and see that the slots are."""
-        self._mailbox.send(wire.Alive())
-        if any(link.deadline < self._loop.time() for link in self._links):
-            self.leave()
-        self._loop.call_later(ALIVE_S, self._beat)
+    def leave_with(self, fd: int) -> None:
+        """End when `fd`, on which nothing is sent, comes to its end."""
 
-    def fork_slot(self, index: int, fd: int) -> None:
-        with contextlib.suppress(OSError):  # a dead zygote is about to be noticed
-            socket.send_fds(self._zygote, [INDEX.pack(index)], [fd])
+        def ended() -> None:
+            self._loop.remove_reader(fd)
+            self._pool.leave()
 
-    def slot_ready(self, lost: wire.Call | None) -> None:
-        if lost is not None:
-            self.answer(lost, wire.ToolResult(outcome="lost"))
-        if not self._ready.done() and all(link.ready for link in self._links):
-            self._ready.set_result(None)
+        self._loop.add_reader(fd, ended)
 
-    def slot_died(self, link: SlotLink) -> None:
-        """Replace it. Its call is lost when the successor is ready; if the whole jail is dying it is the client's."""
-        if link.ready:
-            self._links[link.index] = SlotLink(self, link.index, link.call)
-        else:
-            self.leave()  # a replacement would fail the same way
+    def _connect(self) -> None:
+        self._mailbox = Mailbox(zmq.DEALER, self._from_node)
+        if self._node.keys is not None:
+            keys.trust(self._mailbox, self._node.keys)
+        self._mailbox.socket.connect(self._node.address)
+        self._heard = self._loop.time()
+        self._greeted = False
 
-    def fill(self) -> None:
-        """Give queued calls to idle slots."""
-        for link in self._links:
-            if self._queue and link.idle:
-                link.start(self._queue.popleft())
+    async def _beat(self) -> None:
+        """Say hello once the pool is ready; then each second that this process is alive, and hear that the node is."""
+        await self._pool.ready.wait()
+        self._hello = msgspec.structs.replace(self._hello, level=self._pool.level)
+        self._mailbox.send(self._hello)
+        self._heard = self._loop.time()
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self._mailbox.drain()  # this loop may have been busy
+            silence_s = self._node.silence_s
+            if silence_s is not None and self._loop.time() > self._heard + silence_s:
+                state = "is gone: its calls and sessions are ended" if self._greeted else "does not answer"
+                hint = "" if self._greeted or self._node.keys is None else "; are the keys those of the node?"
+                self._forget_node(f"{state} (silent for {silence_s:g} s), trying again{hint}")
+            self._mailbox.send(wire.Alive())
 
-    def answer(self, call: wire.Call, result: wire.ToolResult) -> None:
+    def _forget_node(self, state: str) -> None:
+        """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
+        print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
+        ours = list(self._theirs)
+        self._theirs.clear()  # before the pool answers
+        self._results.clear()
+        self._pool.cancel(ours)
+        self._pool.end_sessions(self._sessions)
+        self._sessions = set()
+        self._mailbox.close(linger_ms=0)
+        self._connect()
+        self._mailbox.send(self._hello)
+
+    def _from_node(self, frames: list[bytes]) -> None:
+        self._heard = self._loop.time()
+        try:
+            message = wire.decode_to_host(frames[0])
+        except wire.BadMessage as error:
+            self._forget_node(f"sent what is no message ({error}); is its version the same? Trying again")
+            return
+        match message:
+            case wire.Ping():
+                self._greeted = True
+            case wire.Run(calls):
+                for call in calls:
+                    self._start(call)
+            case wire.Stop(ids):
+                stopped = set(ids)
+                self._pool.cancel([ours for ours, theirs in self._theirs.items() if theirs in stopped])
+            case wire.End(sessions):
+                self._sessions.difference_update(sessions)
+                self._pool.end_sessions(sessions)
+
+    def _start(self, call: wire.Call) -> None:
+        ours = next(self._ids)
+        self._theirs[ours] = call.id
+        if call.step is not None:
+            self._sessions.add(call.step.session)
+        self._pool.submit(msgspec.structs.replace(call, id=ours))
+
+    def _answer(self, ours: int, result: wire.ToolResult) -> None:
+        theirs = self._theirs.pop(ours, None)
+        if theirs is None:
+            return  # the node that asked is gone
         if not self._results:
             self._loop.call_soon(self._flush)
-        self._results.append(wire.CallResult(call.id, result))
+        self._results.append(wire.CallResult(theirs, result))
 
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
@@ -201,57 +176,98 @@ class Host:
         for first in range(0, len(results), wire.BATCH):
             self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
 
-    def _from_client(self, frames: list[bytes]) -> None:
-        message = wire.decode_to_host(frames[0])
-        if isinstance(message, wire.Run):
-            self._queue.extend(message.calls)
-            self.fill()
-            return
-        for call in [call for call in self._queue if call.id in message.ids]:
-            self._queue.remove(call)
-            self.answer(call, wire.ToolResult(outcome="killed"))
-        for link in self._links:
-            if link.call is not None and link.call.id in message.ids:
-                link.cancel()
 
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def serve(options: argparse.Namespace) -> int:
+    node = Node(
+        address=options.connect,
+        keys=None if options.keys is None else keys.load_host(options.keys),
+        silence_s=None if options.child else options.silence_s,
+    )
+    tiers = tuple(options.tier or TIERS)
+    refusal: str | None
     try:
-        async with asyncio.timeout(GRACE_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _memfd(data: bytes) -> int:
-    fd = os.memfd_create("call")
-    view, offset = memoryview(data), 0
-    while offset < len(data):
-        offset += os.pwrite(fd, view[offset:], offset)  # pwrite: the reader's offset stays at the start
-    return fd
-
-
-async def serve(options: argparse.Namespace) -> bool:
-    staged: jail.Jail | jail.JailUnavailable
-    try:
-        staged = jail.build(options.nsjail, tuple(options.preload))  # before ZeroMQ: namespaces want a single thread
+        # before ZeroMQ: namespaces want a single thread
+        stage = jail.build(options.nsjail, tiers, options.isolation)
     except jail.JailUnavailable as error:
-        staged = error
-    return await Host(options.connect, options.slots).serve(staged)
+        refusal = str(error)
+        mailbox = Mailbox(zmq.DEALER, lambda frames: None)
+        if options.child:
+            mailbox.socket.connect(node.address)
+            mailbox.send(wire.Refused(refusal))
+        mailbox.close()
+    else:
+        if stage.warning:
+            print(f"sandbox: {stage.warning}", file=sys.stderr, flush=True)
+
+        def make_pool(answer: Callable[[int, wire.ToolResult], None]) -> Pool:
+            oom = OomWatch()
+            return Pool(
+                make_jail=lambda tier: TierJail(stage, tier, oom),
+                level=stage.level,
+                tiers=tiers,
+                slots=options.slots,
+                session_memory_bytes=options.session_memory_bytes,
+                recycle_calls=options.recycle_calls,
+                answer=answer,
+            )
+
+        host = Host(node, options.slots, tiers, make_pool)
+        if options.child:
+            host.leave_with(0)
+        try:
+            refusal = await host.serve()
+        finally:
+            stage.close()
+    if refusal is not None and not options.child:  # to the node of a child it was told
+        print(f"sandbox.host: {refusal}", file=sys.stderr)
+    return 0 if refusal is None else 1
+
+
+def parse_tier(text: str) -> Tier:
+    name, _, modules = text.partition("=")
+    return Tier(name=name, preload=tuple(filter(None, modules.split(","))))
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox.host", description="Serve sandboxed calls to a node.")
+    parser.add_argument("--connect", required=True, help="the node's Sandbox.address, for example tcp://node:5555")
+    parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub; see `python -m sandbox.keys`")
+    parser.add_argument(
+        "--slots", type=int, choices=range(1, wire.MAX_SLOTS + 1), metavar="N", default=4 * (os.cpu_count() or 1)
+    )
+    parser.add_argument("--tier", type=parse_tier, action="append", metavar="NAME=MODULE,...", help="may be repeated")
+    parser.add_argument("--session-memory-bytes", type=int, default=4 << 30, help="beyond it idle sessions are evicted")
+    parser.add_argument("--recycle-calls", type=int, default=RECYCLE_CALLS, help="after so many a jail is replaced")
+    parser.add_argument("--silence-s", type=positive, default=15.0, help="a node not heard of for so long is gone")
+    parser.add_argument("--nsjail", help="path of the nsjail executable")
+    parser.add_argument("--isolation", choices=("nsjail", "none"), default="nsjail")
+    parser.add_argument("--child", action="store_true", help="end with standard input, a pipe that the node holds")
+    return parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m sandbox.host", description="Serve sandboxed calls to a node.")
-    parser.add_argument("--connect", required=True, help="the node's ZeroMQ address")
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--nsjail", help="path of the nsjail executable")
-    parser.add_argument("--preload", nargs="*", default=[], help="modules imported once, for all calls")
+    parser = make_parser()
     options = parser.parse_args()
-    if not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
-        parser.error("its standard input must be a pipe that the node holds: start it through sandbox.Sandbox")
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
-    sys.exit(0 if uvloop.run(serve(options)) else 1)
+    if options.keys is None and not stays_here(options.connect):
+        parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
+    if options.isolation == "none" and not options.child:  # else the node has said so
+        print(NO_JAIL, file=sys.stderr, flush=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
+    if options.child:
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        status = uvloop.run(serve(options))
+    except keys.KeysUnusable as error:
+        status = f"sandbox.host: {error}"
+    sys.exit(status)
 
 
 if __name__ == "__main__":

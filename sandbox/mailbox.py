@@ -4,6 +4,9 @@ Invariants
 - ZeroMQ's descriptor is edge-triggered: the socket is drained after every event and after every send, so no message
   is left lying.
 - After `close` nothing is sent and no callback comes.
+- One message whose callback fails, which is a bug, goes to the loop's exception handler; those behind it are handed
+  over all the same.
+- A message to a peer that is gone is refused, not dropped (a ROUTER's default).
 What is in flight is bounded by the Dispatcher's credits, so the socket itself has no high-water mark.
 """
 
@@ -16,30 +19,55 @@ import zmq
 
 from . import wire
 
+LINGER_MS = 200  # for last messages when closing
+
 
 class Mailbox:
-    def __init__(self, kind: int, receive: Callable[[list[bytes]], None]) -> None:
-        self._context = zmq.Context(io_threads=1)
-        self.socket: zmq.Socket[bytes] = self._context.socket(kind)
-        for option, value in ((zmq.LINGER, 200), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+    def __init__(
+        self, kind: int, receive: Callable[[list[bytes]], None], context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        """`context`: that of another mailbox, which outlives this one; default: one of its own."""
+        self._own_context = context is None
+        self.context = context or zmq.Context(io_threads=1)
+        self.socket: zmq.Socket[bytes] = self.context.socket(kind)
+        for option, value in ((zmq.LINGER, LINGER_MS), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self.socket.setsockopt(option, value)
+        if kind == zmq.ROUTER:
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._fd = int(self.socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self.drain)
 
-    def send(self, message: wire.ToHost | wire.ToClient, *address: bytes) -> None:
-        if not self.socket.closed:
-            self.socket.send_multipart((*address, wire.encode(message)), zmq.NOBLOCK)
-            self._loop.call_soon(self.drain)
+    def send(self, message: wire.ToHost | wire.ToClient, *address: bytes) -> bool:
+        return self.send_frames(*address, wire.encode(message))
+
+    def send_frames(self, *frames: bytes) -> bool:
+        """False when the peer is gone."""
+        if self.socket.closed:
+            return False
+        self._loop.call_soon(self.drain)
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # a ROUTER's peer; a DEALER that was turned away
+                raise
+            return False
+        return True
 
     def drain(self) -> None:
         """Hand over every message that has arrived."""
         while not self.socket.closed and int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._receive(self.socket.recv_multipart(zmq.NOBLOCK))
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                self._receive(frames)
+            except Exception as error:
+                self._loop.call_exception_handler({"message": "a message was not handled", "exception": error})
 
-    def close(self) -> None:
-        """Deliver what was sent (for at most LINGER ms) and close."""
-        self._loop.remove_reader(self._fd)
-        self.socket.close()
-        self._context.term()
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Deliver what was sent (for at most `linger_ms`) and close."""
+        if not self.socket.closed:
+            self._loop.remove_reader(self._fd)
+            self.socket.close(linger_ms)
+            if self._own_context:
+                self.context.term()

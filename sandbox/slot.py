@@ -7,20 +7,27 @@ Invariants
   half-made jail.
 
 Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
-request a `Report` with the descriptors of stdout and stderr.
+request a `Report` with the descriptors of stdout, stderr and, if asked for, the display.
+
+`_call` is the plain form of what _native.c does where it is built.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import select
 import signal
 import socket
-import struct
 import time
-from typing import NamedTuple
+from array import array
+from struct import Struct
+from typing import NamedTuple, NoReturn
 
 from . import guest, linux
+from .native import Native
+from .native import Slot as Structure
 
 READY = b"ready"
 
@@ -35,21 +42,34 @@ class Report(NamedTuple):
     peak_memory_bytes: int
 
 
-REPORT = struct.Struct("qqddq")
+REPORT = Struct("qqddq")
+
+
+def enter_namespaces() -> None:
+    """The namespaces that a slot or a session keeps for its life."""
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+
+
+def mount_home(uid: int | None, disk_bytes: int) -> None:
+    owner = uid or 0
+    options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
+    linux.mount("tmpfs", guest.HOME, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME, options)
 
 
 class Slot:
-    def __init__(self, control: socket.socket, uid: int | None) -> None:
+    def __init__(self, control: socket.socket, identity: guest.Identity, native: Native | None) -> None:
         self._control = control
-        self._uid = uid
-        self._filter = guest.make_filter()
+        self._identity = identity
+        self._native = native
         self._self = os.pidfd_open(os.getpid())
         self._home: tuple[int, ...] | None = None  # size and state of the mounted file system
 
     def serve(self) -> None:
         """Consume requests, one at a time, until the host closes the control socket."""
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+        self.enter()
         self._control.send(READY)
+        if self._native is not None:
+            self._serve_natively(self._native)
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 1)
             if not message:
@@ -57,8 +77,35 @@ class Slot:
             if descriptors:  # else: the cancellation of a call that has just ended
                 self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors[0])
 
+    def _serve_natively(self, library: Native) -> NoReturn:
+        """Between the fork of a call and its code each page that is written to costs: so little happens here."""
+        uid, image, policy, _ = self._identity
+        uid = -1 if uid is None else uid
+        slot = Structure(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
+        by_reference, served = ctypes.byref(slot), array("q", bytes(40))
+        address = ctypes.c_void_p(served.buffer_info()[0])
+        main_program, serve = guest.main_program, library.serve
+        serve(by_reference, address)
+        stdin_bytes, code_bytes, display_bytes, seed, board = served
+        main_program(stdin_bytes, code_bytes, seed, guest.Board(board, display_bytes).show if board else None)
+
+    def enter(self) -> None:
+        enter_namespaces()
+
     def _call(self, request: guest.Request, source: int) -> None:
-        out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
+        outputs = [os.memfd_create("stdout"), os.memfd_create("stderr")]
+        if request.display_bytes:
+            outputs.append(os.memfd_create("display"))
+            os.ftruncate(outputs[2], request.display_bytes)
+        report = self._execute(request, source, outputs)
+        socket.send_fds(self._control, [REPORT.pack(*report)], outputs)
+        for fd in (source, *outputs):
+            os.close(fd)
+        if self._home is not None and self._home != _home_state(request.disk_bytes):
+            linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+            self._home = None
+
+    def _execute(self, request: guest.Request, source: int, outputs: list[int]) -> Report:
         self._mount_home(request.disk_bytes)
         linux.unshare(linux.CLONE_NEWPID)
         init = linux.spawn_init()
@@ -66,22 +113,24 @@ class Slot:
         child = linux.fork()
         if child == 0:
             try:
-                guest.start(request, self._uid, source, out, err, self._filter)
+                self._run(request, source, outputs)
             finally:
                 os._exit(255)
         ended = self._watch(child, request.wall_s)
         wall = time.monotonic() - started
         os.kill(init, signal.SIGKILL)  # takes the whole namespace down
-        _, status, usage = os.wait4(child, 0)
-        os.waitpid(init, 0)  # returns only when every process of the namespace is gone
+        status, cpu_s, peak = _reap(child)
         linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
-        report = Report(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
-        socket.send_fds(self._control, [REPORT.pack(*report)], [out, err])
-        for fd in (source, out, err):
-            os.close(fd)
-        if self._home != _home_state(request.disk_bytes):
-            linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
-            self._home = None
+        return Report(ended, status, wall, cpu_s, peak)
+
+    def _run(self, request: guest.Request, source: int, outputs: list[int]) -> NoReturn:
+        """In the child of a call."""
+        show = None
+        if request.display_bytes:
+            board = mmap.mmap(outputs[2], 0)
+            show = guest.Board(linux.address_of(board), request.display_bytes).show
+        guest.become(request, self._identity, source, outputs[0], outputs[1])
+        guest.main_program(request.stdin_bytes, request.code_bytes, request.seed, show)
 
     def _mount_home(self, disk_bytes: int) -> None:
         """A fresh tmpfs for the call, or the one that no call has touched yet."""
@@ -89,9 +138,7 @@ class Slot:
             if self._home[0] == disk_bytes:
                 return
             linux.unmount(guest.HOME)
-        owner = self._uid or 0
-        options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
-        linux.mount("tmpfs", guest.HOME, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME, options)
+        mount_home(self._identity.uid, disk_bytes)
         self._home = _home_state(disk_bytes)
 
     def _watch(self, child: int, wall_s: float) -> int:
@@ -107,7 +154,23 @@ class Slot:
         return 2 if ready else 1
 
 
+def _reap(child: int) -> tuple[int, float, int]:
+    """Wait until every child is gone, also such as guest code made our own; status, CPU s and peak bytes of `child`."""
+    found = (0, 0.0, 0)
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, linux.WALL)
+        except ChildProcessError:
+            return found
+        if pid == child:
+            found = (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
 def _home_state(disk_bytes: int) -> tuple[int, ...]:
-    """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode."""
+    """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode; and
+    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot (syscalls.py).
+    """
     root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
-    return disk_bytes, root.st_ctime_ns, root.st_mtime_ns, root.st_nlink, used.f_ffree, used.f_bfree
+    times = root.st_ctime_ns, root.st_mtime_ns, root.st_atime_ns
+    owner = root.st_mode, root.st_uid, root.st_gid, root.st_nlink
+    return disk_bytes, *times, *owner, used.f_ffree, used.f_bfree

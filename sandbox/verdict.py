@@ -10,11 +10,18 @@ from __future__ import annotations
 import codecs
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
-from .guest import OUT_OF_MEMORY, file_bytes
+import msgspec
+
+from .cells import CODE_AT, DISPLAY_AT, CellReport
+from .guest import LENGTH, file_bytes
+from .program import OUT_OF_MEMORY
 from .slot import Report
-from .wire import Limits, Outcome, ToolResult
+from .wire import Limits, Outcome, SessionState, ToolResult
+
+CPU_SHARE = 0.7  # the kernel limits by counting ticks, and reports what it measured: up to a tenth less under load
 
 
 class OomWatch:
@@ -32,50 +39,103 @@ class OomWatch:
         return self._seen > before
 
 
-def make_result(report: Report, limits: Limits, outputs: list[int], oom: OomWatch) -> ToolResult:
-    """The result of a call with this report; `outputs` are the descriptors of its stdout and stderr."""
-    (stdout, out_bytes), (stderr, err_bytes) = (_read(fd, limits.output_bytes) for fd in outputs)
-    largest = max(out_bytes, err_bytes)
+class Outputs:
+    """The files of a call: stdout, stderr and, if it was asked for, the board with the display."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self._fds = fds
+
+    def text(self, stream: int, limit: int) -> tuple[str, int]:
+        """The first `limit` bytes of stdout (0) or stderr (1), without a character that the limit splits; its size."""
+        size = os.fstat(self._fds[stream]).st_size
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(os.pread(self._fds[stream], min(size, limit), 0), final=size <= limit), size
+
+    def display(self, at: int, limit: int) -> tuple[str | None, int]:
+        """As `text`, of the display; None without one. What is on a board is the guest's word, its length too."""
+        if len(self._fds) < 3:
+            return None, 0
+        (size,) = LENGTH.unpack(os.pread(self._fds[2], LENGTH.size, at))
+        if size <= 0:
+            return None, 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(os.pread(self._fds[2], min(size, limit), at + LENGTH.size), final=size <= limit), size
+
+
+def make_result(report: Report, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
+    """The result of a call with this report."""
     code = os.waitstatus_to_exitcode(report.status)
     unexplained = report.ended == 0 and code == -signal.SIGKILL
     uncaught = 1 if code == -OUT_OF_MEMORY else None
-    return ToolResult(
-        outcome=judge(report, limits, largest, oom_killed=unexplained and oom.struck()),
-        stdout=stdout,
-        stderr=stderr,
+    result, written = _with_outputs(outputs, 0, limits)
+    return msgspec.structs.replace(
+        result,
+        outcome=judge(report, limits, written, oom_killed=unexplained and oom_struck()),
         exit_code=code if code >= 0 else uncaught,
-        truncated=largest > limits.output_bytes,
         wall_s=report.wall_s,
         cpu_s=report.cpu_s,
         peak_memory_bytes=report.peak_memory_bytes,
+    )
+
+
+def cell_result(report: CellReport, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
+    """The result of a session's cell."""
+    result, _ = _with_outputs(outputs, DISPLAY_AT, limits)
+    exit_code: int | None = None
+    if report.died:
+        usage = Report(report.ended, report.status, report.wall_s, report.cpu_s, 0)
+        result = msgspec.structs.replace(
+            make_result(usage, limits, outputs, oom_struck), display=result.display, truncated=result.truncated
+        )
+        outcome, exit_code = result.outcome, result.exit_code
+        outcome = "killed" if outcome == "ok" else outcome  # a session that leaves by os._exit(0) took its state along
+    elif report.ended:
+        outcome = "timeout" if report.ended == 1 else "killed"
+    else:
+        exit_code = abs(report.status)
+        outcome = "ok" if report.status == 0 else "memory" if report.status < 0 else "error"
+    state: SessionState = ("lost", "kept", "restored")[report.state]
+    return msgspec.structs.replace(
+        result,
+        outcome=outcome,
+        exit_code=exit_code,
+        wall_s=report.wall_s,
+        cpu_s=report.cpu_s,
+        session_state=state,
         jailed=True,
     )
 
 
+def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[ToolResult, int]:
+    """A result with the texts filled in, and the size of the larger output file."""
+    (stdout, out_bytes), (stderr, err_bytes) = (outputs.text(stream, limits.output_bytes) for stream in (0, 1))
+    room = min(limits.output_bytes, CODE_AT - DISPLAY_AT - LENGTH.size) if display_at else limits.output_bytes
+    display, display_bytes = outputs.display(display_at, room)
+    written = max(out_bytes, err_bytes)
+    truncated = written > limits.output_bytes or display_bytes > room
+    return ToolResult(outcome="lost", stdout=stdout, stderr=stderr, display=display, truncated=truncated), written
+
+
 def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
-    """The outcome of a call whose larger output file has `output_bytes`."""
+    """The outcome of a call whose larger output file has `output_bytes`. A limit is named only if it was reached: a
+    signal or an exit code alone says nothing, as code may choose both.
+    """
     if report.ended:
         return "timeout" if report.ended == 1 else "killed"
+    if report.cpu_s >= limits.cpu_s:
+        return "timeout"
     code = os.waitstatus_to_exitcode(report.status)
-    if code > 0:
-        return "output" if output_bytes >= file_bytes(limits.disk_bytes, limits.output_bytes) else "error"
+    full = output_bytes >= file_bytes(limits.disk_bytes, limits.output_bytes)
     match -code:
         case 0:
             return "ok"
+        case number if number < 0:
+            return "output" if full else "error"
         case number if number == OUT_OF_MEMORY:
             return "memory"
-        case signal.SIGXFSZ:
+        case signal.SIGXFSZ if full:
             return "output"
-        case signal.SIGXCPU:
-            return "timeout"
-        case signal.SIGKILL if report.cpu_s >= limits.cpu_s:
+        case signal.SIGXCPU if report.cpu_s >= limits.cpu_s * CPU_SHARE:
             return "timeout"
         case _:
             return "memory" if oom_killed else "killed"
-
-
-def _read(fd: int, limit: int) -> tuple[str, int]:
-    """The file's first `limit` bytes as text, and its size; a character that the limit splits is left out."""
-    size = os.fstat(fd).st_size
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return decoder.decode(os.pread(fd, min(size, limit), 0), final=size <= limit), size

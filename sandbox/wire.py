@@ -3,21 +3,29 @@
 Invariants
 - A call is answered by exactly one CallResult, whatever happens to the code, the slot or the host.
 - `outcome` comes from the kernel (wait status, rusage) as seen by the host, never from bytes the code wrote.
+- A cell runs only on a session whose state is the one that the client means: the host holds it alive after exactly
+  `Step.number` kept cells, or builds it anew from `Step.history`. Else the answer is "lost", and the code was not run.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+MAX_LIMIT = 1 << 40  # of each limit: 34,000 years, a tebibyte; beyond it the kernel's own arithmetic ends
+MAX_CODE_BYTES = 8 << 20  # what a session's shared memory holds
+MAX_SLOTS = 1000  # of a host
+SEED_BITS = 63  # what a msgpack int and a signed 64 bit int both hold
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]
 SessionState = Literal["kept", "restored", "lost"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one call, all above 0. memory_bytes is address space per process; output_bytes is what is kept of
-    stdout and of stderr. A file, stdout and stderr included, may grow to the larger of disk_bytes and output_bytes.
+    """Limits of one call, all above 0 and at most 2**40. memory_bytes is address space per process, and together with
+    disk_bytes what all processes of a call may use; output_bytes is what is kept of stdout and of stderr. A file,
+    stdout and stderr included, may grow to the larger of disk_bytes and output_bytes. processes includes threads.
     """
 
     wall_s: float = 4.0
@@ -30,8 +38,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"Limits.{name} must be positive, got {value!r}")
+            if not 0 < value <= MAX_LIMIT:
+                raise ValueError(f"Limits.{name} must be positive and at most 2**40, got {value!r}")
+
+
+def check_limits(limits: Limits | None, default: Limits) -> Limits:
+    """`limits`, or the default without them. ValueError for anything else."""
+    limits = default if limits is None else limits
+    if not isinstance(limits, Limits):
+        raise ValueError(f"limits must be Limits, got {limits!r}")
+    return limits
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +55,14 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
     ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
-    never shown as the model's error.
+    never shown as the model's error. wall_s and cpu_s are the code's own; everything before and after, such as waiting
+    for a slot or rebuilding a session, is in queue_s. cpu_s adds up, and peak_memory_bytes is the largest of, the main
+    process and those that it waited for; what it left running was killed and is not counted (but limited).
+
+    session_state, of a session's cell only. "kept": it ran on the live state, which lives on, also after an error.
+    "restored": the state was rebuilt; after a timeout or crash it is again as before this cell, whose own effects are
+    undone; if the session had been evicted or its host had died, this cell ran on the rebuilt state. "lost": the state
+    could not be rebuilt; this cell did not run or its effects are gone, and the session starts empty from here on.
     """
 
     outcome: Outcome
@@ -56,6 +79,50 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     jailed: bool = False
 
 
+class Cell(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of code with its standard input, both UTF-8."""
+
+    code: bytes
+    stdin: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.code) + len(self.stdin)
+
+
+def make_cell(code: str, stdin: str) -> Cell:
+    """ValueError unless both are str and the code has at most MAX_CODE_BYTES."""
+    for name, value in (("code", code), ("stdin", stdin)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a str, got {type(value).__name__}")
+    cell = Cell(code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass"))
+    if len(cell.code) > MAX_CODE_BYTES:
+        raise ValueError(f"code must have at most {MAX_CODE_BYTES} bytes of UTF-8, got {len(cell.code)}")
+    return cell
+
+
+def check_seed(seed: int | None) -> int | None:
+    """ValueError for what is neither None nor a seed."""
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
+        raise ValueError(f"seed must be an int from 0 to 2**{SEED_BITS} - 1, got {seed!r}")
+    return seed
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a call a cell of a session.
+
+    session: 16 random bytes that the client made. number: cells that were kept before this one (each with session_state
+    "kept" counts, whatever its outcome and also one without code, which only rebuilds). history: not None: build the
+    session anew, replacing what there is of it, and run these first, their output dropped; there are `number` of them.
+    backup: take a fork snapshot before the cell, to go back to if the cell's process dies.
+    """
+
+    session: bytes
+    number: int
+    history: list[Cell] | None
+    backup: bool
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """One call on its way to a host. `code` and `stdin` are UTF-8 bytes."""
 
@@ -63,6 +130,15 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     code: bytes
     stdin: bytes
     limits: Limits
+    tier: str
+    display: bool = False
+    seed: Seed | None = None
+    step: Step | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        history = self.step.history if self.step is not None else None
+        return len(self.code) + len(self.stdin) + sum(cell.size_bytes for cell in history or ())
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -77,11 +153,22 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ids: list[int]
 
 
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> host: forget these sessions."""
+
+    sessions: list[bytes]
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> host, at once after its Hello and then each second: you are mine, and I am there."""
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Host -> client: ready, with this many slots at this level of isolation."""
+    """Host -> client, once per connection: ready, with so many slots, at this level of isolation, for these tiers."""
 
     slots: int
     level: str
+    tiers: list[str]
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -106,8 +193,42 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 BATCH = 64
-ToHost = Run | Stop
+BATCH_BYTES = 4 << 20  # a message is not filled up beyond this: histories of sessions shall not add up to gigabytes
+ToHost = Run | Stop | End | Ping
 ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
-decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
-decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
+_to_host = msgspec.msgpack.Decoder(ToHost).decode
+_to_client = msgspec.msgpack.Decoder(ToClient).decode
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message of this protocol."""
+
+
+def decode_to_host(frame: bytes) -> ToHost:
+    """BadMessage for any bytes that are not one."""
+    try:
+        return _to_host(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
+        raise BadMessage(str(error)) from None
+
+
+def decode_to_client(frame: bytes) -> ToClient:
+    """BadMessage for any bytes that are not one."""
+    try:
+        return _to_client(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(str(error)) from None
+
+
+def batches(calls: list[Call]) -> list[Run]:
+    """The calls in messages of at most BATCH calls, and of BATCH_BYTES plus the last call."""
+    messages: list[Run] = []
+    room = 0
+    for call in calls:
+        if room <= 0 or len(messages[-1].calls) == BATCH:
+            messages.append(Run([]))
+            room = BATCH_BYTES
+        messages[-1].calls.append(call)
+        room -= call.size_bytes
+    return messages

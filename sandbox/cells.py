@@ -1,0 +1,292 @@
+"""A session inside the jail: an interpreter that runs one cell after the other, and its keeper. Standard library only.
+
+Invariants
+- The keeper is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
+- Between cells every process of a session is stopped (SIGSTOP), so an idle session uses no CPU and changes nothing. No
+  guest code can wake what is stopped: its filter refuses every way to send SIGCONT, and the one way that is left, the
+  end of a process whose group is thereby orphaned, is met by stopping all again, ever less often.
+- When a session goes back to its copy, everything else that ran in it is killed.
+- That a cell timed out or died, how long it took and what it used comes from the kernel. Only "ok" or "error" of a cell
+  that ended by itself is what the session's interpreter says, as an exit code is what a program says.
+- The interpreter's descriptors are {0, 1, 2}: code goes in and the display comes out through shared memory.
+
+Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
+host: READY, then for each cell a `CellReport` with the descriptors of stdout, stderr and the board.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import linecache
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from struct import Struct
+from types import ModuleType
+from typing import NamedTuple, NoReturn
+
+from . import guest, linux, program
+from .slot import READY, enter_namespaces, mount_home
+
+CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
+HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
+DONE = Struct("qq")  # interpreter -> keeper: serial number of the cell that ended, its exit code
+DONE_AT, DISPLAY_AT, CODE_AT = 64, 4096, 1 << 20
+MAX_CODE_BYTES = 8 << 20
+STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
+AT_LAST_S = 60.0
+INTERRUPT_S = 0.25  # between the interrupt at the wall limit and the kill
+START_S = 5.0
+PIDS = 1 << 15  # the kernel's own default of pid_max; where it is larger, higher ones take minutes to reach
+
+
+class CellReport(NamedTuple):
+    """ended: as in slot.Report. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
+    interpreter is gone, 1 it lives, 2 it is the copy from before the cell.
+    """
+
+    ended: int
+    status: int
+    wall_s: float
+    cpu_s: float
+    died: int
+    state: int
+
+
+CELL_REPORT = Struct("qqddqq")
+
+
+class Keeper:
+    def __init__(self, control: socket.socket, identity: guest.Identity) -> None:
+        self._control = control
+        self._identity = identity
+        self._child = self._backup = self._serial = 0
+        # whether the copy is still to be made; not asked of the board, which guest code can write to
+        self._copy = False
+        self._status: int | None = None  # wait status of an interpreter that ended
+        self._stopped = False
+
+    def serve(self) -> None:
+        """Become PID 1 of a namespace and run cells until the host closes the control socket or the state is gone."""
+        enter_namespaces()
+        linux.unshare(linux.CLONE_NEWPID)
+        if os.fork():
+            return
+        os.setsid()
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which PID 1 never sees
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._control.send(READY)
+        state = 1
+        while state:
+            self._keep_still()
+            message, descriptors, _, _ = socket.recv_fds(self._control, CELL.size, 1)
+            if not message:
+                return
+            if descriptors:
+                *request, copy = CELL.unpack(message)
+                state = self._cell(guest.Request(*request), bool(copy), descriptors[0])
+                os.close(descriptors[0])
+
+    def _keep_still(self) -> None:
+        """Wait for the next message."""
+        poll, seconds = select.poll(), STOP_AGAIN_S
+        poll.register(self._control, select.POLLIN)
+        while not poll.poll(seconds * 1000):
+            seconds = min(2 * seconds, AT_LAST_S)
+            _stop_all()
+
+    def _start(self, request: guest.Request) -> None:
+        """Start the interpreter and wait until it is idle."""
+        mount_home(self._identity.uid, request.disk_bytes)
+        self._files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
+        board = os.memfd_create("board")
+        os.ftruncate(board, CODE_AT + MAX_CODE_BYTES)
+        self._board, self._board_fd = mmap.mmap(board, 0), board
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
+                guest.become(request, self._identity, *self._files)
+                interpret(linux.address_of(self._board), request.seed)
+            finally:
+                os._exit(255)
+        for fd in self._files[1:]:
+            linux.set_append(fd)
+        if self._wait(START_S) != 0 or self._status is not None:
+            sys.exit("the session's interpreter did not start")
+
+    def _cell(self, request: guest.Request, copy: bool, source: int) -> int:
+        if not self._child:
+            self._start(request)
+        self._serial += 1
+        self._copy = copy
+        self._lay_out(request, copy, source)
+        cpu = _cpu_s(self._child)
+        started = time.monotonic()
+        self._stopped = False
+        os.kill(-1, signal.SIGCONT)
+        ended = self._wait(request.wall_s)
+        if ended and self._status is None:
+            os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
+            os.kill(self._child, signal.SIGCONT)
+            if self._wait(INTERRUPT_S, final=True):
+                os.kill(self._child, signal.SIGKILL)
+                self._wait(START_S, final=True)
+        cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
+        wall = time.monotonic() - started
+        return self._report(ended, wall, cpu)
+
+    def _report(self, ended: int, wall: float, cpu: float) -> int:
+        """Leave nothing running, settle on a state, and report. The state as in CellReport."""
+        died, state = self._status is not None, 1
+        status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
+        if died:
+            assert self._status is not None
+            status, state = self._status, 2 if self._backup and not self._copy else 0
+            self._child, self._backup, self._status = self._backup, 0, None
+        _stop_all()
+        if died:
+            _kill_all_but(self._child)
+        elif self._backup:
+            os.kill(self._backup, signal.SIGKILL)
+        self._backup = 0
+        report = CellReport(ended, status, wall, cpu, died, state)
+        socket.send_fds(self._control, [CELL_REPORT.pack(*report)], [*self._files[1:], self._board_fd])
+        return state
+
+    def _lay_out(self, request: guest.Request, copy: bool, source: int) -> None:
+        code = os.pread(source, request.code_bytes, request.stdin_bytes)
+        stdin, stdout, stderr = self._files
+        for fd in (stdin, stdout, stderr):
+            os.ftruncate(fd, 0)
+        os.pwrite(stdin, os.pread(source, request.stdin_bytes, 0), 0)
+        os.lseek(stdin, 0, os.SEEK_SET)
+        HEADER.pack_into(self._board, 0, self._serial, len(code), request.stdin_bytes, copy)
+        guest.LENGTH.pack_into(self._board, DISPLAY_AT, -1)
+        self._board[CODE_AT : CODE_AT + len(code)] = code
+
+    def _wait(self, wall_s: float, *, final: bool = False) -> int:
+        """Wait for the end of the cell or the interpreter (0), the limit (1), a cancellation or the host's end (2)."""
+        until = time.monotonic() + wall_s
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if not final:
+            poll.register(self._control, select.POLLIN)
+        while True:
+            self._collect()
+            if self._status is not None:
+                return 0
+            if self._stopped and DONE.unpack_from(self._board, DONE_AT)[0] == self._serial:
+                return 0
+            if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
+                self._copy = self._stopped = False
+                os.kill(self._child, signal.SIGCONT)
+            ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+            if self._wake.fileno() in ready:
+                self._wake.recv(4096)
+            elif ready:
+                return 2
+            elif time.monotonic() >= until:
+                return 1
+
+    def _collect(self) -> None:
+        """Take note of every child that stopped or ended; guest code may have made children of ours."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | linux.WALL)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._stopped = os.WIFSTOPPED(status)
+                self._status = None if self._stopped else status
+            elif pid == self._backup:
+                self._backup = pid if os.WIFSTOPPED(status) else 0
+            elif os.WIFSTOPPED(status) and not self._backup and self._copy:
+                self._backup = pid
+
+
+def _stop_all() -> None:
+    with contextlib.suppress(ProcessLookupError):  # none is left
+        os.kill(-1, signal.SIGSTOP)
+
+
+def _kill_all_but(kept: int) -> None:
+    """Kill every process of the session but one (0: every one), all being stopped."""
+    if not kept:
+        return  # they end with the keeper
+    for pid in range(2, PIDS):
+        if pid != kept:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _cpu_s(pid: int) -> float:
+    return time.clock_gettime(~pid << 3 | 2)  # the kernel's clock of a process's CPU time
+
+
+def interpret(address: int, seed: int) -> NoReturn:
+    """Run the cells that the keeper lays out, stopped in between. `address`: of the board."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = main
+    sys.argv[:] = [""]
+    guest.seed_random(seed)
+    done, board = 0, guest.Board(address + DISPLAY_AT, CODE_AT - DISPLAY_AT)
+    while True:
+        try:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            serial, code_bytes, stdin_bytes, copy = HEADER.unpack(ctypes.string_at(address, HEADER.size))
+            if serial == done:
+                continue
+            done = serial
+            if copy and _copy_made():
+                continue
+            if stdin_bytes:
+                sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            status = _run(ctypes.string_at(address + CODE_AT, code_bytes), f"<cell {serial}>", main, board)
+            ctypes.memmove(address + DONE_AT, DONE.pack(serial, status), DONE.size)
+        except KeyboardInterrupt:  # it came late, between a cell and its stop
+            ctypes.memmove(address + DONE_AT, DONE.pack(done, 1), DONE.size)
+
+
+def _copy_made() -> bool:
+    """Copy this process, for the keeper to go back to; whether it is the copy that returns. Without memory or a process
+    to spare there is none.
+    """
+    try:
+        pid = linux.fork_sibling()
+    except OSError:
+        return False
+    if pid:
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the copy has stopped
+    return pid == 0
+
+
+def _run(code: bytes, name: str, main: ModuleType, board: guest.Board) -> int:
+    linecache.cache[name] = (lambda: code.decode(errors="replace"),)
+    status: int | None = 0
+    try:
+        program.execute(code, name, main.__dict__, board.show)
+    except BaseException as error:
+        status = program.finish(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            status = status or 120
+    return -1 if status is None else abs(status)

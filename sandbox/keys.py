@@ -1,0 +1,138 @@
+"""Keys with which a node and its hosts know each other (ZeroMQ CURVE). `python -m sandbox.keys DIR` makes them.
+
+Invariants
+- A node talks only to hosts whose public key is in its folder as `host*.pub`, read at each handshake; a host talks only
+  to the node of `node.pub`. Everything between them is encrypted.
+- Nothing is overwritten. Secret keys that others may read are refused.
+
+The node needs node.key, node.pub and the host*.pub; a host needs host.key and node.pub. Hosts may share one pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from .mailbox import Mailbox
+
+ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether a peer may connect; https://rfc.zeromq.org/spec/27
+KEY_BYTES = 40  # in Z85
+
+
+class KeysUnusable(ValueError):
+    """A key file is missing or wrong; the message names it and the mend."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeKeys:
+    secret: bytes
+    folder: Path
+
+    def admits(self, public: bytes) -> bool:
+        """Whether a host with this public key (32 bytes) may connect."""
+        text = z85.encode(public)
+        for path in self.folder.glob("host*.pub"):
+            with contextlib.suppress(OSError):  # taken away while we look
+                if path.read_bytes().strip() == text:
+                    return True
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostKeys:
+    secret: bytes
+    node_public: bytes
+
+
+def make(folder: Path) -> None:
+    """FileExistsError when any of the files is there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    names = ("node.key", "node.pub", "host.key", "host.pub")
+    if taken := [str(folder / name) for name in names if (folder / name).exists()]:
+        raise FileExistsError(f"{taken[0]} exists; remove it, or name another folder")
+    for name in ("node", "host"):
+        public, secret = zmq.curve_keypair()
+        for kind, key in (("pub", public), ("key", secret)):
+            file = os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "wb") as stream:
+                stream.write(key + b"\n")
+
+
+def load_node(folder: Path) -> NodeKeys:
+    keys = NodeKeys(secret=_read(folder / "node.key"), folder=folder)
+    if not list(folder.glob("host*.pub")):
+        raise KeysUnusable(f"no {folder / 'host*.pub'}: no host could connect; see `python -m sandbox.keys --help`")
+    for path in folder.glob("host*.pub"):
+        _read(path)
+    return keys
+
+
+def load_host(folder: Path) -> HostKeys:
+    return HostKeys(secret=_read(folder / "host.key"), node_public=_read(folder / "node.pub"))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+        shared = path.stat().st_mode & 0o077
+    except OSError as error:
+        mend = "make keys with `python -m sandbox.keys DIR` on the node and copy what a host needs"
+        raise KeysUnusable(f"cannot read {path}: {error.strerror}; {mend}") from error
+    try:
+        z85.decode(key)
+    except (ValueError, KeyError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise KeysUnusable(f"{path} is not a key file; make keys with `python -m sandbox.keys DIR`")
+    if path.suffix == ".key" and shared:
+        raise KeysUnusable(f"{path} can be read by others; `chmod 600 {path}`")
+    return key
+
+
+def guard(mailbox: Mailbox, keys: NodeKeys) -> Mailbox:
+    """Let only admitted hosts connect to what `mailbox` binds from now on, until the returned gate is closed."""
+
+    def judge(frames: list[bytes]) -> None:
+        peer, empty, version, request, _domain, _address, _identity, mechanism, *credentials = frames
+        admitted = mechanism == b"CURVE" and len(credentials) == 1 and keys.admits(credentials[0])
+        answer = (b"200", b"OK") if admitted else (b"400", b"unknown key")
+        gate.send_frames(peer, empty, version, request, *answer, b"", b"")
+
+    gate = Mailbox(zmq.ROUTER, judge, mailbox.context)
+    gate.socket.bind(ZAP)
+    mailbox.socket.setsockopt(zmq.CURVE_SERVER, 1)
+    mailbox.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    mailbox.socket.setsockopt(zmq.ZAP_DOMAIN, b"rocstar")
+    mailbox.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the gate: nobody, not everybody
+    return gate
+
+
+def trust(mailbox: Mailbox, keys: HostKeys) -> None:
+    """Connect `mailbox` from now on only to the node of these keys."""
+    mailbox.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.node_public)
+    mailbox.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    mailbox.socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(keys.secret))
+
+
+def main() -> None:
+    text = "Make a key pair for a node and one for its hosts. Copy host.key and node.pub, nothing else, to each host."
+    parser = argparse.ArgumentParser(prog="python -m sandbox.keys", description=text)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    folder = parser.parse_args().folder
+    try:
+        make(folder)
+    except OSError as error:
+        sys.exit(f"sandbox.keys: {error}")
+    print(f"{folder}: keys made; a host on another machine needs host.key and node.pub in its --keys folder")
+
+
+if __name__ == "__main__":
+    main()

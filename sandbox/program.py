@@ -1,0 +1,250 @@
+"""Guest code: runs a main program as `python main.py` would, in the process that guest.py has made ready. Standard
+library only.
+
+Invariants
+- The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
+- `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import ctypes
+import gc
+import linecache
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+HOME = "/tmp"
+FILENAME = f"{HOME}/main.py"  # absolute, as the interpreter makes it
+OURS = os.path.dirname(__file__)
+# ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
+OUT_OF_MEMORY = signal.SIGRTMAX
+Show = Callable[[str], None] | None
+DISPLAY = sys.__excepthook__  # prints as the interpreter does, whatever guest code makes of the names in sys
+FOPEN, FFLUSH = ctypes.CDLL(None)["fopen"], ctypes.CDLL(None)["fflush"]
+FOPEN.restype, FOPEN.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p)
+RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
+RUN_FILE.restype = ctypes.py_object
+RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
+FILE_INPUT = 257  # Py_file_input
+# Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
+NEED_FILE = re.compile(
+    rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
+    rb"import main|def flush|\f|\xe2\x80\xa8|\xc2\x85"
+)
+# Code with one of these may compile differently from a file: a surrogate, a cookie.
+ODD = re.compile(rb"\xed|coding")
+# Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
+FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper")
+SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
+_source = [b""]  # the code that runs, for linecache
+
+
+def make_ready() -> ModuleType:
+    """The module `__main__`, and all else that a program finds; made in the zygote, to spare the calls."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __file__=FILENAME, __cached__=None)
+    main.__loader__ = SourceFileLoader("__main__", FILENAME)
+    sys.modules["__main__"] = main
+    sys.argv[:] = ["main.py"]
+    linecache.cache[FILENAME] = (lambda: _source[0].decode(errors="replace"),)
+    return main
+
+
+def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """Run `code` as the main program and end the process as the interpreter would: by `leave` with its exit code."""
+    _source[0] = code
+    special = SPECIAL.search(code) is not None
+    finalise = special and FINALISERS.search(code) is not None
+    if special and NEED_FILE.search(code):
+        write_main(code)
+    if finalise:
+        make_ready()  # the one from the zygote is frozen: no garbage collection would find what only it holds
+    namespace = sys.modules["__main__"].__dict__
+    ended = None
+    try:
+        if show is None:
+            exec_main(code, namespace, odd=special and ODD.search(code) is not None)
+        else:
+            execute(code, FILENAME, namespace, show)
+    except BaseException as error:
+        ended = error
+    status: int | None = 0
+    if ended is not None:  # handled here, where no exception is the context of a second one
+        write_main(code)
+        status = finish(ended)
+    del namespace, ended  # what they hold shall die in _end
+    _end(status, leave, special and b"ctypes" in code, finalise=finalise)
+
+
+def write_main(code: bytes) -> None:
+    """Put main.py where `python main.py` would have found it: tracebacks made in C read it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(FILENAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.write(fd, code)
+        os.close(fd)
+
+
+def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
+    """Compile and run; where text and file make a difference, as a file: for odd bytes, cookies and syntax errors."""
+    if not odd:
+        try:
+            program = compile_main(code)
+        except (SyntaxError, ValueError):
+            pass
+        else:
+            exec(program, namespace)
+            return
+    write_main(code)
+    file = FOPEN(FILENAME.encode(), b"rb")
+    if file:
+        RUN_FILE(file, FILENAME.encode(), FILE_INPUT, namespace, namespace, 1)  # and closes it
+    else:
+        exec(compile_main(code), namespace)
+
+
+def execute(code: bytes, filename: str, namespace: dict[str, object], show: Callable[[str], None]) -> None:
+    """Compile and run, and show the value of the last expression, unless a semicolon ends it."""
+    tree = ast.parse(code, filename)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        tree.body.pop()
+    exec(compile(tree, filename, "exec", dont_inherit=True), namespace)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), filename, "eval", dont_inherit=True), namespace)
+        if value is not None and not code.rstrip().endswith(b";"):
+            show(repr(value))
+
+
+def compile_main(code: bytes) -> CodeType:
+    return compile(code, FILENAME, "exec", dont_inherit=True)
+
+
+def finish(error: BaseException) -> int | None:
+    """Report what ended the main program as PyErr_Print does; the exit code, None for an uncaught MemoryError."""
+    if isinstance(error, SystemExit):
+        return _exit_code(error)
+    _strip(error)
+    kind = type(error)
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__
+    try:
+        if hasattr(sys, "excepthook"):
+            sys.excepthook(kind, error, error.__traceback__)
+        else:
+            _say("sys.excepthook is missing\n")
+            DISPLAY(kind, error, error.__traceback__)
+    except SystemExit as second:
+        return _exit_code(second)
+    except BaseException as second:
+        _strip(second)
+        _say("Error in sys.excepthook:\n")
+        DISPLAY(type(second), second, second.__traceback__)
+        _say("\nOriginal exception was:\n")
+        DISPLAY(kind, error, error.__traceback__)
+    if isinstance(error, MemoryError):
+        return None
+    return -signal.SIGINT if kind is KeyboardInterrupt else 1
+
+
+def _strip(error: BaseException) -> None:
+    """Take our own frames off the traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF if -(1 << 63) <= error.code < 1 << 63 else 255
+    _say(error.code)
+    _say("\n")
+    return 1
+
+
+def _say(text: object) -> None:
+    """Write to sys.stderr, or to descriptor 2 where that is gone; never fail."""
+    with contextlib.suppress(BaseException):
+        stream = getattr(sys, "stderr", None)
+        encoded = str(text)
+        if stream is None:
+            os.write(2, encoded.encode(errors="backslashreplace"))
+        else:
+            stream.write(encoded)
+
+
+def _end(status: int | None, leave: Callable[[int], NoReturn], in_c: bool, *, finalise: bool) -> NoReturn:
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing (120 when it fails),
+    finalisers; and a KeyboardInterrupt that becomes the death by SIGINT.
+    """
+    try:
+        if len(threading._active) > 1:  # type: ignore[attr-defined] # active_count would take a lock
+            getattr(threading, "_shutdown")()  # noqa: B009 - private, but it is what the interpreter calls
+        if atexit._ncallbacks():
+            atexit._run_exitfuncs()
+    except BaseException as error:
+        _strip(error)
+        DISPLAY(type(error), error, error.__traceback__)
+    flushed = _flush()
+    stdout: Any = getattr(sys, "__stdout__", None)
+    stderr: Any = getattr(sys, "__stderr__", None)
+    replaced = stdout is not getattr(sys, "stdout", None) or stderr is not getattr(sys, "stderr", None)
+    if finalise:
+        _finalise(stdout, stderr)
+    if finalise or replaced:
+        for stream in (stdout, stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+    if in_c:
+        FFLUSH(None)  # what C code has printed
+    if status is None or status < 0:
+        number = OUT_OF_MEMORY if status is None else -status
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pause()
+    leave(status or 0 if flushed else 120)
+
+
+def _finalise(stdout: Any, stderr: Any) -> None:
+    """Let the main program's objects die, in the interpreter's order."""
+    if gc.isenabled():
+        gc.collect()
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    sys.stdout, sys.stderr = stdout, stderr
+    sys.modules.pop("__main__", None)
+    sys.modules["io"] = None  # type: ignore[assignment] # from here on tracebacks have no source lines
+    gc.collect()
+
+
+def _flush() -> bool:
+    """Flush stdout and stderr as the interpreter does; whether both could."""
+    flushed = True
+    stream = getattr(sys, "stdout", None)
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException as error:
+        flushed = False
+        _strip(error)
+        with contextlib.suppress(BaseException):
+            _say(f"Exception ignored in: {stream!r}\n")
+            DISPLAY(type(error), error, error.__traceback__)
+    stream = getattr(sys, "stderr", None)
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException:
+        flushed = False
+    return flushed
