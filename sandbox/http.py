@@ -1,0 +1,189 @@
+"""`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion.
+
+Invariants
+- It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
+  TOKEN`, or as the password of `http://any-name:TOKEN@host:port/...`, which clients that take just a URL can send too.
+- It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left; what
+  keeps it from serving ends it with status 1 and one line that names the cause and the mend.
+- A client that goes away ends the calls it waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import binascii
+import hmac
+import ipaddress
+import os
+import resource
+import signal
+import sys
+
+import uvloop
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from .client import Sandbox, SandboxConfig, SandboxUnavailable
+from .http_fusion import MAX_WALL_S, Fusion
+from .http_gateway import BODY_BYTES, Gateway, Refused, errors_as_json, json_response
+from .http_judge import Judge
+from .wire import Limits
+
+TOKEN_VARIABLE = "ROCSTAR_SANDBOX_TOKEN"
+BACKLOG = 4096  # clients that connect at the same instant
+FINISH_S = 1.0  # for answers on their way when told to end
+
+
+class CannotListen(Exception):
+    """One line with the address, the cause and the mend."""
+
+
+def token_of(authorization: str) -> str:
+    """The token that an Authorization header carries, "" when it carries none.
+
+    >>> token_of("Bearer abc"), token_of("Basic " + base64.b64encode(b"name:abc").decode())
+    ('abc', 'abc')
+    """
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require(token: str) -> Middleware:
+    """Refuse requests without this token."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        sent = token_of(request.headers.get("Authorization", ""))
+        if not hmac.compare_digest(sent.encode(errors="surrogateescape"), token.encode()):
+            raise Refused(401, "the Authorization header must carry the server's token, as a Bearer or a password")
+        return await handler(request)
+
+    return check
+
+
+def make_app(box: Sandbox, *, limits: Limits, slots: int, output_chars: int, token: str) -> web.Application:
+    """The routes of both dialects, /health and /metrics."""
+    gateway = Gateway(box, limits=limits, slots=slots)
+
+    async def health(request: web.Request) -> web.Response:
+        await gateway.health()
+        return json_response({"status": "ok", "level": box.stats.level})
+
+    middlewares = [errors_as_json, *([require(token)] if token else [])]
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=middlewares)
+    app.add_routes(Judge(gateway, output_chars=output_chars).routes())
+    app.add_routes(Fusion(gateway).routes())
+    app.add_routes([web.get("/health", health), web.get("/metrics", gateway.metrics.page)])
+    return app
+
+
+async def serve(options: argparse.Namespace) -> str | None:
+    """Serve until SIGINT or SIGTERM; return None, or what kept it from serving."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop(number: int) -> None:
+        loop.remove_signal_handler(number)  # the second one ends us at once
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        async with Sandbox(options.config) as box:
+            await _serve_box(box, options)
+    except (SandboxUnavailable, CannotListen) as error:
+        return str(error)
+    except asyncio.CancelledError:  # by `stop`
+        pass
+    return None
+
+
+async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
+    """Serve until cancelled."""
+    config: SandboxConfig = options.config
+    app = make_app(
+        box, limits=config.limits, slots=config.slots, output_chars=options.output_chars, token=options.token
+    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FINISH_S)
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
+        except OSError as error:
+            place = f"{options.host} port {options.port}"
+            raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
+        host, port = runner.addresses[0][:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options, with `config` made of them. SystemExit for wrong ones."""
+    limits, slots = Limits(), SandboxConfig().slots
+    parser = argparse.ArgumentParser(prog="python -m sandbox.http", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is required")
+    parser.add_argument("--port", type=int, default=8088, help="0: any free one, which is printed")
+    parser.add_argument("--slots", type=int, default=slots, help="programs that run at once (default: %(default)s)")
+    parser.add_argument(
+        "--token",
+        default=os.environ.get(TOKEN_VARIABLE, ""),
+        help=f"what clients must send; better given as {TOKEN_VARIABLE}, which other users cannot see",
+    )
+    parser.add_argument(
+        "--wall-s", type=float, default=10.0, help="limit of a program whose request names none (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory-mb",
+        type=int,
+        default=limits.memory_bytes >> 20,
+        help="memory of a program, and the most that a request may name (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-chars",
+        type=int,
+        default=1000,
+        help="what /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    if not options.token and not is_loopback(options.host):
+        sys.exit(f"--host {options.host} can be reached from other machines: give a --token or set {TOKEN_VARIABLE}")
+    for name, most in (("wall_s", MAX_WALL_S), ("memory_mb", 1 << 20), ("output_chars", 1 << 20), ("slots", 1000)):
+        if not 0 < getattr(options, name) <= most:
+            value = getattr(options, name)
+            sys.exit(f"--{name.replace('_', '-')} must be above 0 and at most {most:g}, got {value:g}")
+    if not 0 <= options.port < 1 << 16:
+        sys.exit(f"--port must be between 0 and 65535, got {options.port}")
+    limits = Limits(wall_s=options.wall_s, cpu_s=options.wall_s, memory_bytes=options.memory_mb << 20)
+    options.config = SandboxConfig(slots=options.slots, limits=limits)
+    return options
+
+
+def main() -> None:
+    options = parse()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each; the usual 1024 are too few
+    sys.exit(uvloop.run(serve(options)))
+
+
+if __name__ == "__main__":
+    main()
