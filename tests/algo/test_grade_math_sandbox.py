@@ -1,0 +1,133 @@
+"""Math-Verify in the real sandbox: its judgement, and answers that attack it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+
+import math_verify
+import pytest
+import pytest_asyncio
+from algo_fakes import trajectory
+from math_answers import RIGHT, STRICTER, WRONG
+
+from algo import grader
+from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, verdict
+from algo.reward import MathReward
+from engine.ports import GraderUnavailable
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+HALF = r"\frac{1}{2}"
+JUDGED = [(*pair, True) for pair in RIGHT] + [(*pair, False) for pair in WRONG + STRICTER]
+SHORT = Limits(cpu_s=1.0, wall_s=20.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box() -> AsyncIterator[Sandbox]:
+    async with Sandbox(SandboxConfig(slots=2, tiers=(Tier(name="grader", preload=GRADER_MODULES),))) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(("reference", "answer", "expected"), JUDGED)
+async def test_pairs_are_judged_as_the_author_judges(box: Sandbox, reference: str, answer: str, expected: bool) -> None:
+    rollout = trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer=reference)
+    assert await MathReward(runner=box)(rollout) == float(expected)
+
+
+async def test_math_verify_alone_judges_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own parse and verify with their defaults, but for their timeouts."""
+    caplog.set_level(logging.ERROR)
+
+    def means(latex: str) -> list[object]:
+        return math_verify.parse(f"\\boxed{{{latex}}}", parsing_timeout=None)
+
+    for pairs, expected in ((RIGHT, True), (WRONG, False), (STRICTER, True)):
+        for reference, answer in pairs:
+            judged = math_verify.verify(means(reference), means(answer), timeout_seconds=None)
+            assert judged == expected, (reference, answer)
+
+
+HOSTILE = {
+    "braces": "{" * 100 + "1" + "}" * 100,
+    "open brackets": "(" * 1900,
+    "roots": r"\sqrt{" * 100 + "2" + "}" * 100,
+    "chain": "1/" * 300 + "1",
+    "input": r"\input{/etc/passwd}",
+    "write18": r"\immediate\write18{touch /tmp/x}",
+    "python": "__import__('os')._exit(0)",
+    "python text": r"\text{__import__('os')._exit(0)}",
+    "python name": r"\operatorname{exit}(0)",
+    "python arguments": r"\gcd(exit(0),print(1))",
+    "python index": "x_{exit(0)}",
+    "python variable": r"\variable{__import__('os')._exit(0)}",
+    "token": "right",
+    "tokens": "0000 ready\n0000 right\n",
+    "json": '", "right"]\n"right"',
+    "surrogate": "\ud800",
+    "nul": "\x001",
+    "newlines": "\n" * 1000,
+    "matrix": r"\operatorname{zeros}(100000,100000)",
+    "exponent": "1e999999999",
+    "plus or minus": r"\pm" * 100 + "1",
+    "nan": r"\frac{0}{0}",
+    "infinity": r"\infty",
+    "unicode": "½",
+    "digits": "1" * 1900 + "x",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_answers_are_wrong(box: Sandbox, name: str) -> None:
+    graded = MathGrader(box, SHORT)
+    assert not await graded.equal(HOSTILE[name], r"\frac{1}{3}")
+    assert sum(graded.counts.values()) == 1
+    assert await graded.equal(r"\frac{2}{6}", r"\frac{1}{3}")
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}", "100000000!", "(" * 200 + "1" + ")" * 200])
+async def test_an_answer_that_hangs_the_grader_costs_one_call(box: Sandbox, answer: str) -> None:
+    hung, honest = MathGrader(box, SHORT), MathGrader(box)
+    async with asyncio.TaskGroup() as tasks:
+        hanging = tasks.create_task(hung.equal(answer, HALF), name="hanging")
+        beside = tasks.create_task(honest.equal(r"\frac{2}{4}", HALF), name="beside")
+    assert (hanging.result(), beside.result()) == (False, True)
+    assert hung.counts == {"timeout": 1}
+
+
+@pytest.mark.parametrize("reference", ["0000 ready", r"\input{x}", "\ud800", "{", ""])
+async def test_a_reference_that_means_nothing_equals_no_mathematics(box: Sandbox, reference: str) -> None:
+    assert not await MathGrader(box).equal(HALF, reference)
+
+
+async def test_a_reference_that_hangs_the_grader_is_no_reward_of_0(box: Sandbox) -> None:
+    with pytest.raises(GraderUnavailable, match="timeout"):
+        await MathGrader(box, SHORT).equal(HALF, "(" * 300 + "1" + ")" * 300)
+
+
+async def test_a_module_that_cannot_be_imported_is_no_reward_of_0(box: Sandbox) -> None:
+    """Math-Verify and sympy swallow the ImportError and would call the two unequal."""
+    before, after = "    try:\n        answer = read(", "    try:\n        import sympy.absent\n        answer = read("
+    assert before in PROGRAM
+    result = await box.run(PROGRAM.replace(before, after), json.dumps(["m", HALF]) + '\n"1/2"\n', GRADER_LIMITS)
+    with pytest.raises(GraderUnavailable, match=r"lacks sympy\.absent"):
+        verdict(result, "m", GRADER_LIMITS)
+
+
+async def test_a_sandbox_without_math_verify_is_no_reward_of_0() -> None:
+    async with Sandbox(SandboxConfig(slots=1, tiers=TIERS[:1])) as bare:
+        with pytest.raises(GraderUnavailable, match="ModuleNotFoundError: No module named 'math_verify'"):
+            await MathGrader(bare).equal(r"\frac{2}{4}", HALF)
+    with pytest.raises(GraderUnavailable, match="the sandbox was closed"):
+        await MathGrader(bare).equal(r"\frac{2}{4}", HALF)
+
+
+async def test_only_numbers_become_code() -> None:
+    spaces = {}, {"Integer": int, "Float": float}
+    assert grader.evaluate_number("Integer (5 )", *spaces) == 5
+    assert grader.evaluate_number("Float ('1.5' )", *spaces) == 1.5
+    for text in ("__import__('os')", "Integer (5 )+1", "Integer (print )", "Symbol ('x' )", compile("1", "", "eval")):
+        with pytest.raises(ValueError, match="not a number"):
+            grader.evaluate_number(text, *spaces)
