@@ -15,6 +15,8 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from engine.absent import scipy_absent
+
 Message = Mapping[str, str]
 
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
@@ -45,7 +47,8 @@ class Chat:
     @classmethod
     def load(cls, checkpoint: str | Path) -> Chat:
         """Raises ValueError naming the path when it holds no tokenizer, TemplateError when the template is unusable."""
-        from transformers import AutoTokenizer
+        with scipy_absent():
+            from transformers import AutoTokenizer
 
         if not (Path(checkpoint) / "tokenizer_config.json").is_file():
             raise ValueError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")

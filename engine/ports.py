@@ -7,6 +7,7 @@ can run on an implementation of their own.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,10 +101,54 @@ class Tool(Protocol):
         ...
 
 
-class ToolRunner(Protocol):
-    """Runs Python in isolation; `sandbox.Sandbox` is one."""
+class StatefulTool(Protocol):
+    """A tool that gives each trajectory one of its own, with a state of its own.
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult: ...
+    class Steps:  # counts the calls of a trajectory
+        name = "step"
+        @asynccontextmanager
+        async def open(self):
+            yield Step()
+    class Step:
+        name, count = "step", 0
+        async def __call__(self, arguments):
+            self.count += 1
+            return ToolReply(outcome="ok", text=str(self.count))
+    """
+
+    name: str
+
+    def open(self) -> AbstractAsyncContextManager[Tool]:
+        """Entered when a trajectory begins, left when it has ended or was cancelled, not when it changes replicas.
+
+        Trajectories that never call enter it too, so a costly start belongs into the first call. Leaving must end by
+        itself: the trajectory's deadline does not cover it. Calls of one turn start in their order and may overlap.
+        """
+        ...
+
+
+class ToolRunner(Protocol):
+    """Runs Python in isolation, each call by itself; `sandbox.Sandbox` is one."""
+
+    async def run(
+        self, code: str, stdin: str = "", limits: Limits | None = None, *, display: bool = False
+    ) -> ToolResult:
+        """display: code without output shows its last expression in `ToolResult.display`."""
+        ...
+
+
+class Session(Protocol):
+    """Runs Python cells that share their variables, one after the other in the order of the calls."""
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult:
+        """`ToolResult.session_state` says whether the variables are there."""
+        ...
+
+
+class SessionRunner(Protocol):
+    """Opens sessions; `sandbox.Sandbox` is one."""
+
+    def session(self) -> AbstractAsyncContextManager[Session]: ...
 
 
 class Reward(Protocol):

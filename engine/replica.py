@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.absent import scipy_absent
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.types import Floats
 
@@ -101,11 +102,12 @@ class Replica:
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
 
     def _build(self) -> None:
-        from vllm import AsyncEngineArgs
-        from vllm.config import WeightTransferConfig
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with scipy_absent():
+            from vllm import AsyncEngineArgs
+            from vllm.config import WeightTransferConfig
+            from vllm.v1.engine.async_llm import AsyncLLM
 
-        import engine.weights
+            import engine.weights
 
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it

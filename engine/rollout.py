@@ -7,6 +7,8 @@ Invariants
   the trajectory's end cuts off is recorded as killed.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
 - Every trajectory ends: token, turn, call and wall-time budgets are checked here.
+- A stateful tool is opened once for each trajectory and closed with it, however it ends; a trajectory that moves to
+  another replica keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +25,7 @@ from engine.chat import Chat
 from engine.errors import first_error
 from engine.fleet import Fleet
 from engine.parse import MalformedCall, ToolCall, ToolCallParser
-from engine.ports import Delta, ReplicaDied, Sampling, Tool, ToolReply
+from engine.ports import Delta, ReplicaDied, Sampling, StatefulTool, Tool, ToolReply
 from engine.trace import Timeline
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 
@@ -108,14 +110,20 @@ class Rollouts:
     """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories."""
 
     def __init__(
-        self, config: RolloutConfig, chat: Chat, fleet: Fleet, tools: Sequence[Tool], timeline: Timeline, seed: int
+        self,
+        config: RolloutConfig,
+        chat: Chat,
+        fleet: Fleet,
+        tools: Sequence[Tool | StatefulTool],
+        timeline: Timeline,
+        seed: int,
     ) -> None:
         self.config = config
         self.chat = chat
         self.seed = seed
         self.tokens_sampled = 0
         self._fleet = fleet
-        self._tools = {tool.name: tool for tool in tools}
+        self._tools = tools
         self._timeline = timeline
         self._keys = 0
 
@@ -123,7 +131,8 @@ class Rollouts:
         """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did."""
         self._keys += 1
         rollout = _Rollout(self, prompt, sample, group, self._keys)
-        return await rollout.run()
+        async with AsyncExitStack() as opened:
+            return await rollout.run(opened)
 
 
 class _Rollout:
@@ -134,13 +143,17 @@ class _Rollout:
         self.buffer = _Buffer(self.chat.prompt_ids(prompt.messages))
         self.turns: list[Turn] = []
         self.text: list[str] = []
+        self.tools: dict[str, Tool] = {}
 
-    async def run(self) -> Trajectory:
+    async def run(self, opened: AsyncExitStack) -> Trajectory:
         started_at = self.timeline.now()
         lane = self.timeline.lanes["trajectories"].take()
         error = None
         try:
             async with asyncio.timeout(self.config.deadline_s) as budget:
+                for tool in self.owner._tools:
+                    own = tool if callable(tool) else await opened.enter_async_context(tool.open())
+                    self.tools[tool.name] = own
                 stop = await self._turns(lane)
         except TimeoutError:
             if not budget.expired():
@@ -261,8 +274,8 @@ class _Rollout:
             refusal = _refusal("malformed", f"FormatError: {call.reason}")
             record = _Call("", {}, now, -1, now, now, refusal)
         else:
-            if call.name not in self.owner._tools:
-                names = ", ".join(self.owner._tools)
+            if call.name not in self.tools:
+                names = ", ".join(self.tools)
                 refusal = _refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
             elif len(calls) >= self.config.max_calls_per_turn:
                 refusal = _refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
@@ -275,7 +288,7 @@ class _Rollout:
 
     async def _run_tool(self, call: _Call) -> None:
         try:
-            reply = await self.owner._tools[call.name](call.arguments)
+            reply = await self.tools[call.name](call.arguments)
         finally:
             call.finished_at = self.timeline.now()
         if reply.outcome == "lost":

@@ -2,41 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from engine.ports import ToolReply, ToolRunner
+from engine.ports import Session, SessionRunner, Tool, ToolReply, ToolRunner
 from sandbox.wire import Limits, ToolResult
+
+# "restored" means either of two things; the note is true of both: the call's own effects were undone with the state
+# that it left, or it ran on variables that had been lost and rebuilt before it.
+NOTES = {"restored": "Note: variables were rebuilt from earlier calls.", "lost": "Note: all variables are gone."}
 
 
 class PythonTool:
     """Runs `arguments["code"]` (with `arguments["input"]` on stdin, if given) and answers with what it printed.
 
-    name is what the model calls it; output_chars bounds what the model reads (the middle is cut out).
+    name is what the model calls it; output_chars bounds what the model reads (the middle is cut out). display: also
+    answers with what a notebook would display, the value of a last expression.
     """
 
     def __init__(
-        self, runner: ToolRunner, name: str = "python", limits: Limits | None = None, output_chars: int = 1000
+        self,
+        runner: ToolRunner,
+        name: str = "python",
+        limits: Limits | None = None,
+        output_chars: int = 1000,
+        *,
+        display: bool = False,
     ) -> None:
-        if output_chars < 20:
-            raise ValueError(f"output_chars must be at least 20, got {output_chars}")
+        _check(output_chars)
+        self.name = name
+        self._run = partial(runner.run, display=display)
+        self._limits = limits
+        self._output_chars = output_chars
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
+        return await _answer(arguments, self._run, self._limits, self._output_chars)
+
+
+class PythonSessions:
+    """A StatefulTool: as PythonTool with display, but the calls of one trajectory share their variables, as the cells
+    of a notebook do. Calls of one turn run one after the other.
+
+    When a limit or a lost machine has cost the session its variables, the model reads one of NOTES.
+    """
+
+    def __init__(
+        self, runner: SessionRunner, name: str = "python", limits: Limits | None = None, output_chars: int = 1000
+    ) -> None:
+        _check(output_chars)
         self.name = name
         self._runner = runner
         self._limits = limits
         self._output_chars = output_chars
 
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Tool]:
+        async with self._runner.session() as session:
+            yield _SessionTool(self.name, session, self._limits, self._output_chars)
+
+
+@dataclass(slots=True)
+class _SessionTool:
+    """The tool of one trajectory."""
+
+    name: str
+    session: Session
+    limits: Limits | None
+    output_chars: int
+
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        code, stdin = arguments.get("code"), arguments.get("input", "")
-        if not isinstance(code, str) or not isinstance(stdin, str):
-            return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
-        result = await self._runner.run(code, stdin, self._limits)
-        return ToolReply(outcome=result.outcome, text=clip(feedback(result), self._output_chars), jailed=result.jailed)
+        return await _answer(arguments, self.session.run, self.limits, self.output_chars)
+
+
+async def _answer(
+    arguments: Mapping[str, Any],
+    run: Callable[[str, str, Limits | None], Awaitable[ToolResult]],
+    limits: Limits | None,
+    output_chars: int,
+) -> ToolReply:
+    code, stdin = arguments.get("code"), arguments.get("input", "")
+    if not isinstance(code, str) or not isinstance(stdin, str):
+        return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
+    result = await run(code, stdin, limits)
+    text = _lines(clip(feedback(result), output_chars), NOTES.get(result.session_state or ""))
+    return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
 
 
 def feedback(result: ToolResult) -> str:
-    """What the model is told: stdout, or the last line of the error, or the limit that ended the call."""
+    """What the model is told: stdout and what is displayed, or the last line of the error, or the limit that ended
+    the call.
+    """
     if result.outcome == "ok":
-        return result.stdout.strip()
+        return _lines(result.stdout.strip(), result.display)
     if result.outcome == "timeout":
         return f"TimeoutError: stopped after {result.wall_s:.1f} s"
     if result.outcome == "memory":
@@ -45,6 +105,16 @@ def feedback(result: ToolResult) -> str:
         return "OutputError: too much output"
     lines = result.stderr.strip().splitlines()
     return lines[-1] if lines else f"Error: exit code {result.exit_code}"
+
+
+def _lines(*texts: str | None) -> str:
+    """Those that are there, one below the other."""
+    return "\n".join(filter(None, texts))
+
+
+def _check(output_chars: int) -> None:
+    if output_chars < 20:
+        raise ValueError(f"output_chars must be at least 20, got {output_chars}")
 
 
 def clip(text: str, limit: int) -> str:

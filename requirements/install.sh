@@ -7,10 +7,19 @@ lock=requirements/cpu.lock stamp=.venv/installed python=.venv/bin/python
 pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
 
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+# The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
+native() {
+    if [ sandbox/_native.so -nt sandbox/_native.c ]; then return; fi
+    rm -f sandbox/_native.so
+    "$python" -m sandbox.native || true
+}
 
 exec 9<"$lock" && flock 9 # two makes at once: the second waits for the first
 wanted=$(sha256sum <"$lock")
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then exit 0; fi
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then
+    native
+    exit 0
+fi
 
 [ "$(uname -sm)" = "Linux x86_64" ] || fail "the locked wheels are for Linux on x86_64, this is $(uname -sm)"
 base=
@@ -36,3 +45,4 @@ pip install --no-deps -r "$lock" || fail "pip could not install $lock; see above
 # The project is used in place; the path is relative to site-packages, so the whole checkout may be moved.
 echo ../../../.. >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocstar.pth"
 echo "$wanted" >"$stamp"
+native

@@ -13,11 +13,11 @@ from algo.select import KeepAll, RandomSubset
 from engine import balance, ports
 from engine.balance import KvAware
 from engine.ports import ToolReply
-from engine.tools import PythonTool
+from engine.tools import PythonSessions, PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests import contracts
-from tests.fakes import Echo, ScriptedReplica, ScriptedRunner, a_trajectory, a_use
+from tests.fakes import Echo, ScriptedReplica, ScriptedRunner, ScriptedSessions, a_trajectory, a_use
 
 TRAJECTORIES = [
     a_trajectory(0, reward=1.0, uses=[a_use(), a_use("error")]),
@@ -29,16 +29,16 @@ GROUPS = [TRAJECTORIES, TRAJECTORIES[::-1], TRAJECTORIES[:2]]
 
 
 def example(protocol):
-    """The class in a Protocol's docstring, executed as written, in the Protocol's own module."""
+    """The first class in a Protocol's docstring, executed as written, in the Protocol's own module."""
     lines = inspect.getdoc(protocol).splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("class "))
     body = [lines[first]]
     for line in lines[first + 1 :]:
-        if line and not line.startswith(" "):
+        if line and not line.startswith((" ", "class ")):
             break
         body.append(line)
     assert len(body) <= 20, "an example is at most 20 lines"
-    module = dict(vars(inspect.getmodule(protocol)))
+    module = {"asynccontextmanager": contextlib.asynccontextmanager, **vars(inspect.getmodule(protocol))}
     exec(textwrap.dedent("\n".join(body)), module)
     return module[lines[first].split()[1].partition(":")[0]]
 
@@ -57,6 +57,19 @@ async def test_a_held_tool_is_cancelled():
 @pytest.mark.parametrize("runner", [ScriptedRunner(), ScriptedRunner(lambda code: ToolResult(outcome="error"))])
 async def test_tool_runners(runner):
     await contracts.check_tool_runner(runner)
+
+
+def kept(code):
+    return ToolResult(outcome="ok", stdout=code, session_state="kept")
+
+
+async def test_session_runners():
+    await contracts.check_session_runner(ScriptedSessions(kept))
+
+
+@pytest.mark.parametrize("tool", [example(ports.StatefulTool)(), PythonSessions(ScriptedSessions(kept))])
+async def test_stateful_tools(tool):
+    await contracts.check_stateful_tool(tool, {"code": "print(1)"})
 
 
 @pytest.mark.parametrize("reward", [example(ports.Reward)(), MathReward(), MathReward(integers_only=True)])
@@ -97,6 +110,49 @@ class Unknown(Echo):
 async def test_a_bad_tool_is_found(tool, error):
     with pytest.raises(error):
         await contracts.check_tool(tool, {"code": "x"})
+
+
+async def test_a_bad_session_runner_is_found():
+    class Unordered(ScriptedSessions):
+        @contextlib.asynccontextmanager
+        async def session(self):
+            async with super().session() as session:
+
+                async def run(code, *_):
+                    for _ in range(9 - int(code[6]) if code[6].isdigit() else 0):  # the later, the sooner
+                        await asyncio.sleep(0)
+                    return kept(code)
+
+                session.run = run
+                yield session
+
+    with pytest.raises(AssertionError, match="in the order"):
+        await contracts.check_session_runner(Unordered())
+    with pytest.raises(BaseExceptionGroup) as stateless:
+        await contracts.check_session_runner(ScriptedSessions())
+    assert stateless.group_contains(AssertionError, match="session_state is None")
+
+
+async def test_a_bad_stateful_tool_is_found():
+    class Shared:
+        name, one = "echo", Echo()
+
+        @contextlib.asynccontextmanager
+        async def open(self):
+            yield self.one
+
+    class Swallows(Shared):
+        @contextlib.asynccontextmanager
+        async def open(self):
+            with contextlib.suppress(LookupError):
+                yield Echo()
+
+    class Both(Shared, Echo):
+        pass
+
+    for tool, message in ((Shared(), "has its own"), (Swallows(), "swallowed"), (Both(), "stateless")):
+        with pytest.raises(AssertionError, match=message):
+            await contracts.check_stateful_tool(tool, {})
 
 
 async def test_a_tool_that_swallows_its_cancellation_is_found():

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import ToolReply
-from engine.tools import PythonTool, clip, feedback
+from engine.tools import NOTES, PythonSessions, PythonTool, clip
 from sandbox.wire import Limits, ToolResult
-from tests.fakes import ScriptedRunner
+from tests.fakes import ScriptedRunner, ScriptedSessions
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,24 @@ from tests.fakes import ScriptedRunner
     [
         (ToolResult(outcome="ok", stdout="42\n", stderr="a warning"), "42"),
         (ToolResult(outcome="ok", stdout=""), ""),
+        (ToolResult(outcome="ok", display="[1, 2]"), "[1, 2]"),
+        (ToolResult(outcome="ok", stdout="42\n", display="'x'", session_state="kept"), "42\n'x'"),
+        (ToolResult(outcome="ok", stdout="42\n", session_state="restored"), f"42\n{NOTES['restored']}"),
+        (ToolResult(outcome="ok", session_state="restored"), NOTES["restored"]),
+        (ToolResult(outcome="error", display="'x'", stderr="NameError: name 'x'\n"), "NameError: name 'x'"),
         (ToolResult(outcome="error", stderr="Traceback\n  x\nNameError: name 'x'\n"), "NameError: name 'x'"),
         (ToolResult(outcome="error", stdout="half", stderr="", exit_code=3), "Error: exit code 3"),
         (ToolResult(outcome="timeout", wall_s=2.04), "TimeoutError: stopped after 2.0 s"),
         (ToolResult(outcome="memory", stderr="noise"), "MemoryError: out of memory"),
+        (
+            ToolResult(outcome="memory", session_state="lost"),
+            "MemoryError: out of memory\nNote: all variables are gone.",
+        ),
         (ToolResult(outcome="output", stdout="x" * 99), "OutputError: too much output"),
         (ToolResult(outcome="killed", exit_code=-11), "Error: exit code -11"),
     ],
 )
 async def test_the_model_reads_one_line_of_what_happened(result, text):
-    assert feedback(result) == text
     reply = await PythonTool(ScriptedRunner(lambda code: result))({"code": "x"})
     assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False)
 
@@ -36,6 +44,32 @@ async def test_code_input_and_limits_reach_the_sandbox():
     assert tool.name == "run"
     assert runner.calls == [("print(1)", "7", limits)]
     assert reply.jailed
+
+
+@pytest.mark.parametrize("display", [False, True])
+async def test_a_display_is_asked_for(display):
+    runner = ScriptedRunner()
+    await PythonTool(runner, display=display)({"code": "6 * 7"})
+    assert runner.displayed == [display]
+
+
+async def test_code_input_and_limits_reach_the_session():
+    sessions, limits = ScriptedSessions(), Limits(wall_s=1)
+    async with PythonSessions(sessions, name="run", limits=limits).open() as tool:
+        reply = await tool({"code": "print(1)", "input": "7"})
+        refused = await tool({"code": 3})
+    assert tool.name == "run"
+    assert [session.calls for session in sessions.made] == [[("print(1)", "7", limits)]]
+    assert (reply.text, reply.jailed) == ("print(1)", True)
+    assert (refused.outcome, refused.executed) == ("error", False)
+
+
+async def test_a_note_is_never_cut():
+    result = ToolResult(outcome="ok", stdout="7 " * 300, session_state="lost")
+    async with PythonSessions(ScriptedSessions(lambda code: result), output_chars=30).open() as tool:
+        text = (await tool({"code": "x"})).text
+    output, _, note = text.rpartition("\n")
+    assert (len(output), note) == (30, NOTES["lost"])
 
 
 @pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": None}, {"code": "x", "input": 7}, {"input": "x"}])
@@ -60,5 +94,6 @@ def test_clip_keeps_both_ends_within_the_limit(text, limit):
 
 
 def test_a_limit_without_room_is_refused():
-    with pytest.raises(ValueError, match="output_chars must be at least 20, got 3"):
-        PythonTool(ScriptedRunner(), output_chars=3)
+    for make in (lambda: PythonTool(ScriptedRunner(), output_chars=3), lambda: PythonSessions(None, output_chars=3)):
+        with pytest.raises(ValueError, match="output_chars must be at least 20, got 3"):
+            make()
