@@ -20,9 +20,21 @@ from typing import Any, get_args
 import numpy as np
 
 from engine.balance import Balancer, Place
-from engine.ports import Generator, GraderUnavailable, KvSample, Reward, Sampling, Selector, Tool, ToolReply, ToolRunner
+from engine.ports import (
+    Generator,
+    GraderUnavailable,
+    KvSample,
+    Reward,
+    Sampling,
+    Selector,
+    SessionRunner,
+    StatefulTool,
+    Tool,
+    ToolReply,
+    ToolRunner,
+)
 from engine.types import Trajectory
-from sandbox.wire import Limits, Outcome, ToolResult
+from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
 ODD_ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"code": None}, {"code": [1]}, {"": {}}, {"unexpected": "x" * 9999})
 
@@ -40,6 +52,50 @@ async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
     await _cancelled(lambda: tool(good))
 
 
+async def check_stateful_tool(tool: StatefulTool, good: Mapping[str, Any]) -> None:
+    """It is not called itself; what `open` gives is a tool of the same name; trajectories have one each, at once; an
+    exception goes through and leaves the others as they are.
+    """
+    assert not callable(tool), "a tool that can be called is taken for a stateless one"
+    async with tool.open() as first:
+        await check_tool(first, good)
+        assert first.name == tool.name, "the model calls both by one name"
+        passed = False
+        try:
+            async with tool.open() as second:
+                assert second is not first, "each trajectory has its own"
+                await second(good)
+                raise LookupError("of the rollout")
+        except LookupError:
+            passed = True
+        assert passed, "the exception was swallowed"
+        assert isinstance(await first(good), ToolReply)
+
+
+async def check_session_runner(runner: SessionRunner) -> None:
+    """Cells of a session run one after the other in the order of the calls, and say how their state is; sessions run
+    beside each other; a cell can be cancelled, and the session goes on.
+    """
+    async with runner.session() as session, runner.session() as other:
+        order: list[int] = []
+
+        async def cell(number: int) -> None:
+            result = await session.run(f"print({number})")
+            order.append(number)
+            assert isinstance(result, ToolResult), f"a session answers with a ToolResult, not {result!r}"
+            assert result.outcome in get_args(Outcome), result
+            assert result.session_state in get_args(SessionState), f"session_state is {result.session_state!r}"
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(cell(number), name=f"cell-{number}")
+            beside = await other.run("print(input())", "x", Limits(wall_s=2))
+            assert beside.session_state == "kept", f"session_state is {beside.session_state!r}"
+        assert order == [0, 1, 2, 3], f"cells ended in the order {order}"
+        await _cancelled(lambda: session.run("while True: pass"))
+        assert isinstance(await session.run("print(5)"), ToolResult), "the session goes on after a cancelled cell"
+
+
 async def check_tool_runner(runner: ToolRunner) -> None:
     """Code's own failures are results; each call gets one; calls run at once; a call can be cancelled."""
     results = await asyncio.gather(*(runner.run(f"print({n})") for n in range(4)), runner.run("1/0"))
@@ -47,6 +103,7 @@ async def check_tool_runner(runner: ToolRunner) -> None:
         assert isinstance(result, ToolResult), f"a runner answers with a ToolResult, not {result!r}"
         assert result.outcome in get_args(Outcome), result
     assert await runner.run("print(input())", "x", Limits(wall_s=2)), "stdin and limits can be given"
+    assert await runner.run("6 * 7", display=True), "a display can be asked for"
     await _cancelled(lambda: runner.run("while True: pass"))
 
 

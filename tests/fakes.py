@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 
@@ -242,6 +243,7 @@ class ScriptedRunner:
 
     def __init__(self, answer: Callable[[str], ToolResult] | None = None, hold: bool = False) -> None:
         self.calls: list[tuple[str, str, Limits | None]] = []
+        self.displayed: list[bool] = []
         self.running = 0
         self.most_running = 0
         self.cancelled = 0
@@ -254,8 +256,11 @@ class ScriptedRunner:
     def release(self) -> None:
         self._released.set()
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult:
+    async def run(
+        self, code: str, stdin: str = "", limits: Limits | None = None, *, display: bool = False
+    ) -> ToolResult:
         self.calls.append((code, stdin, limits))
+        self.displayed.append(display)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.started.set()
@@ -267,6 +272,38 @@ class ScriptedRunner:
         finally:
             self.running -= 1
         return self._answer(code)
+
+
+class ScriptedSession(ScriptedRunner):
+    """A Session: cells run one at a time, in the order of the calls."""
+
+    def __init__(self, answer: Callable[[str], ToolResult] | None, hold: bool) -> None:
+        super().__init__(answer, hold)
+        self.open = True
+        self._turn = asyncio.Lock()
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult:
+        assert self.open, "a cell of a session that is closed"
+        async with self._turn:
+            return await super().run(code, stdin, limits)
+
+
+class ScriptedSessions:
+    """A SessionRunner that keeps every session it made; they answer as a ScriptedRunner does."""
+
+    def __init__(self, answer: Callable[[str], ToolResult] | None = None, hold: bool = False) -> None:
+        self.made: list[ScriptedSession] = []
+        self._options = answer, hold
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[ScriptedSession]:
+        session = ScriptedSession(*self._options)
+        self.made.append(session)
+        try:
+            yield session
+        finally:
+            assert session.running == 0, "a session is closed while a cell runs"
+            session.open = False
 
 
 class Echo:

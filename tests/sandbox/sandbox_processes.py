@@ -43,11 +43,18 @@ def _command(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    """proc_pid_stat(5), from the third field."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def host_pid() -> int:
-    return next(pid for pid, command in descendants(os.getpid()).items() if "-m sandbox.host" in command)
+    """The newest host; its janitor bears the same name. (Numbers of processes start again from below.)"""
+    hosts = [pid for pid, command in descendants(os.getpid()).items() if "-m sandbox.host" in command]
+    return max((pid for pid in hosts if parent_of(pid) not in hosts), key=lambda pid: int(_stat(pid)[19]))
 
 
 def nsjail_pid() -> int:

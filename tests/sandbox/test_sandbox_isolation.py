@@ -63,7 +63,8 @@ for path in ('/etc', '/proc', '/sys', '/home', '/var', '/root/.ssh', '/run', '/d
 for path in ('/', '/usr', '/dev', '/opt', os.path.dirname(os.__file__)):
     try: open(os.path.join(path, 'x'), 'w'); print('wrote', path)
     except OSError: pass
-known = {'HOME', 'LANG', 'PATH', 'PYTHONDONTWRITEBYTECODE', 'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS', 'LC_CTYPE'}
+known = {'HOME', 'LANG', 'PATH', 'PYTHONDONTWRITEBYTECODE', 'PYTHONHASHSEED', 'LC_CTYPE',
+         'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS'}
 if set(os.environ) - known: print(os.environ)
 """
     await silent(box, code)
@@ -122,7 +123,8 @@ os.umask(0o777); os.mkdir('locked'); os.chmod('.', 0)
     look = """
 import builtins, os, random, json
 if hasattr(builtins, 'print_') or random.random() == 0 or 'X' in os.environ: print('state')
-if os.listdir('.') or os.listdir('/tmp') or os.listdir('/dev/shm'): print(os.listdir('/tmp'))
+found = {*os.listdir('.'), *os.listdir('/tmp'), *os.listdir('/dev/shm')}
+if found != {'main.py'}: print(found)
 """
     async with asyncio.TaskGroup() as group:
         for i in range(16):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandbox import Limits, Sandbox, SandboxConfig
+from sandbox import Limits, Sandbox, SandboxConfig, Tier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHORT = Limits(wall_s=0.3)
@@ -27,9 +27,9 @@ async def test_error_shows_the_traceback_that_python_shows(box: Sandbox) -> None
     assert (result.outcome, result.stdout, result.exit_code) == ("error", "before\n", 1)
     assert result.stderr == (
         "Traceback (most recent call last):\n"
-        '  File "main.py", line 5, in <module>\n'
+        '  File "/tmp/main.py", line 5, in <module>\n'
         "    f(0)\n"
-        '  File "main.py", line 2, in f\n'
+        '  File "/tmp/main.py", line 2, in f\n'
         "    return 1 / x\n"
         "           ~~^~~\n"
         "ZeroDivisionError: division by zero\n"
@@ -39,7 +39,7 @@ async def test_error_shows_the_traceback_that_python_shows(box: Sandbox) -> None
 async def test_syntax_error(box: Sandbox) -> None:
     result = await box.run("x = 1\nif x\n    pass")
     assert (result.outcome, result.exit_code) == ("error", 1)
-    assert result.stderr == "  File \"main.py\", line 2\n    if x\n        ^\nSyntaxError: expected ':'\n"
+    assert result.stderr == "  File \"/tmp/main.py\", line 2\n    if x\n        ^\nSyntaxError: expected ':'\n"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def test_exit_codes(box: Sandbox, code: str, exit_code: int, stderr: str) 
 
 async def test_code_is_the_main_program(box: Sandbox) -> None:
     code = "import sys, __main__\nx = 3\nprint(__name__, __main__.x, sys.argv, __file__, 'sandbox' in sys.modules)"
-    assert (await box.run(code)).stdout == "__main__ 3 ['main.py'] main.py False\n"
+    assert (await box.run(code)).stdout == "__main__ 3 ['main.py'] /tmp/main.py False\n"
 
 
 async def test_threads_and_atexit_finish(box: Sandbox) -> None:
@@ -138,10 +138,16 @@ async def test_misuse(box: Sandbox) -> None:
         await box.run(b"print(1)")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="limits must be Limits"):
         await box.run("print(1)", limits=4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"SandboxConfig.slots must be .* got 0"):
+    with pytest.raises(ValueError, match=r"tier must be one of .*, got 'odd'"):
+        await box.run("print(1)", tier="odd")
+    with pytest.raises(ValueError, match="seed must be an int"):
+        await box.run("print(1)", seed=-1)
+    with pytest.raises(ValueError, match=r"SandboxConfig.slots must be .* got -1"):
+        SandboxConfig(slots=-1)
+    with pytest.raises(ValueError, match=r"SandboxConfig.listen must be set when slots is 0"):
         SandboxConfig(slots=0)
-    with pytest.raises(ValueError, match=r"SandboxConfig.isolation .* got 'none'"):
-        SandboxConfig(isolation="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SandboxConfig.isolation .* got 'chroot'"):
+        SandboxConfig(isolation="chroot")  # type: ignore[arg-type]
 
 
 async def test_two_thousand_queued_calls_are_answered_once_each(box: Sandbox) -> None:
@@ -166,7 +172,9 @@ async def test_calls_start_in_order() -> None:
 
 
 async def test_libraries_are_preloaded_and_reseeded() -> None:
-    async with Sandbox(SandboxConfig(slots=2, preload=("random", "numpy.random"))) as numeric:
+    async with Sandbox(
+        SandboxConfig(slots=2, tiers=(Tier(name="numeric", preload=("random", "numpy.random")),))
+    ) as numeric:
         code = "import random, sys\nprint('numpy' in sys.modules, random.random(), __import__('numpy').random.rand())"
         results = [await numeric.run(code) for _ in range(4)]
     lines = [result.stdout.split() for result in results]

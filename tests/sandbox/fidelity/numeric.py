@@ -1,0 +1,25 @@
+"""Programs with numpy, sympy and mpmath."""
+
+PROGRAMS = {
+    "numpy basics": "import numpy as np\na = np.arange(6).reshape(2, 3)\nprint(a, a.T @ a, a.mean(), a.dtype, repr(a * 1.5), np.linspace(0, 1, 5), np.float64(0.1), np.int64(3) / 2)",
+    "numpy determinant": "import numpy as np\nprint(round(np.linalg.det(np.array([[2., 1, 0], [1, 3, 1], [0, 1, 4]])), 10), np.linalg.solve([[2., 0], [0, 4]], [1, 2]))",
+    "numpy printing": "import numpy as np\nnp.set_printoptions(precision=3, suppress=True)\nprint(np.array([1e-10, 1.23456, 1e5]), np.arange(2000), np.eye(2, dtype=bool), np.array(['é', 'b']))",
+    "numpy warnings": "import numpy as np\nprint(np.array([1.]) / 0)\nprint(np.log(np.array([-1.])))\nnp.int8(100) * np.int8(2)",
+    "numpy error": "import numpy as np\nnp.zeros((2, 3)) @ np.zeros((2, 3))",
+    "numpy error in linalg": "import numpy as np\nnp.linalg.inv(np.zeros((2, 2)))",
+    "numpy with a seed": "import numpy as np\nnp.random.seed(0)\nprint(np.random.rand(3), np.random.default_rng(1).integers(0, 10, 5), np.random.randn(2), np.random.permutation(5))",
+    "numpy error state": "import numpy as np\nprint(np.geterr())\nwith np.errstate(all='raise'):\n    np.array([1.]) / 0",
+    "numpy attribute that is gone": "import numpy as np\nnp.float",
+    "numpy truth value": "import numpy as np\nif np.array([1, 2]): pass",
+    "numpy save and load": "import numpy as np\nnp.save('a.npy', np.eye(2)); print(np.load('a.npy'))\nnp.savetxt('a.txt', np.eye(2), fmt='%d'); print(open('a.txt').read())",
+    "numpy polynomials and fft": "import numpy as np\nprint(np.roots([1, -3, 2]), np.polyfit([0, 1, 2], [1, 3, 5], 1).round(6), np.fft.fft([1, 0, 0, 0]), np.convolve([1, 2], [1, 1]))",
+    "numpy masked and datetime": "import numpy as np\nprint(np.ma.array([1, 2], mask=[0, 1]), np.datetime64('2024-02-28') + 2, np.isnan(np.nan), np.unique([3, 1, 3], return_counts=True))",
+    "sympy solve": "from sympy import *\nx = symbols('x')\nprint(solve(x**2 - 2, x), factor(x**4 - 1), integrate(sin(x) ** 2, x), limit(sin(x) / x, x, 0), diff(exp(x * x), x))",
+    "sympy exact": "from sympy import *\nprint(Rational(1, 3) + Rational(1, 6), sqrt(8), pi.evalf(30), factorint(2 ** 40 - 1), nsimplify(0.25), isprime(10 ** 9 + 7), binomial(10, 3), Matrix([[1, 2], [3, 4]]).inv())",
+    "sympy printing": "from sympy import *\nx = symbols('x')\npprint(Integral(sqrt(x) / 2, (x, 0, oo)))\nprint(latex(Sum(1 / x ** 2, (x, 1, oo))), srepr(x + 1))",
+    "sympy error": "from sympy import *\nsympify('1 +* 2')",
+    "sympy solvers": "from sympy import *\nx, y = symbols('x y', real=True)\nprint(solve([x + y - 3, x - y - 1], [x, y]), solveset(cos(x) - 1, x, Interval(0, 10)), nsolve(cos(x) - x, x, 1), series(exp(x), x, 0, 4))",
+    "mpmath": "from mpmath import mp, mpf, quad, zeta, findroot\nmp.dps = 30\nprint(mpf(1) / 3, mp.pi, zeta(3), quad(lambda x: x * x, [0, 1]), findroot(lambda x: x * x - 2, 1))",
+    "numpy and a process pool": "import numpy as np\nfrom multiprocessing import Pool\ndef f(n): return float(np.ones(n).sum())\nif __name__ == '__main__':\n    with Pool(2) as p: print(p.map(f, [1, 2, 3]))",
+    "numpy array finalised": "import numpy as np, weakref\nclass A(np.ndarray):\n    def __del__(self): print('del')\na = np.zeros(3).view(A)\nprint(a)",
+}

@@ -1,0 +1,66 @@
+"""Run as an ordinary user: calls and a session whose results test_sandbox_doctor.py looks at. Prints JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+from sandbox import Limits, Sandbox, SandboxConfig
+
+RIGHTS = """
+import ctypes, json, os, subprocess, sys
+look = '''
+import ctypes, json
+libc = ctypes.CDLL(None, use_errno=True)
+header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+libc.capget(header, data)
+print(json.dumps(list(data)))
+'''
+libc = ctypes.CDLL(None, use_errno=True)
+tries = [('setresuid', 1, 1, 1), ('setgroups', 0, None), ('unshare', 0x10000000), ('unshare', 0x20000), ('setns', 0, 0),
+         ('mount', b'x', b'/tmp', b'tmpfs', 0, None), ('umount2', b'/tmp', 2), ('chroot', b'/tmp'), ('ptrace', 0, 0, 0)]
+worked = [name for name, *arguments in tries if getattr(libc, name)(*arguments) == 0 or ctypes.get_errno() != 1]
+fds = []
+for fd in range(4096):
+    try: os.fstat(fd); fds.append(fd)
+    except OSError: pass
+capabilities = [json.loads(subprocess.run([sys.executable, '-c', look], capture_output=True).stdout)]  # after an exec
+exec(look.replace('print', 'capabilities.append').replace('json.dumps', ''))
+print(json.dumps(dict(fds=fds, worked=worked, capabilities=capabilities)))
+"""
+BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+KILL = "import os\nfor pid in (-1, 1) * 50:\n    try: os.kill(pid, 9)\n    except OSError: pass"
+
+
+def tell(**said: object) -> None:
+    print(json.dumps(said), flush=True)
+
+
+async def main() -> None:
+    async with Sandbox(SandboxConfig(slots=2)) as box:
+        tell(level=box.stats.level, rights=json.loads((await box.run(RIGHTS)).stdout))
+        limits = Limits(wall_s=1.0, memory_bytes=256 << 20)
+        programs = ["while True: pass", "x = bytearray(1 << 30)", BOMB, KILL, "1 / 0", "print(input())"]
+        outcomes = []
+        for program in programs:
+            outcomes.append((await box.run(program, "in", limits)).outcome)
+            assert (await box.run("print('next')")).stdout == "next\n"
+        tell(outcomes=outcomes)
+        async with box.session() as session:
+            tell(rights=json.loads((await session.run(RIGHTS)).stdout))
+            cells = [
+                await session.run(cell, limits=Limits(wall_s=1.0))
+                for cell in ("x = 1", "1 / 0", "while True: pass", "x")
+            ]
+        tell(cells=[(cell.outcome, cell.session_state, cell.display) for cell in cells])
+        async with asyncio.TaskGroup() as group:
+            sleeper = group.create_task(box.run("import time; time.sleep(60)"), name="sleeper")
+            await asyncio.sleep(0.5)
+            tell(sleeping=time.time())
+            await asyncio.to_thread(sys.stdin.readline)
+            sleeper.cancel()
+
+
+asyncio.run(main())

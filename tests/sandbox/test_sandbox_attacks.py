@@ -1,0 +1,262 @@
+"""The attack suite (attacks/) against one sandbox, first one by one, then all at once; and against a host without the
+native part.
+
+Beside and after every attack run honest calls, each with one right answer. At the end the machine must be as it was
+before: looked at from outside, where no guest can lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import statistics
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from attacks import ATTACKS, PAUSE_S, SESSION_ATTACKS, Attack, SessionAttack
+from sandbox_honest import CLEAN, PATIENT, Honest, honest
+from sandbox_hosts import host_process
+from sandbox_leftovers import MARK, cgroups_of, folders_and_mounts, system_v_objects, zombies_below_host
+from sandbox_processes import ROOT, descendants, host_pid, running, until
+
+from sandbox import Limits, Sandbox, SandboxConfig, ToolResult
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SLOTS = 8
+BESIDE = 3  # honest calls that run while an attack does
+PLAIN_POINTS = {"A1", "A2", "A3", "A4", "B9", "D20", "D21"}  # what slot.py and guest.py do without the native part
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return iter(range(1_000_000))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box() -> AsyncIterator[Sandbox]:
+    before = folders_and_mounts() | system_v_objects()
+    async with Sandbox(SandboxConfig(slots=SLOTS)) as sandbox:
+        await sandbox.run("import numpy", limits=PATIENT)  # every tier that the tests use is up
+        yield sandbox
+        below = descendants(os.getpid())
+        groups = cgroups_of(below)
+    assert not [pid for pid in below if running(pid)], "processes are left"
+    assert not [group for group in groups if group.exists()], "control groups are left"
+    await until(lambda: not (folders_and_mounts() | system_v_objects()) - before)
+
+
+@pytest.fixture(scope="module")
+def next_calls() -> list[float]:
+    """How long the call after each attack took, in s."""
+    return []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def idle(box: Sandbox) -> int:
+    """How many processes an idle host has below it."""
+    return len(descendants(host_pid()))
+
+
+async def ask(box: Sandbox, call: Honest) -> str:
+    return call.complaint(await box.run(call.code, call.stdin, PATIENT))
+
+
+async def under_attack(box: Sandbox, attack: Attack) -> list[str]:
+    """What went wrong for the attack and for the call that it wants at its side."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(box.run(attack.code, attack.stdin, attack.limits), name=attack.name)
+        if attack.beside is not None:
+            victim = Honest(attack.beside[0], "", attack.beside[1])
+            beside = group.create_task(ask(box, victim), name="beside")
+    found = attack.complaints(task.result())
+    return [*found, beside.result()] if attack.beside is not None and beside.result() else found
+
+
+async def session_under_attack(box: Sandbox, attack: SessionAttack) -> list[str]:
+    """What went wrong for the attack, and for a session that lives beside it."""
+    async with box.session() as session, box.session() as victim:
+        for number, turn in enumerate(attack.turns):
+            if turn.idle:
+                await asyncio.sleep(PAUSE_S)  # in which nothing may happen
+            beside = await victim.run(f"n = {number} if {number} == 0 else n + 1\nn", limits=PATIENT)
+            if (beside.display, beside.session_state) != (str(number), "kept"):
+                return [f"the session beside it answered {beside}"]
+            if found := turn.complaints(await session.run(turn.code, limits=turn.limits)):
+                return [f"turn {number}: {complaint}" for complaint in found]
+    return []
+
+
+async def all_well(box: Sandbox, idle: int, next_calls: list[float]) -> None:
+    """Right after an attack every slot is right, and nothing of the attack is left."""
+    since = asyncio.get_running_loop().time()
+    assert not await ask(box, CLEAN)
+    next_calls.append(asyncio.get_running_loop().time() - since)
+    async with asyncio.TaskGroup() as group:
+        probes = [group.create_task(ask(box, CLEAN), name="probe") for _ in range(SLOTS)]
+    assert not [task.result() for task in probes if task.result()]
+    await until(lambda: len(descendants(host_pid())) <= idle and not zombies_below_host())
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=[f"{attack.point}-{attack.name}" for attack in ATTACKS])
+async def test_attack(box: Sandbox, idle: int, numbers: Iterator[int], next_calls: list[float], attack: Attack) -> None:
+    """The attack fails; what runs beside it and right after it, in every slot, is right; nothing of it lives on."""
+    hosts = box.stats.hosts
+    async with asyncio.TaskGroup() as group:
+        attacked = group.create_task(under_attack(box, attack), name=attack.name)
+        honest_calls = [group.create_task(ask(box, honest(next(numbers))), name="honest") for _ in range(BESIDE)]
+    assert not attacked.result()
+    assert not [task.result() for task in honest_calls if task.result()]
+    await all_well(box, idle, next_calls)
+    assert box.stats.hosts == hosts, "the attack ended the host"
+
+
+@pytest.mark.parametrize(
+    "attack", SESSION_ATTACKS, ids=[f"{attack.point}-session-{attack.name}" for attack in SESSION_ATTACKS]
+)
+async def test_session_attack(
+    box: Sandbox, idle: int, numbers: Iterator[int], next_calls: list[float], attack: SessionAttack
+) -> None:
+    """The same for cells of a session: another session and calls beside it are right."""
+    hosts = box.stats.hosts
+    async with asyncio.TaskGroup() as group:
+        attacked = group.create_task(session_under_attack(box, attack), name=attack.name)
+        honest_calls = [group.create_task(ask(box, honest(next(numbers))), name="honest") for _ in range(BESIDE)]
+    assert not attacked.result()
+    assert not [task.result() for task in honest_calls if task.result()]
+    await all_well(box, idle, next_calls)
+    assert box.stats.hosts == hosts, "the attack ended the host"
+
+
+async def test_sessions_do_not_see_each_other(box: Sandbox) -> None:
+    """Files, processes, names, shared memory: what one leaves, the other looks for while the first lives."""
+    leave = """
+import os, socket, time
+for path in ('/tmp/left', '/dev/shm/left'): open(path, 'w').write('secret')
+if os.fork() == 0: time.sleep(60)
+for family, name in ((socket.AF_UNIX, '\\0left'), (socket.AF_UNIX, '/tmp/left.socket')):
+    try: socket.socket(family).bind(name); print('bound')
+    except OSError: pass
+print(os.getuid())
+"""
+    look = """
+import os, socket
+found = [name for folder in ('/tmp', '/dev/shm') for name in os.listdir(folder)]
+for pid in range(1, 400):
+    if pid != os.getpid():
+        try: os.kill(pid, 9); found.append(pid)
+        except OSError as error: found += [pid] if error.errno == 1 and pid > 1 else []
+try: socket.socket(socket.AF_UNIX).connect('\\0left'); found.append('socket')
+except OSError: pass
+print(os.getuid(), *found)
+"""
+    async with box.session() as one, box.session() as two:
+        await two.run("pass")
+        uid = (await one.run(leave, limits=PATIENT)).stdout.strip()
+        other, *found = (await two.run(look, limits=PATIENT)).stdout.split()
+        assert (uid.isdigit(), other.isdigit(), found) == (True, True, [])
+        assert uid != other or os.geteuid() != 0  # with a range of ids each has its own
+        assert (await one.run("open('/tmp/left').read()")).display == "'secret'"
+
+
+async def storm(box: Sandbox, order: list[Attack | SessionAttack]) -> list[str]:
+    """All of these in one queue, an honest call after each attack and probes between them; all complaints."""
+    complaints: list[str] = []
+
+    async def attacked(attack: Attack | SessionAttack) -> None:
+        attacking = under_attack if isinstance(attack, Attack) else session_under_attack
+        complaints.extend(f"{attack.name}: {complaint}" for complaint in await attacking(box, attack))
+
+    async def asked(call: Honest) -> None:
+        complaints.extend(filter(None, [await ask(box, call)]))
+
+    async with asyncio.TaskGroup() as group:
+        for number, attack in enumerate(order):
+            group.create_task(attacked(attack), name=attack.name)
+            group.create_task(asked(honest(number)), name=f"honest-{number}")
+            group.create_task(asked(CLEAN), name=f"probe-{number}")
+    return complaints
+
+
+async def test_all_attacks_at_once(box: Sandbox, idle: int) -> None:
+    order = [*ATTACKS, *SESSION_ATTACKS]
+    random.Random(3).shuffle(order)
+    hosts = box.stats.hosts
+    complaints = await storm(box, order)
+    assert not complaints, "\n".join(complaints)
+    assert box.stats.hosts == hosts
+    await until(lambda: len(descendants(host_pid())) <= idle and not zombies_below_host())
+
+
+async def test_attacks_without_the_native_part(tmp_path: Path) -> None:
+    """What slot.py and guest.py do in its place holds as well."""
+    shutil.copytree(ROOT / "sandbox", tmp_path / "sandbox", ignore=shutil.ignore_patterns("_native.*", "__pycache__"))
+    order = [attack for attack in ATTACKS if attack.point in PLAIN_POINTS]
+    random.Random(4).shuffle(order)
+    async with Sandbox(SandboxConfig(slots=0, listen="tcp://127.0.0.1:*")) as sandbox:
+        async with host_process(sandbox.address, "--slots", str(SLOTS), root=tmp_path):
+            complaints = await storm(sandbox, order)
+            assert not complaints, "\n".join(complaints)
+            assert sandbox.stats.hosts == 1
+
+
+async def test_cancelled_attacks_end(box: Sandbox, idle: int) -> None:
+    """Cancelling the callers kills the calls, however they resist."""
+    resisting = [attack for attack in ATTACKS if attack.outcomes == ("timeout",)]
+    long = Limits(wall_s=120, cpu_s=120)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(box.run(attack.code, limits=long), name=attack.name) for attack in resisting[:SLOTS]]
+        await until(lambda: len(descendants(host_pid())) >= idle + SLOTS // 2)
+        for task in tasks:
+            task.cancel()
+    await until(lambda: len(descendants(host_pid())) <= idle)
+    assert not await ask(box, CLEAN)
+
+
+RANDOM = """
+import os, random, secrets, uuid, numpy
+print(random.random(), random.SystemRandom().random(), os.urandom(8).hex(), uuid.uuid4(), secrets.token_hex(8),
+      numpy.random.random(), numpy.random.default_rng().random(), random.Random().random(), numpy.random.randint(2**60))
+"""
+
+
+async def test_random_numbers_differ_between_calls(box: Sandbox) -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(box.run(RANDOM, limits=PATIENT), name="random") for _ in range(40)]
+    results = [task.result() for task in tasks]
+    assert {result.outcome for result in results} == {"ok"}, results[0].stderr
+    drawn = [number for result in results for number in result.stdout.split()]
+    assert len(drawn) == 40 * 9
+    assert len(set(drawn)) == len(drawn)
+
+
+async def test_the_last_call_is_as_good_as_the_first(
+    box: Sandbox, next_calls: list[float], record_property: pytest.RecordProperty
+) -> None:
+    """Every slot works after all that. The time of a call is reported (`pytest -rA`, junit), not judged."""
+    waits: list[float] = []
+
+    async def timed(number: int) -> ToolResult:
+        since = asyncio.get_running_loop().time()
+        result = await box.run(f"print({number})")
+        waits.append(asyncio.get_running_loop().time() - since)
+        return result
+
+    assert [(await timed(number)).stdout for number in range(20)] == [f"{number}\n" for number in range(20)]
+    for name, found in (("after_each_attack", next_calls), ("after_all", waits)):
+        if found:
+            record_property(f"median_call_s_{name}", statistics.median(found))
+            median, slowest = statistics.median(found) * 1000, max(found) * 1000
+            print(f"{name}: a call takes {median:.1f} ms, at most {slowest:.1f} ms")
+
+
+async def test_the_suite_is_whole() -> None:
+    """Each attack has its own name and program, and the checklist of the threat model is covered."""
+    assert len({attack.name for attack in ATTACKS}) == len({attack.code for attack in ATTACKS}) == len(ATTACKS) >= 120
+    assert len({attack.name for attack in SESSION_ATTACKS}) == len(SESSION_ATTACKS) >= 20
+    points = {f"A{n}" for n in range(1, 9)} | {"B9", "B10", "B11", "C13", "C14", "C15", "C16"}
+    assert {attack.point for attack in ATTACKS} >= points | {"D18", "D19", "D20", "D21", "E22"}
+    assert any(MARK in attack.code for attack in ATTACKS)

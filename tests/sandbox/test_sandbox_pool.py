@@ -1,0 +1,441 @@
+"""The pool's bookkeeping with jails made by hand: whatever ends, in whatever order, each call is answered once and
+nothing drifts. Then the same things with a real jail, looked at from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandbox import Limits, Tier, ToolResult, jail, wire
+from sandbox.lane import PAUSE_S, SessionLane
+from sandbox.links import START_S
+from sandbox.pool import Pool
+
+TIERS = (Tier(name="first", preload=()), Tier(name="second", preload=()))
+SLOTS = 2
+LIMITS = Limits()
+KEPT = ToolResult(outcome="ok", session_state="kept")
+ENDS = {
+    "kept": KEPT,
+    "error": ToolResult(outcome="error", session_state="kept"),
+    "interrupted": ToolResult(outcome="timeout", session_state="kept"),
+    "restored": ToolResult(outcome="killed", session_state="restored"),
+    "lost": ToolResult(outcome="killed", session_state="lost"),
+}
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time can be moved on."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+class FakeLink:
+    """A slot or a session as the test wants it. Of a session: `kept`, the cells that made its state."""
+
+    def __init__(self, home: FakeJail, index: int, session: bool, ended: Callable[[FakeLink], None]) -> None:
+        self.home, self.index, self.session, self.ended = home, index, session, ended
+        self.call: wire.Call | None = None
+        self.ready: Callable[[], None] | None = None
+        self.pid, self.deadline, self.memory_bytes = 0, home.loop.time() + START_S, 1
+        self.backup = self.out_of_memory = self.closed = self.killed = self.cancelled = False
+        self.vanishes = True
+        self.kept = 0
+
+    def become_ready(self) -> None:
+        self.pid, self.deadline = 1, math.inf
+        assert self.ready is not None
+        self.ready()
+
+    def start(self, call: wire.Call, report: Callable[[ToolResult], None]) -> None:
+        assert self.call is None
+        assert self.pid
+        assert not self.closed
+        if self.session:
+            assert call.code == b"%d" % self.kept, "a cell ran on another state than its own"
+        self.call, self._report = call, report
+
+    def report(self, result: ToolResult) -> None:
+        self.kept += result.session_state == "kept"
+        self.call = None
+        self._report(result)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+        self.home.links.remove(self)
+
+    def gone(self) -> bool:
+        assert self.closed
+        return self.vanishes
+
+
+class FakeJail:
+    def __init__(self, tier: Tier, made: list[FakeJail]) -> None:
+        made.append(self)
+        self.tier, self.links, self.served, self.reason = tier, set[FakeLink](), 0, ""
+        self.loop = asyncio.get_running_loop()
+        self.over = self.loop.create_future()
+        self.stuck = False
+
+    async def run(self) -> str:
+        await self.over
+        return "its log"
+
+    def leave(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def missed(self) -> bool:
+        return self.stuck or self.served == 0
+
+    def open_link(self, index: int, *, session: bool, ended: Callable[[FakeLink], None]) -> FakeLink:
+        assert not self.over.done(), "forked in a jail that has ended"
+        link = FakeLink(self, index, session, ended)
+        self.links.add(link)
+        return link
+
+
+class Bench:
+    """A pool on fake jails: what was asked, what was answered."""
+
+    def __init__(self, **options: Any) -> None:
+        self.jails: list[FakeJail] = []
+        self.answers: dict[int, list[ToolResult]] = {}
+        self.asked = 0
+        options = {"recycle_calls": 1000, "session_memory_bytes": 100, **options}
+        self.pool = Pool(
+            make_jail=lambda tier: FakeJail(tier, self.jails),  # type: ignore[arg-type, return-value]
+            level="full", tiers=TIERS, slots=SLOTS,
+            answer=lambda id, result: self.answers.setdefault(id, []).append(result), **options,
+        )  # fmt: skip
+        self.indexes = len(self.pool._indexes.free)
+
+    def ask(self, tier: str = "first", step: wire.Step | None = None) -> int:
+        self.asked += 1
+        code = b"" if step is None else b"%d" % step.number
+        self.pool.submit(wire.Call(self.asked, code, b"", LIMITS, tier, step=step))
+        return self.asked
+
+    def cell(self, session: int, number: int, *, anew: bool = False, tier: str = "first") -> int:
+        history = [wire.Cell(b"%d" % i, b"") for i in range(number)] if anew else None
+        return self.ask(tier, wire.Step(b"%d" % session, number, history, False))
+
+    @property
+    def links(self) -> list[FakeLink]:
+        return sorted(self.pool._owners, key=lambda link: link.index)  # type: ignore[arg-type, return-value]
+
+    def some(self, wanted: Callable[[FakeLink], object], n: int = 0) -> FakeLink | None:
+        found = [link for link in self.links if wanted(link)]
+        return found[n % len(found)] if found else None
+
+    def one(self, wanted: Callable[[FakeLink], object]) -> FakeLink:
+        link = self.some(wanted)
+        assert link is not None
+        return link
+
+    def answer(self, number: int) -> tuple[str, str | None]:
+        [result] = self.answers[number]
+        return result.outcome, result.session_state
+
+    def check(self) -> None:
+        pool, links = self.pool, self.links
+        if pool._over.done():
+            return
+        assert pool._running == sum(link.call is not None for link in links) <= SLOTS
+        used = [link.index for link in (*links, *pool._indexes._leaving)]
+        assert sorted(used + pool._indexes.free) == list(range(self.indexes))
+        for lane in pool._lanes.values():
+            assert lane.starting == sum(pool._owners[link] is lane and not link.pid for link in links)  # type: ignore[index]
+            assert not any(link.call or link.closed for link in lane.idle)
+        lanes = [lane for lane in pool._owners.values() if isinstance(lane, SessionLane)]
+        assert all(pool._sessions.get(lane.id) is lane for lane in lanes)
+        assert pool._sessions.held_bytes == sum(lane.memory_bytes for lane in lanes)
+        assert all(len(answers) == 1 for answers in self.answers.values())
+
+    async def settle(self) -> None:
+        """All goes well from here on, until everything is answered."""
+        for _ in range(50 + 4 * self.asked):
+            for link in self.links:
+                if not link.closed and not link.pid:
+                    link.become_ready()
+                elif not link.closed and link.call is not None:
+                    link.report(KEPT)
+                self.check()
+            await asyncio.sleep(0)
+            if len(self.answers) == self.asked and not any(link.call for link in self.links):
+                return
+        raise AssertionError(f"{self.asked - len(self.answers)} calls were never answered")
+
+
+@asynccontextmanager
+async def bench(**options: Any) -> AsyncIterator[Bench]:
+    bench = Bench(**options)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(bench.pool.run(), name="pool")
+        await asyncio.sleep(0)
+        for link in bench.links:
+            link.become_ready()
+        assert bench.pool.ready.is_set()
+        yield bench
+        bench.check()
+        bench.pool.leave()
+        async with asyncio.timeout(5):
+            await running
+
+
+N = st.integers(0, 9)
+STEPS = st.one_of(
+    st.tuples(st.just("call"), st.sampled_from(["first", "second", "nonesuch"])),
+    st.tuples(st.just("cell"), st.integers(0, 2), st.integers(0, 2), st.booleans(), st.sampled_from([0, 1])),
+    st.tuples(st.just("cancel"), N),
+    st.tuples(st.just("end"), st.integers(0, 2)),
+    st.tuples(st.just("ready"), N),
+    st.tuples(st.just("report"), N, st.sampled_from(["kept", "kept", *ENDS])),
+    st.tuples(st.just("die"), N, st.booleans()),
+    st.tuples(st.just("jail dies"), N),
+    st.tuples(st.just("watch"), st.sampled_from([0, START_S + 1])),
+)  # fmt: skip
+
+
+async def play(bench: Bench, step: tuple[Any, ...]) -> None:
+    match step:
+        case "call", tier:
+            bench.ask(tier)
+        case "cell", session, number, anew, tier:
+            bench.cell(session, number, anew=anew, tier=TIERS[tier].name)
+        case "cancel", n:
+            bench.pool.cancel([bench.asked - n, bench.asked - n - 1])
+        case "end", session:
+            bench.pool.end_sessions([b"%d" % session, b"0"])
+        case "ready", n if link := bench.some(lambda link: not link.pid, n):
+            link.become_ready()
+        case "report", n, how if link := bench.some(lambda link: link.call, n):
+            link.report(ENDS[how])
+        case "die", n, lingers if link := bench.some(lambda link: True, n):
+            link.vanishes = not lingers
+            link.ended(link)
+            link.vanishes = True
+        case "jail dies", n:
+            bench.jails[n % len(bench.jails)].leave()
+            await asyncio.sleep(0)
+        case "watch", later_s:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Clock)
+            loop.ahead_s += later_s
+            bench.pool._watch()
+    await asyncio.sleep(0)
+
+
+@given(st.lists(STEPS, max_size=60), st.sampled_from([3, 1000]), st.sampled_from([2, 100]))
+@settings(max_examples=400, deadline=None)
+def test_each_call_is_answered_once_and_nothing_drifts(
+    steps: list[tuple[Any, ...]], recycle_calls: int, memory: int
+) -> None:
+    async def run() -> None:
+        async with bench(recycle_calls=recycle_calls, session_memory_bytes=memory) as pool:
+            for step in steps:
+                await play(pool, step)
+                pool.check()
+            await pool.settle()
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(run())
+
+
+async def test_a_session_ended_under_its_cell_answers_it_once() -> None:
+    async with bench() as b:
+        cell, queued = b.cell(0, 0, anew=True), b.cell(0, 0)
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        b.pool.end_sessions([b"0"])
+        assert (b.answer(cell), b.answer(queued)) == (("lost", "lost"), ("lost", "lost"))
+        assert (link.killed, link.closed, b.pool._running) == (True, True, 0)
+
+
+async def test_a_cancelled_cell_that_runs_is_interrupted_and_answered_with_its_end() -> None:
+    async with bench() as b:
+        cell = b.cell(0, 0, anew=True)
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        b.pool.cancel([cell])
+        assert link.cancelled
+        assert cell not in b.answers
+        link.report(ToolResult(outcome="killed", session_state="kept"))
+        assert b.answer(cell) == ("killed", "kept")
+        assert b.answer(after := b.cell(0, 0)) == ("lost", "lost"), "its effects are in the state"
+        assert after not in (link.call,)
+
+
+async def test_a_cancel_while_history_is_replayed_ends_the_half_built_session() -> None:
+    async with bench() as b:
+        cell = b.cell(0, 2, anew=True)
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        link.report(KEPT)
+        b.pool.cancel([cell])
+        assert b.answer(cell) == ("killed", None)
+        assert link.killed
+        assert b.answer(b.cell(0, 2)) == ("lost", "lost")
+        assert b.answer(b.cell(0, 1)) == ("lost", "lost")
+
+
+async def test_a_stop_of_a_cell_whose_session_is_still_starting() -> None:
+    async with bench() as b:
+        cell = b.cell(0, 0, anew=True)
+        b.pool.cancel([cell])
+        assert b.answer(cell) == ("killed", None)
+        after = b.cell(0, 0)
+        await b.settle()
+        assert b.answer(after) == ("ok", "kept")
+
+
+@pytest.mark.parametrize("how", ["interrupted", "restored", "lost"])
+async def test_history_that_does_not_end_as_before_is_no_state(how: str) -> None:
+    async with bench() as b:
+        cell = b.cell(0, 2, anew=True)
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        link.report(KEPT)
+        link.report(ENDS[how])
+        assert b.answer(cell) == ("lost", "lost")
+
+
+async def test_a_session_that_never_becomes_ready_costs_only_itself() -> None:
+    async with bench() as b:
+        call, cell = b.ask(), b.cell(0, 0, anew=True)
+        link = b.one(lambda link: link.session)
+        link.deadline = 0
+        b.pool._watch()
+        assert b.answer(cell) == ("lost", "lost")
+        assert not b.jails[0].over.done()
+        await b.settle()
+        assert b.answer(call)[0] == "ok"
+
+
+async def test_a_jail_in_which_nothing_becomes_ready_any_more_is_replaced() -> None:
+    async with bench() as b:
+        b.jails[0].stuck = True
+        cell = b.cell(0, 0, anew=True)
+        b.one(lambda link: link.session).deadline = 0
+        b.pool._watch()
+        assert b.jails[0].over.done()
+        call = b.ask()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert b.answer(cell) == ("lost", "lost")
+        await b.settle()
+        assert b.answer(call)[0] == "ok"
+        assert len(b.jails) == 2
+
+
+async def test_a_tier_that_cannot_start_says_why_once_and_is_left_alone_for_a_while(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with bench() as b:
+
+        async def fail() -> None:
+            for _ in range(9):
+                for made in b.jails[1:]:
+                    made.leave()
+                await asyncio.sleep(0)
+
+        calls, cell = [b.ask("second") for _ in range(5)], b.cell(0, 0, anew=True, tier="second")
+        await fail()
+        assert {b.answer(call) for call in (*calls, cell)} == {("lost", None), ("lost", "lost")}
+        assert len(b.jails) == 3, "tried twice"
+        assert b.answer(b.ask("second")) == ("lost", None)
+        assert b.answer(b.cell(1, 0, anew=True, tier="second")) == ("lost", "lost")
+        assert len(b.jails) == 3, "left alone"
+        b.pool._starts["second"].paused_until = 0.0
+        again = b.ask("second")
+        await fail()
+        assert (b.answer(again), len(b.jails)) == (("lost", None), 5)
+        assert capsys.readouterr().err.count("tier 'second' cannot start: ") == 1
+        b.pool._starts["second"].paused_until -= PAUSE_S
+        well = b.ask("second")
+        await b.settle()
+        assert b.answer(well)[0] == "ok"
+
+
+async def test_a_jail_killed_while_it_starts_is_started_again() -> None:
+    pool = Bench()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pool.pool.run(), name="pool")
+        await asyncio.sleep(0)
+        pool.jails[0].leave()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(pool.jails) == 2
+        first, second = pool.links
+        first.become_ready()
+        second.ended(second)  # nothing else is starting, so one slot is enough to begin with
+        assert pool.pool.ready.is_set()
+        pool.pool.leave()
+
+
+async def test_a_first_tier_that_cannot_start_ends_the_pool() -> None:
+    pool = Bench()
+
+    async def run() -> None:
+        with pytest.raises(jail.JailUnavailable, match="nsjail failed: its log"):
+            await pool.pool.run()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(run(), name="pool")
+        for _ in range(9):
+            await asyncio.sleep(0)
+            for made in pool.jails:
+                made.leave()
+
+
+async def test_a_jail_that_has_served_its_time_ends_with_its_last_session() -> None:
+    async with bench(recycle_calls=4) as b:
+        cell = b.cell(0, 0, anew=True)
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        link.report(KEPT)
+        assert b.answer(cell) == ("ok", "kept")
+        assert b.links == [link], "its slots are gone"
+        after, more = b.ask(), b.cell(0, 1)
+        assert len(b.jails) == 2
+        await b.settle()
+        assert (b.answer(after)[0], b.answer(more)) == ("ok", ("ok", "kept"))
+        assert not b.jails[0].over.done()
+        link.ended(link)
+        assert b.jails[0].over.done()
+        assert not b.jails[1].over.done()
+
+
+async def test_without_a_free_index_the_oldest_idle_session_makes_room() -> None:
+    async with bench() as b:
+        cells = [b.cell(session, 0, anew=True) for session in range(2)]
+        await b.settle()
+        b.pool._indexes.free.clear()
+        b.indexes = 0
+        new = b.cell(2, 0, anew=True)
+        b.one(lambda link: link.session and not link.pid).become_ready()
+        b.one(lambda link: link.call).report(KEPT)
+        assert [b.answer(cell) for cell in (*cells, new)] == [("ok", "kept")] * 3
+        assert b.answer(b.cell(0, 1)) == ("lost", "lost")
+        kept = b.cell(1, 1)
+        b.one(lambda link: link.call).report(KEPT)
+        assert b.answer(kept) == ("ok", "kept")
+        b.pool.leave()

@@ -1,0 +1,71 @@
+"""Set-up of a .venv that is whole already: the sandbox's C part is built where that is possible, and only then."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILERS = [path for path in map(shutil.which, ("cc", "gcc", "clang")) if path]
+needs_compiler = pytest.mark.skipif(not COMPILERS, reason="no C compiler")
+NO_COMPILER = "no C compiler (cc, gcc or clang) found"
+
+
+class Checkout:
+    """A copy of what install.sh looks at, with a .venv that is this interpreter and bears the stamp of the lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.library = root, root / "sandbox" / "_native.so"
+        shutil.copytree(ROOT / "requirements", root / "requirements")
+        shutil.copytree(ROOT / "sandbox", root / "sandbox", ignore=shutil.ignore_patterns("_native.so*", "__pycache__"))
+        python = root / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        stamp = hashlib.sha256((root / "requirements" / "cpu.lock").read_bytes()).hexdigest()
+        (root / ".venv" / "installed").write_text(f"{stamp}  -\n")
+        self.tools = root / "tools"  # the only folder on PATH
+        self.tools.mkdir()
+        for name in ("env", "bash", "dirname", "grep", "flock", "sha256sum", "cat", "rm", "ld", "as"):
+            if path := shutil.which(name):
+                (self.tools / name).symlink_to(path)
+
+    def install(self, *, compiler: bool) -> str:
+        """What it printed; it must not fail."""
+        for path in COMPILERS:
+            tool = self.tools / Path(path).name
+            tool.unlink(missing_ok=True)
+            if compiler:
+                tool.symlink_to(path)
+        environment = {**os.environ, "PATH": str(self.tools)}
+        command = [str(self.root / "requirements" / "install.sh")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+
+def test_without_a_compiler_one_line_says_what_is_missing_and_set_up_goes_on(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    said = checkout.install(compiler=False)
+    assert NO_COMPILER in said
+    assert len(said.splitlines()) == 1
+    assert not checkout.library.exists()
+
+
+@needs_compiler
+def test_the_c_part_is_built_when_it_is_missing_or_old(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    assert checkout.install(compiler=True) == ""
+    built = checkout.library.stat().st_mtime_ns
+    assert checkout.install(compiler=False) == ""  # nothing to do: no compiler is looked for
+    assert checkout.library.stat().st_mtime_ns == built
+    source = tmp_path / "sandbox" / "_native.c"
+    os.utime(source, ns=(built + 1, built + 1))
+    assert NO_COMPILER in checkout.install(compiler=False)
+    assert not checkout.library.exists()  # it does not fit the source
+    assert checkout.install(compiler=True) == ""
+    assert checkout.library.stat().st_mtime_ns > built
