@@ -16,7 +16,8 @@ import msgspec
 from . import wire
 from .links import Link
 
-STARTS = 2  # something may have killed a jail that was starting; twice in a row it is the jail itself
+STARTS = 2  # of a jail that says why it cannot start; of one that dies without a word, as if killed, KILLS
+KILLS = 5
 PAUSE_S = 10.0
 REPLAYED = ("ok", "error")  # as in session.REPLAYABLE: anything else was interrupted, with a part of its effects done
 
@@ -138,10 +139,10 @@ class Starts:
     paused_until: float = 0.0
     said: str = ""
 
-    def failed(self, now: float) -> bool:
+    def failed(self, now: float, *, killed: bool) -> bool:
         """A start came to nothing; whether to give up for PAUSE_S."""
         self.failures += 1
-        if self.failures < STARTS:
+        if self.failures < (KILLS if killed else STARTS):
             return False
         self.failures, self.paused_until = 0, now + PAUSE_S
         return True

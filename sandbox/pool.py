@@ -6,7 +6,7 @@ Invariants
 - At most `slots` calls run at once. Calls of a tier start in the order of `submit`, cells of a session too.
 - A cell runs only on the state that it expects: a session that is not here at that state is answered "lost".
 - A tier's jail starts at the first call that needs it, the first tier's at the start; one that ends is started again by
-  the next call. One that fails STARTS times in a row is not tried again for PAUSE_S.
+  the next call. One that fails some times in a row is not tried again for PAUSE_S.
 - A jail that has served `recycle_calls` is replaced, so that no zygote's address layout serves for ever; its sessions
   live on in it, and it ends with the last of them.
 - Beyond `session_memory_bytes`, or without a free index, the idle session used least recently ends.
@@ -142,7 +142,7 @@ class Pool:
             del self._jails[tier]
         for link in list(tier_jail.links):
             self._end_link(link)
-        if tier_jail.served == 0 and self._starts[tier].failed(self._loop.time()):
+        if tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not tier_jail.reason + log):
             self._failed(tier, tier_jail.reason or jail.explain(log))
         if not self._over.done():
             self._start_up()

@@ -115,6 +115,8 @@ def main() -> None:
     control, proc, ids = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
     library = native.load()
     policies = [linux.Filter(syscalls.actions(session=session)) for session in (False, True)]
+    if ids == "none":
+        from .plain import PlainSlot  # not above: what it imports would lie in the memory of every jailed call
     try:
         prepare(sys.argv[4:])
     except BaseException as error:
@@ -133,8 +135,6 @@ def main() -> None:
             identity = guest.Identity(uid, image, policies[session], ids != "none")
             link = socket.socket(fileno=descriptors[0])
             if ids == "none":
-                from .plain import PlainSlot  # what it imports would lie in the memory of every jailed call
-
                 run(PlainSlot(link, identity, None), session)
             run(Keeper(link, identity) if session else Slot(link, identity, library), session)
         os.close(descriptors[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 
 from sandbox import Limits, Sandbox, SandboxConfig
 
@@ -30,6 +29,7 @@ capabilities = [json.loads(subprocess.run([sys.executable, '-c', look], capture_
 exec(look.replace('print', 'capabilities.append').replace('json.dumps', ''))
 print(json.dumps(dict(fds=fds, worked=worked, capabilities=capabilities)))
 """
+LOOP = "while True: pass"
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 KILL = "import os\nfor pid in (-1, 1) * 50:\n    try: os.kill(pid, 9)\n    except OSError: pass"
 
@@ -39,26 +39,25 @@ def tell(**said: object) -> None:
 
 
 async def main() -> None:
-    async with Sandbox(SandboxConfig(slots=2)) as box:
+    async with Sandbox(SandboxConfig(slots=2, limits=Limits(wall_s=30.0))) as box:
         tell(level=box.stats.level, rights=json.loads((await box.run(RIGHTS)).stdout))
-        limits = Limits(wall_s=1.0, memory_bytes=256 << 20)
-        programs = ["while True: pass", "x = bytearray(1 << 30)", BOMB, KILL, "1 / 0", "print(input())"]
+        long, short = (Limits(wall_s=wall_s, memory_bytes=256 << 20) for wall_s in (30.0, 1.0))
+        programs = [LOOP, "x = bytearray(1 << 30)", BOMB, KILL, "1 / 0", "print(input())"]
         outcomes = []
         for program in programs:
-            outcomes.append((await box.run(program, "in", limits)).outcome)
-            assert (await box.run("print('next')")).stdout == "next\n"
+            outcomes.append((await box.run(program, "in", short if program in (LOOP, BOMB) else long)).outcome)
+            assert (await box.run("print('next')", limits=long)).stdout == "next\n"
         tell(outcomes=outcomes)
         async with box.session() as session:
             tell(rights=json.loads((await session.run(RIGHTS)).stdout))
             cells = [
-                await session.run(cell, limits=Limits(wall_s=1.0))
-                for cell in ("x = 1", "1 / 0", "while True: pass", "x")
+                await session.run(cell, limits=short if cell == LOOP else long)
+                for cell in ("x = 1", "1 / 0", LOOP, "x")
             ]
         tell(cells=[(cell.outcome, cell.session_state, cell.display) for cell in cells])
         async with asyncio.TaskGroup() as group:
-            sleeper = group.create_task(box.run("import time; time.sleep(60)"), name="sleeper")
-            await asyncio.sleep(0.5)
-            tell(sleeping=time.time())
+            sleeper = group.create_task(box.run("import time; time.sleep(60)", limits=long), name="sleeper")
+            tell(sleeps=True)
             await asyncio.to_thread(sys.stdin.readline)
             sleeper.cancel()
 

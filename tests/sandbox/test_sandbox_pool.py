@@ -93,11 +93,11 @@ class FakeJail:
         self.tier, self.links, self.served, self.reason = tier, set[FakeLink](), 0, ""
         self.loop = asyncio.get_running_loop()
         self.over = self.loop.create_future()
-        self.stuck = False
+        self.stuck, self.log = False, "its log"
 
     async def run(self) -> str:
         await self.over
-        return "its log"
+        return self.log
 
     def leave(self) -> None:
         if not self.over.done():
@@ -389,6 +389,19 @@ async def test_a_jail_killed_while_it_starts_is_started_again() -> None:
         second.ended(second)  # nothing else is starting, so one slot is enough to begin with
         assert pool.pool.ready.is_set()
         pool.pool.leave()
+
+
+async def test_a_jail_that_is_killed_again_and_again_while_it_starts_is_no_broken_one() -> None:
+    async with bench() as b:
+        call = b.ask("second")
+        for n in range(1, 4):
+            b.jails[n].log = ""
+            b.jails[n].leave()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert call not in b.answers
+        await b.settle()
+        assert (b.answer(call)[0], len(b.jails)) == ("ok", 5)
 
 
 async def test_a_first_tier_that_cannot_start_ends_the_pool() -> None:

@@ -265,8 +265,10 @@ for name in [n for n in dir(resource) if n.startswith('RLIMIT_')]:
         limits=QUICK,
         code="""
 import resource
-for name in ('CPU', 'FSIZE', 'NOFILE', 'CORE', 'MEMLOCK', 'AS', 'NPROC', 'SIGPENDING', 'MSGQUEUE'):
-    if resource.getrlimit(getattr(resource, 'RLIMIT_' + name))[1] == resource.RLIM_INFINITY: print(name)
+most = {'CPU': 11, 'FSIZE': 8 << 20, 'NOFILE': 256, 'CORE': 0, 'MEMLOCK': 1 << 16, 'AS': 8 << 30, 'NPROC': 16,
+        'SIGPENDING': 1024, 'MSGQUEUE': 0}
+for name, value in most.items():
+    if not 0 <= resource.getrlimit(getattr(resource, 'RLIMIT_' + name))[1] <= value: print(name)
 """,
     ),
     Attack(

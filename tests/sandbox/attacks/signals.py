@@ -39,6 +39,12 @@ os._exit(8)
         outcomes=("killed",),
     ),
     Attack(
+        name="the_group_and_session_of_the_slot",
+        point="B9",
+        # where both have the same id, a signal to the group would reach the slot
+        code="import os\nif {os.getpgrp(), os.getsid(0)} != {os.getpid()}: print(os.getpgrp(), os.getsid(0))",
+    ),
+    Attack(
         name="stop_the_process_group",
         point="B9",
         limits=HANGS,

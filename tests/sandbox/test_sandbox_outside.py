@@ -1,0 +1,58 @@
+"""Protections that guest code cannot see the lack of, looked at from outside the jail."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sandbox_processes import descendants, host_pid, slot_pids, zygote_pid
+
+from sandbox import Sandbox, SandboxConfig, Tier, native
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box() -> AsyncIterator[Sandbox]:
+    tiers = (Tier(name="bare", preload=("math",)),)
+    async with Sandbox(SandboxConfig(slots=3, tiers=tiers)) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("kind", ["mnt", "net", "ipc", "uts"])
+async def test_each_slot_and_session_has_namespaces_of_its_own(box: Sandbox, kind: str) -> None:
+    """No socket, queue or mount of a call can be met by another; nobody can open one to tell, so ask the kernel."""
+    async with box.session() as one, box.session() as two:
+        before = set(descendants(host_pid()))
+        await one.run("1")
+        await two.run("1")
+        new = set(descendants(host_pid())) - before
+        slots = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in slot_pids() if pid not in new}
+        sessions = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in new}
+        zygote = os.readlink(f"/proc/{zygote_pid()}/ns/{kind}")
+        assert (len(slots), len(sessions)) == (3, 2)
+        assert len({zygote, os.readlink(f"/proc/self/ns/{kind}")} | slots | sessions) == 7
+
+
+@pytest.mark.skipif(not native.LIBRARY.exists(), reason="only the native part takes a snapshot")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may open what a process has mapped")
+async def test_the_snapshot_cannot_be_written(box: Sandbox) -> None:
+    """It is the memory that all calls start with: sealed, and no process holds a descriptor of it."""
+    await box.run("1")
+    process = Path(f"/proc/{zygote_pid()}")
+    lines = [line.split() for line in (process / "maps").read_text().splitlines() if "memfd:snapshot" in line]
+    assert lines
+    assert {line[1][3] for line in lines} == {"p"}
+    fd = os.open(process / "map_files" / lines[0][0], os.O_RDONLY)
+    try:
+        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) == ALL_SEALS
+    finally:
+        os.close(fd)
+    for pid in [zygote_pid(), *descendants(zygote_pid())]:
+        held = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+        assert not [name for name in held if "snapshot" in name]
