@@ -140,7 +140,7 @@ async def test_nothing_is_left_after_the_context() -> None:
         for task in tasks:
             task.cancel()
     assert not alive(below)
-    assert leftovers() == before
+    await until(lambda: not leftovers() - before)  # of ours; another sandbox of this machine may come and go
 
 
 async def test_leaving_the_context_fails_what_still_waits() -> None:
@@ -346,7 +346,7 @@ async def test_everything_ends_with_the_client(how: signal.Signals) -> None:
     os.killpg(client.pid, how)
     await client.wait()
     await until(lambda: not alive(below), deadline_s=3)
-    assert leftovers() == before
+    await until(lambda: not leftovers() - before)
 
 
 async def test_a_terminals_interrupt_reaches_only_the_client() -> None:
