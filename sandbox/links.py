@@ -74,6 +74,7 @@ class Link:
         self.deadline = self.home.loop.time() + call.limits.wall_s + GRACE_S
         limits = call.limits
         if self.group is not None:
+            self.group.oom_struck()  # from here on: what was killed in an earlier call says nothing of this one
             with contextlib.suppress(OSError):  # below what the group uses: it was refused, and the old limit holds
                 self.group.limit(
                     limits.memory_bytes + limits.disk_bytes + SLOT_BYTES, limits.processes + SLOT_PROCESSES

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from sandbox_processes import descendants, host_pid
+from sandbox_processes import descendants
 
 MARK = "attack_was_here"  # the name of every file that an attack tries to put where it should not
 
@@ -51,9 +51,9 @@ def _cgroups(pid: int) -> set[Path]:
     }
 
 
-def zombies_below_host() -> list[int]:
-    """Dead children that nobody has collected below the host."""
-    alive = {host_pid(), *descendants(host_pid())}
+def processes_below(host: int) -> tuple[int, int]:
+    """How many processes live below the host, and how many are dead and not collected by their parents."""
+    alive = descendants(host).keys()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -61,6 +61,6 @@ def zombies_below_host() -> list[int]:
                 state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
             except OSError:
                 continue
-            if state == "Z" and int(parent) in alive:
+            if state == "Z" and (int(parent) in alive or int(parent) == host):
                 found.append(int(entry.name))
-    return found
+    return len(alive), len(found)

@@ -21,7 +21,7 @@ import pytest_asyncio
 from attacks import ATTACKS, PAUSE_S, SESSION_ATTACKS, Attack, SessionAttack
 from sandbox_honest import CLEAN, PATIENT, Honest, honest
 from sandbox_hosts import host_process
-from sandbox_leftovers import MARK, cgroups_of, folders_and_mounts, system_v_objects, zombies_below_host
+from sandbox_leftovers import MARK, cgroups_of, folders_and_mounts, processes_below, system_v_objects
 from sandbox_processes import ROOT, descendants, host_pid, running, until
 
 from sandbox import Limits, Sandbox, SandboxConfig, ToolResult
@@ -57,9 +57,9 @@ def next_calls() -> list[float]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def idle(box: Sandbox) -> int:
-    """How many processes an idle host has below it."""
-    return len(descendants(host_pid()))
+async def idle(box: Sandbox) -> tuple[int, int]:
+    """The pid of the host, and how many processes it has below it when it is idle."""
+    return host_pid(), len(descendants(host_pid()))
 
 
 async def ask(box: Sandbox, call: Honest) -> str:
@@ -79,7 +79,7 @@ async def under_attack(box: Sandbox, attack: Attack) -> list[str]:
 
 async def session_under_attack(box: Sandbox, attack: SessionAttack) -> list[str]:
     """What went wrong for the attack, and for a session that lives beside it."""
-    rebuilt = Limits(wall_s=2)  # what forged the end of a cell does not end when it is replayed
+    rebuilt = Limits(wall_s=1)  # what forged the end of a cell does not end when it is replayed
     async with box.session(tier="bare", limits=rebuilt) as session, box.session(tier="bare") as victim:
         for number, turn in enumerate(attack.turns):
             if turn.idle:
@@ -92,7 +92,13 @@ async def session_under_attack(box: Sandbox, attack: SessionAttack) -> list[str]
     return []
 
 
-async def all_well(box: Sandbox, idle: int, next_calls: list[float]) -> None:
+def calm(host: int, idle: int) -> bool:
+    """Whether there are no more processes below the host than when it is idle, and no dead ones."""
+    alive, dead = processes_below(host)
+    return alive <= idle and not dead
+
+
+async def all_well(box: Sandbox, idle: tuple[int, int], next_calls: list[float]) -> None:
     """Right after an attack every slot is right, and nothing of the attack is left."""
     since = asyncio.get_running_loop().time()
     assert not await ask(box, CLEAN)
@@ -100,11 +106,13 @@ async def all_well(box: Sandbox, idle: int, next_calls: list[float]) -> None:
     async with asyncio.TaskGroup() as group:
         probes = [group.create_task(ask(box, CLEAN), name="probe") for _ in range(SLOTS)]
     assert not [task.result() for task in probes if task.result()]
-    await until(lambda: len(descendants(host_pid())) <= idle and not zombies_below_host())
+    await until(lambda: calm(*idle))
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[f"{attack.point}-{attack.name}" for attack in ATTACKS])
-async def test_attack(box: Sandbox, idle: int, numbers: Iterator[int], next_calls: list[float], attack: Attack) -> None:
+async def test_attack(
+    box: Sandbox, idle: tuple[int, int], numbers: Iterator[int], next_calls: list[float], attack: Attack
+) -> None:
     """The attack fails; what runs beside it and right after it, in every slot, is right; nothing of it lives on."""
     hosts = box.stats.hosts
     async with asyncio.TaskGroup() as group:
@@ -120,7 +128,7 @@ async def test_attack(box: Sandbox, idle: int, numbers: Iterator[int], next_call
     "attack", SESSION_ATTACKS, ids=[f"{attack.point}-session-{attack.name}" for attack in SESSION_ATTACKS]
 )
 async def test_session_attack(
-    box: Sandbox, idle: int, numbers: Iterator[int], next_calls: list[float], attack: SessionAttack
+    box: Sandbox, idle: tuple[int, int], numbers: Iterator[int], next_calls: list[float], attack: SessionAttack
 ) -> None:
     """The same for cells of a session: another session and calls beside it are right."""
     hosts = box.stats.hosts
@@ -186,14 +194,14 @@ async def storm(box: Sandbox, order: Sequence[Attack | SessionAttack]) -> list[s
     return complaints
 
 
-async def test_all_attacks_at_once(box: Sandbox, idle: int) -> None:
+async def test_all_attacks_at_once(box: Sandbox, idle: tuple[int, int]) -> None:
     order: list[Attack | SessionAttack] = [*ATTACKS, *SESSION_ATTACKS]
     random.Random(3).shuffle(order)
     hosts = box.stats.hosts
     complaints = await storm(box, order)
     assert not complaints, "\n".join(complaints)
     assert box.stats.hosts == hosts
-    await until(lambda: len(descendants(host_pid())) <= idle and not zombies_below_host())
+    await until(lambda: calm(*idle))
 
 
 async def test_attacks_without_the_native_part(tmp_path: Path) -> None:
@@ -212,16 +220,16 @@ async def test_attacks_without_the_native_part(tmp_path: Path) -> None:
         assert sandbox.stats.hosts == 1
 
 
-async def test_cancelled_attacks_end(box: Sandbox, idle: int) -> None:
+async def test_cancelled_attacks_end(box: Sandbox, idle: tuple[int, int]) -> None:
     """Cancelling the callers kills the calls, however they resist."""
     resisting = [attack for attack in ATTACKS if attack.outcomes == ("timeout",)]
     long = Limits(wall_s=120, cpu_s=120)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(box.run(attack.code, limits=long), name=attack.name) for attack in resisting[:SLOTS]]
-        await until(lambda: len(descendants(host_pid())) >= idle + SLOTS // 2)
+        await until(lambda: len(descendants(idle[0])) >= idle[1] + SLOTS // 2)
         for task in tasks:
             task.cancel()
-    await until(lambda: len(descendants(host_pid())) <= idle)
+    await until(lambda: len(descendants(idle[0])) <= idle[1])
     assert not await ask(box, CLEAN)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_honest import CLEAN, PATIENT, Honest, honest
-from sandbox_leftovers import cgroups_of, folders_and_mounts, system_v_objects, zombies_below_host
+from sandbox_leftovers import cgroups_of, folders_and_mounts, processes_below, system_v_objects
 from sandbox_processes import descendants, host_pid, parent_of, running, until
 
 from sandbox import Limits, Sandbox, SandboxConfig, Tier
@@ -160,7 +160,7 @@ async def test_killing_at_random() -> None:
         async with asyncio.TaskGroup() as group:
             probes = [group.create_task(box.run(CLEAN.code, limits=PATIENT), name="probe") for _ in range(SLOTS)]
         assert not [probe.result() for probe in probes if CLEAN.complaint(probe.result())]
-        await until(lambda: not zombies_below_host())
+        await until(lambda: not processes_below(host_pid())[1])
         watch.look()
     counts = f"killed {dict(killed)}; answers {dict(answers)}; cells {dict(states)}; hosts {box.stats.hosts}"
     print(f"\n{CHAOS_S:g} s: {counts}")

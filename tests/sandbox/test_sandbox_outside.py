@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from sandbox_processes import descendants, host_pid, slot_pids, zygote_pid
 
-from sandbox import Sandbox, SandboxConfig, Tier, native
+from sandbox import Limits, Sandbox, SandboxConfig, Tier, native
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -37,6 +37,27 @@ async def test_each_slot_and_session_has_namespaces_of_its_own(box: Sandbox, kin
         zygote = os.readlink(f"/proc/{zygote_pid()}/ns/{kind}")
         assert (len(slots), len(sessions)) == (3, 2)
         assert len({zygote, os.readlink(f"/proc/self/ns/{kind}")} | slots | sessions) == 7
+
+
+async def test_memory_that_an_earlier_call_ran_out_of_is_not_this_ones_verdict() -> None:
+    """In the same slot: a child dies for memory while its call is fine; then a call kills itself."""
+    hoard = """
+import os
+if os.fork() == 0:
+    for n in range(3):
+        if os.fork() == 0: break
+    hoard = bytearray(b'x') * (60 << 20)
+    os.wait()
+print(os.wait()[1] & 127)
+"""
+    tiers = (Tier(name="bare", preload=("math",)),)
+    async with Sandbox(SandboxConfig(slots=1, tiers=tiers)) as own:
+        if own.stats.level != "full":
+            pytest.skip("without control groups nobody is killed for memory")
+        for _ in range(3):
+            limits = Limits(wall_s=20, memory_bytes=96 << 20, disk_bytes=1 << 20)
+            assert (await own.run(hoard, limits=limits)).outcome in ("ok", "memory")
+            assert (await own.run("import os; os.kill(os.getpid(), 9)")).outcome == "killed"
 
 
 @pytest.mark.skipif(not native.LIBRARY.exists(), reason="only the native part takes a snapshot")

@@ -12,7 +12,7 @@ from .record import MIB, SYSCALLS
 PLENTY = Limits(wall_s=20, cpu_s=20, memory_bytes=512 * MIB, disk_bytes=8 * MIB, processes=24)
 HANGS = Limits(wall_s=0.3, cpu_s=5, memory_bytes=512 * MIB, disk_bytes=8 * MIB, processes=24)
 LITTLE = Limits(wall_s=20, cpu_s=20, memory_bytes=96 * MIB, disk_bytes=4 * MIB, processes=8)
-PAUSE_S = 0.3  # in which an idle session could do something
+PAUSE_S = 0.5  # in which an idle session could do something
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ def child(target):
 )
 # the keeper stops all at the end of a cell; half the pause is more than what a busy machine needs to run a few ms
 REST = Turn(code="before, began = ran(), time.monotonic()")
-RESTED = Turn(code="print(f'ran for {ran() - before:.2f} s') if ran() - before > 0.15 else None", idle=True)
+RESTED = Turn(code="print(f'ran for {ran() - before:.2f} s') if ran() - before > 0.3 else None", idle=True)
 BOARD = (
     SYSCALLS
     + """

@@ -7,7 +7,7 @@ from .cells import CLONE_PARENT, REST, RESTED, STAMPS, SessionAttack, Turn, atta
 
 def idles(name: str, code: str) -> SessionAttack:
     """What was started must not run while the session is idle."""
-    return attack(name, "A3", Turn(code=STAMPS + code, stdout=None), REST, RESTED)
+    return attack(name, "A3", Turn(code=STAMPS + code), REST, RESTED)
 
 
 ATTACKS = (
@@ -29,6 +29,15 @@ threading.Thread(target=stamp, daemon=True).start()
         "woken_by_each_other",
         """
 pids = struct.Struct('4i')
+for how in (lambda: os.kill(os.getpid(), 18), lambda: os.kill(-1, 18), lambda: os.kill(0, 18)):
+    try: how(); print('woken')
+    except PermissionError: pass
+refused('tgkill', 234, 131, os.getpid(), os.getpid(), 18)
+refused('tkill', 200, 130, os.getpid(), 18)
+info = (ctypes.c_int * 32)(18, 0, -1, 0, 1, 0)
+refused('rt_sigqueueinfo', 129, 138, os.getpid(), 18, info)
+refused('rt_tgsigqueueinfo', 297, 240, os.getpid(), os.getpid(), 18, info)
+refused('pidfd_send_signal', 424, 424, call(434, os.getpid(), 0), 18, None, 0)
 def wake():
     threading.Thread(target=stamp, daemon=True).start()
     while True:
@@ -49,19 +58,28 @@ if libc.prctl(1, 18, 0, 0, 0) == 0: print('death signal')
 child(stamp)
 """,
     ),
-    idles(
+    # the kernel wakes a stopped group when the last process that held it in its session ends: here one that takes long
+    # to, and begins when the cell ends
+    attack(
         "woken_by_an_orphaned_group",
-        """
+        "A3",
+        Turn(
+            code=STAMPS
+            + """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 def leave():
-    memory = bytearray(b'x') * (200 << 20)  # takes long to end
-    pid = child(lambda: (os.setpgid(0, 0), stamp()))
-    time.sleep(0.05)
+    child(lambda: (os.setpgid(0, 0), stamp()))
+    memory = bytearray(b'x') * (300 << 20)
+    page[100] = 1
+    while not page[101]: time.sleep(0.001)
     os.kill(os.getppid(), signal.SIGUSR1)
     os._exit(0)
-signal.signal(signal.SIGUSR1, lambda *_: None)
 child(leave)
-signal.pause()
-""",
+while not page[100]: time.sleep(0.001)
+"""
+        ),
+        Turn(code="before = ran()\npage[101] = 1\nif signal.sigwait([signal.SIGUSR1]) != signal.SIGUSR1: print(0)"),
+        RESTED,
     ),
 )

@@ -62,7 +62,7 @@ for n in range(8):
         import signal; signal.pause()
 import select
 held = 0
-while held < 8 and select.select([r], [], [], 2)[0]: held += len(os.read(r, 8))
+while held < 8 and select.select([r], [], [], 1.2)[0]: held += len(os.read(r, 8))
 if held == 8: print('held', held * 64)
 """,
     ),
@@ -79,7 +79,7 @@ for n in range(12):
         except MemoryError: pass
         signal.pause()
 held = 0
-while held < 12 and select.select([r], [], [], 2)[0]: held += len(os.read(r, 16))
+while held < 12 and select.select([r], [], [], 1.2)[0]: held += len(os.read(r, 16))
 if held == 12: print('held', held * 48)
 """,
     ),
@@ -335,6 +335,6 @@ while True:
     os.wait()
 """,
         ("timeout",),
-        Limits(wall_s=2, cpu_s=1),
+        Limits(wall_s=1.5, cpu_s=1),
     ),
 )

@@ -210,6 +210,12 @@ while True: os.kill(os.getpid(), 19)
         X_IS_1,
     ),
     attack(
+        "deaths_right_after_the_copy",
+        "A8",
+        Turn(code="x = 1\nwhile True: pass", outcomes=("timeout",), limits=HANGS),  # cannot be replayed
+        *[DIES, X_IS_1] * 5,
+    ),
+    attack(
         "a_copy_that_is_killed",
         "A1",
         Turn(code="x = 1\n" + COSTLY),
