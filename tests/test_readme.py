@@ -88,4 +88,4 @@ async def test_the_reward() -> None:
 def test_the_sandbox_alone() -> None:
     [block] = [block for block in BLOCKS if "Sandbox(" in block]
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.stdout == "ok 42\n\n", done.stderr
+    assert done.stdout == "ok 42\n\n21\n", done.stderr

@@ -201,12 +201,6 @@ async def kill_starting_host(before: int) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
-async def kill_starting_host(before: int) -> None:
-    found: list[int] = []
-    await until(lambda: found.append(starting_host(before)) or found[-1])
-    os.kill(found[-1], signal.SIGKILL)  # looked for once: a second look may give 0, and a kill of 0 ends this test run
-
-
 async def test_a_first_host_that_is_killed_while_it_starts_is_the_users_to_know() -> None:
     async def enter() -> None:
         with pytest.raises(SandboxUnavailable, match=r"it ended with status -9; see its messages"):

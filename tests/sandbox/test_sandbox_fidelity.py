@@ -50,7 +50,6 @@ DIFFERENT = {
     "module: garbage collector frozen": "the zygote's objects are frozen, to be shared by all calls",
     "module: modules": "more modules are loaded than a fresh interpreter has",
     "module: thread state": "the main thread's native_id is that of the zygote's",
-    "module: scheduling": "the process group lies outside the PID namespace, where its number is 0",
     "parallel: main thread at exit": "threading's own end is left out for a program with one thread",
     "endings: stderr closed and an error": "the interpreter's last resort prints reference counts, which differ",
 }
