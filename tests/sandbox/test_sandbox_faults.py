@@ -218,7 +218,7 @@ def fds(pid: int | str = "self") -> int:
 
 def groups(host: int) -> set[str]:
     """Names of the control groups of a host's slots and sessions."""
-    return {path.name for path in Path("/sys/fs/cgroup").glob(f"**/rocstar-{host}*/*") if path.is_dir()}
+    return {path.name for path in Path("/sys/fs/cgroup").glob(f"**/rocstar-{host}-*/*") if path.is_dir()}
 
 
 async def test_no_descriptor_or_control_group_is_left_by_calls_sessions_and_deaths() -> None:
