@@ -78,4 +78,4 @@ if __name__ == "__main__":
     try:
         build()
     except (RuntimeError, OSError) as error:
-        sys.exit(f"no memory snapshot, calls cost two to three times as much: {error}")
+        sys.exit(f"no memory snapshot, calls cost up to twice as much: {error}")
