@@ -141,7 +141,7 @@ def cgroups() -> Line:
 def snapshot() -> Line:
     if native.load() is not None:
         return Line("snapshot", "ok", "native part loaded")
-    return Line("snapshot", "note", "not built; calls cost two to three times as much", "python -m sandbox.native")
+    return Line("snapshot", "note", "not built; calls cost up to twice as much", "python -m sandbox.native")
 
 
 def in_child(work: Callable[[], str]) -> str:
