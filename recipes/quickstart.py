@@ -59,8 +59,7 @@ from recipes.options import parse
 from recipes.tiny_display import Display
 from recipes.tiny_report import Progress, plot, print_report
 from recipes.tiny_task import prompts
-from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable
-from sandbox.tiers import BARE
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +159,7 @@ class Quickstart:
             process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
-            # the programs of this task import nothing beyond the standard library
-            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=(BARE,))
+            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1])  # no import needs more
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
             canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
