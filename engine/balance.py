@@ -39,12 +39,13 @@ class Balancer(Protocol):
         def __init__(self): self.waiting, self.home, self.replicas = [], {}, []
         def replica_up(self, replica, blocks, block_size): self.replicas.append(replica)
         def replica_down(self, replica):
-            self.replicas.remove(replica)
+            self.replicas = [other for other in self.replicas if other != replica]
             self.home = {key: home for key, home in self.home.items() if home != replica}
-        def sample(self, replica, sample): pass
+        def replica_drain(self, replica): self.replicas.remove(replica)
+        def sample(self, replica, sample, now): pass
         def arrive(self, key, group, tokens, now): self.waiting.append(key)
         def turn_done(self, key, tokens, now): pass
-        def leave(self, key, tokens):
+        def leave(self, key, tokens, finished):
             self.home.pop(key, None)
             self.waiting = [other for other in self.waiting if other != key]
         def decide(self, now):
@@ -59,7 +60,13 @@ class Balancer(Protocol):
         """What ran there will `arrive` again with its tokens so far."""
         ...
 
-    def sample(self, replica: int, sample: KvSample) -> None: ...
+    def replica_drain(self, replica: int) -> None:
+        """Nothing new goes there, and what is there should move away; `replica_down` follows."""
+        ...
+
+    def sample(self, replica: int, sample: KvSample, now: float) -> None:
+        """Once per engine step: each request that runs there has grown by about a token since the last one."""
+        ...
 
     def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
         """The trajectory wants its next turn generated; `tokens` is its length so far."""
@@ -69,11 +76,13 @@ class Balancer(Protocol):
         """The turn ended and the trajectory waits for tools."""
         ...
 
-    def leave(self, key: int, tokens: int) -> None:
-        """The trajectory ended or was cancelled, in whatever state it was."""
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
+        """The trajectory ended in whatever state it was; finished: by itself, so that its size says something."""
         ...
 
-    def decide(self, now: float) -> list[Place]: ...
+    def decide(self, now: float) -> list[Place]:
+        """Placements of waiting trajectories; one of a running trajectory moves it: it goes on there by its ids."""
+        ...
 
 
 @dataclass(slots=True)
@@ -97,6 +106,7 @@ class _Replica:
     free: int = 0  # last live sample
     running: int = 0
     unseen: float = 0.0  # blocks of placements since that sample
+    draining: bool = False
 
 
 class KvAware:
@@ -136,7 +146,10 @@ class KvAware:
                 self._queues["ready"].remove(item)
                 self._enqueue(item, "parked")
 
-    def sample(self, replica: int, sample: KvSample) -> None:
+    def replica_drain(self, replica: int) -> None:
+        self._replicas[replica].draining = True
+
+    def sample(self, replica: int, sample: KvSample, now: float) -> None:
         state = self._replicas.get(replica)
         if state is not None:
             state.free, state.running, state.unseen = sample.free_blocks, sample.running, 0.0
@@ -160,13 +173,13 @@ class KvAware:
             raise ValueError(f"trajectory {key} ends a turn while {item.state}")
         item.tokens, item.state, item.since = tokens, "tool", now
 
-    def leave(self, key: int, tokens: int) -> None:
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
         item = self._items.pop(key, None)
         if item is None:
             return
         if item.state in self._queues:
             self._queues[item.state].remove(item)
-        else:
+        elif finished:
             self._learn(tokens)
         self._release(item)
 
@@ -236,6 +249,8 @@ class KvAware:
         expected_tokens = self.expected_tokens(item.tokens)
         feasible: dict[int, float] = {}
         for index, replica in self._replicas.items():
+            if replica.draining:
+                continue
             if not replica.active:
                 return index, "empty"
             blocks = item.tokens / replica.block_size

@@ -192,9 +192,9 @@ class Fleet:
             self._tool_waiting.remove(key)
             self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
 
-    def leave(self, key: int, tokens: int) -> None:
-        """The trajectory ended, failed or was cancelled. Idempotent."""
-        self._balancer.leave(key, tokens)
+    def leave(self, key: int, tokens: int, *, finished: bool) -> None:
+        """The trajectory ended; finished: by itself (not: it failed or was cancelled). Idempotent."""
+        self._balancer.leave(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
         self._schedule()
@@ -329,7 +329,7 @@ class Fleet:
         if index in self._replicas:
             self.last[index] = sample
             self.preemptions += sample.preempted
-            self._balancer.sample(index, sample)
+            self._balancer.sample(index, sample, self._timeline.now())
             blocks = self._replicas[index].usable_blocks
             used = blocks - sample.free_blocks
             self.kv_peak[index] = max(self.kv_peak.get(index, 0.0), used / blocks)

@@ -19,12 +19,16 @@ from sandbox.wire import Limits, ToolResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn)."""
+    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn).
+
+    ignore_eos: the model's own end token does not end the turn (a bench replays a length).
+    """
 
     max_tokens: int
     temperature: float
     seed: int | None
     stop_token_ids: tuple[int, ...]
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,17 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class KvSample:
-    """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests."""
+    """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
+
+    preempted: requests that lost their blocks in this step. prefilled: tokens of prompts that it computed, those of
+    preempted requests and of lost prefixes included.
+    """
 
     free_blocks: int
     running: int
     waiting: int
     preempted: int
+    prefilled: int = 0
 
 
 class Generator(Protocol):

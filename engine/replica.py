@@ -184,6 +184,7 @@ class Replica:
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
+            ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )

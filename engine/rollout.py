@@ -148,7 +148,7 @@ class _Rollout:
     async def run(self, opened: AsyncExitStack) -> Trajectory:
         started_at = self.timeline.now()
         lane = self.timeline.lanes["trajectories"].take()
-        error = None
+        error, stop = None, None
         try:
             async with asyncio.timeout(self.config.deadline_s) as budget:
                 for tool in self.owner._tools:
@@ -164,7 +164,7 @@ class _Rollout:
         except _ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
-            self.fleet.leave(self.key, len(self.buffer.ids))
+            self.fleet.leave(self.key, len(self.buffer.ids), finished=stop in _BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
         buffer = self.buffer
         return Trajectory(
@@ -322,6 +322,7 @@ class _Rollout:
         )
 
 
+_BY_ITSELF = (StopReason.ANSWER, StopReason.TURNS, StopReason.LENGTH)
 _UNANSWERED = ToolReply(outcome="killed", text="")  # the trajectory ended before the call did
 
 

@@ -163,13 +163,13 @@ async def check_generator(
 def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: int = 0) -> None:
     """Drives a policy through a whole run: replicas come, die and come back, trajectories take turns and leave early.
 
-    Only waiting trajectories are placed, only on live replicas, each once; in the end nothing waits.
+    Only waiting trajectories are placed and only running ones moved, on live replicas; in the end nothing waits.
     """
     rng, policy = np.random.default_rng(seed), make()
     early = range(trajectories, trajectories + 3)
     for key in early:
         policy.arrive(key, key // 4, 20, 0.0)
-    policy.leave(early[1], 20)
+    policy.leave(early[1], 20, False)
     assert policy.decide(0.0) == [], "without a replica nothing is placed"
     up = {0, 1}
     for replica in up:
@@ -182,7 +182,9 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
     def decide(now: float) -> None:
         for place in policy.decide(now):
             assert isinstance(place, Place), f"decide gives a list of Place, not {place!r}"
-            assert state.get(place.key) == "waiting", f"trajectory {place.key} is placed while {state.get(place.key)}"
+            where = state.get(place.key)
+            assert where == "waiting" or where in up, f"trajectory {place.key} is placed while {where}"
+            assert where != place.replica, f"trajectory {place.key} is moved to where it runs"
             assert place.replica in up, f"trajectory {place.key} is placed on replica {place.replica}, which is not up"
             state[place.key] = place.replica
 
@@ -202,7 +204,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
             policy.replica_up(replica, 64, 16)
         elif kind < 0.15 and up:
             replica = int(rng.choice(sorted(up)))
-            policy.sample(replica, KvSample(int(rng.integers(30, 65)), running=1, waiting=0, preempted=0))
+            policy.sample(replica, KvSample(int(rng.integers(30, 65)), 1, 0, 0), now)
         elif key in done:
             continue
         elif key not in state or state[key] == "tool":
@@ -226,12 +228,12 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
         for key in [key for key, where in state.items() if where != "waiting"]:
             _leave(policy, state, done, key, tokens)
     assert not state, f"these wait for ever: {sorted(state)}"
-    policy.leave(0, 10)  # idempotent
+    policy.leave(0, 10, True)  # idempotent
     assert policy.decide(2e6) == [], "nothing is left to place"
 
 
 def _leave(policy: Balancer, state: dict[int, str | int], done: set[int], key: int, tokens: dict[int, int]) -> None:
-    policy.leave(key, tokens[key])
+    policy.leave(key, tokens[key], True)
     del state[key]
     done.add(key)
 

@@ -37,7 +37,7 @@ def test_an_empty_replica_takes_the_first_in_line_whatever_it_needs():
     policy = balancer(blocks=1)
     arrive(policy, 1, 2)
     assert decided(policy) == [(1, 0, "empty")]
-    policy.leave(1, 320)
+    policy.leave(1, 320, True)
     assert decided(policy) == [(2, 0, "empty")]
 
 
@@ -56,7 +56,7 @@ def test_the_expected_size_is_the_mean_of_the_longer_ones_once_some_have_finishe
         arrive(policy, key)
         decided(policy)
         assert policy.expected_tokens(10) == 320, "too few to judge"
-        policy.leave(key, tokens)
+        policy.leave(key, tokens, True)
     assert policy.expected_tokens(10) == 65
     assert policy.expected_tokens(40) == 90, "those of 40 tokens are over"
     assert policy.expected_tokens(119) == 120
@@ -69,7 +69,7 @@ def test_the_history_forgets_the_oldest_sizes():
     for key in range(16):
         arrive(policy, key)
         decided(policy)
-        policy.leave(key, 100 if key < 8 else 200)
+        policy.leave(key, 100 if key < 8 else 200, True)
     assert policy.expected_tokens(10) == 200
 
 
@@ -77,7 +77,7 @@ def test_what_waited_and_left_teaches_nothing():
     policy = KvAware(320)
     for key in range(8):
         arrive(policy, key)
-        policy.leave(key, 40)
+        policy.leave(key, 40, True)
     assert policy.expected_tokens(10) == 320
 
 
@@ -85,10 +85,10 @@ def test_live_free_blocks_are_a_hard_check_and_placements_count_until_they_are_s
     policy = balancer(blocks=1000)
     arrive(policy, 0)
     decided(policy)
-    policy.sample(0, free(5, running=1))
+    policy.sample(0, free(5, running=1), 0.0)
     arrive(policy, 1, 2, 3)  # two blocks each now, one for each that runs
     assert [key for key, _, _ in decided(policy)] == [1, 2]
-    policy.sample(0, free(5, running=3))
+    policy.sample(0, free(5, running=3), 0.0)
     assert [key for key, _, _ in decided(policy)] == [3]
 
 
@@ -119,9 +119,9 @@ def test_the_first_in_line_is_not_overtaken_by_one_that_would_fit():
     decided(policy)
     arrive(policy, 2, tokens=640)
     arrive(policy, 3, tokens=32)
-    policy.sample(0, free(20))
+    policy.sample(0, free(20), 0.0)
     assert decided(policy) == []
-    policy.leave(1, 320)
+    policy.leave(1, 320, True)
     assert decided(policy)[0][0] == 2
 
 
@@ -134,7 +134,7 @@ def test_a_fresh_one_does_not_overtake_a_parked_one():
     assert decided(policy, 2.0) == [(2, 0, "empty")]
     arrive(policy, 1, tokens=650, now=3.0)
     arrive(policy, 3, tokens=32)
-    policy.sample(0, free(30))
+    policy.sample(0, free(30), 0.0)
     assert decided(policy, 3.0) == []
 
 
@@ -149,7 +149,7 @@ def test_a_tool_wait_keeps_its_blocks_until_hold_s_then_it_is_parked():
     arrive(policy, 3)
     arrive(policy, 1, tokens=70, now=30.0)
     assert decided(policy, 30.0) == []
-    policy.leave(2, 100)
+    policy.leave(2, 100, True)
     assert decided(policy, 30.0) == [(1, 0, "empty")], "parked goes before fresh"
 
 
@@ -174,7 +174,7 @@ def test_what_ran_or_waited_on_a_dead_replica_goes_elsewhere():
     arrive(policy, running, tokens=40)
     assert sorted(decided(policy)) == sorted([(running, 1, "headroom"), (ready, 1, "headroom")])
     for key in places:
-        policy.leave(key, 70)
+        policy.leave(key, 70, True)
     assert policy.reserved_blocks() == 0
 
 
@@ -214,10 +214,10 @@ def test_leave_is_idempotent_and_a_late_sample_of_a_dead_replica_is_ignored():
     policy = balancer()
     arrive(policy, 1)
     decided(policy)
-    policy.leave(1, 10)
-    policy.leave(1, 10)
+    policy.leave(1, 10, True)
+    policy.leave(1, 10, True)
     policy.replica_down(0)
-    policy.sample(0, free(3))
+    policy.sample(0, free(3), 0.0)
     policy.check()
 
 
@@ -252,7 +252,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(replica=st.integers(0, 2), share=st.floats(0, 1), running=st.integers(0, 5))
     def step(self, replica, share, running):
-        self.policy.sample(replica, free(int(share * self.up.get(replica, 0)), running))
+        self.policy.sample(replica, free(int(share * self.up.get(replica, 0)), running), 0.0)
         self.decide()
 
     @rule(count=st.integers(1, 4), tokens=st.integers(1, 150))
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
             del self.state[key]
             if key in self.order:
                 self.order.remove(key)
-            self.policy.leave(key, tokens)
+            self.policy.leave(key, tokens, True)
             self.decide()
 
     @rule(seconds=st.floats(0.1, 15))
@@ -313,10 +313,26 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         for key in list(self.state):
-            self.policy.leave(key, 10)
+            self.policy.leave(key, 10, True)
         self.policy.check()
         assert self.policy.reserved_blocks() == self.policy.waiting() == 0
 
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_was_cancelled_teaches_nothing():
+    policy = balancer(blocks=1000, max_tokens=320)
+    for key in range(8):
+        arrive(policy, key)
+        decided(policy)
+        policy.leave(key, 40, False)
+    assert policy.expected_tokens(10) == 320
+
+
+def test_nothing_new_goes_to_a_draining_replica():
+    policy = balancer(replicas=2, blocks=1000)
+    policy.replica_drain(0)
+    arrive(policy, 1, 2)
+    assert decided(policy) == [(1, 1, "empty"), (2, 1, "headroom")]

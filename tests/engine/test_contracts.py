@@ -190,7 +190,7 @@ def test_a_bad_balancer_is_found():
             self.replicas.remove(replica)
 
     class Repeats(example(balance.Balancer)):
-        def leave(self, key, tokens):
+        def leave(self, key, tokens, finished):
             self.home.pop(key, None)
 
     for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):

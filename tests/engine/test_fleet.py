@@ -31,7 +31,7 @@ async def play(fleet, key=1, ids=(2, 3), group=0, **options):
         async for replica, delta in fleet.turn(key, group, list(ids), sampling(**options)):
             found += [(replica, token) for token in delta.token_ids]
     finally:
-        fleet.leave(key, len(ids) + len(found))
+        fleet.leave(key, len(ids) + len(found), finished=True)
     return found
 
 
@@ -76,7 +76,7 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
                 first = replicas.made[replica]
                 first.die()
             spans = delta.spans
-        fleet.leave(1, 2 + len(found))
+        fleet.leave(1, 2 + len(found), finished=True)
         second = replicas.made[1 - first.index]
         assert found == expected()
         assert len(found) > 3, "the test needs a turn that is long enough"
@@ -139,7 +139,7 @@ async def test_closing_a_turn_aborts_its_request():
         await turn.aclose()
         assert replicas.made[0].in_flight == 0
         assert len(replicas.made[0].aborted) == 1
-        fleet.leave(1, 3)
+        fleet.leave(1, 3, finished=True)
 
 
 async def test_a_finished_turn_leaves_nothing_in_flight():
@@ -392,9 +392,9 @@ async def test_every_second_of_a_replica_has_a_cause():
         clock.now += 3
         gate.release()
         await update
-        fleet.leave(1, 3)
+        fleet.leave(1, 3, finished=True)
         clock.now += 1
-        fleet.leave(1, 3)
+        fleet.leave(1, 3, finished=True)
     causes = {cause: seconds for cause, seconds in timeline.idle.seconds(clock.now)[0].items() if seconds}
     assert causes == {"busy": 5.0, "tool_wait": 2.0, "weight_sync": 3.0, "host": 1.0}
 
@@ -412,14 +412,14 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
         def replica_down(self, replica):
             self.up.remove(replica)
 
-        def sample(self, replica, sample): ...
+        def sample(self, replica, sample, now): ...
 
         def arrive(self, key, group, tokens, now):
             self.keys.append(key)
 
         def turn_done(self, key, tokens, now): ...
 
-        def leave(self, key, tokens): ...
+        def leave(self, key, tokens, finished): ...
 
         def decide(self, now):
             keys, self.keys = self.keys, []
