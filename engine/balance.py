@@ -65,7 +65,7 @@ class Balancer(Protocol):
         ...
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        """Once per engine step: each request that runs there has grown by about `sample.steps` tokens since the last."""
+        """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
     def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
