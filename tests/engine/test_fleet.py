@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.balance import KvAware, Place
 from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
+from engine.kv_aware import KvAware, Place
 from engine.ports import ReplicaDied, Sampling
 from engine.trace import Timeline
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.balance import KvAware
+from engine.kv_aware import KvAware
 from engine.ports import KvSample
 
 BLOCK = 32
