@@ -142,7 +142,7 @@ def _non_negative(features: Values, seconds: Values) -> Values:
 
 def lower_bound_s(trace: Sequence[Traced], machine: Machine, replicas: int) -> float:
     """No schedule ends earlier: the larger of all work at full KV without recompute, spread evenly, and of the longest
-    trajectory alone on an engine with its tools. Tool-waiting KV costs nothing here, so that it is loose for long tools.
+    trajectory alone on an engine with its tools. Tool-waiting KV costs nothing here: loose where tools are slow.
     """
     chain_s = max(_alone_s(row, machine) for row in trace)
     return max(_work_s(trace, machine) / replicas, chain_s)

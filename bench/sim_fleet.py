@@ -2,9 +2,10 @@
 
     python -m bench.sim_fleet [--quick] [--replicas 8,64] [--kinds math8k,...] [--policies kv_aware,...] [--seeds 1,2]
 
-Policies get `arrive`, `turn_done`, `leave` and `sample` as from `engine.fleet.Fleet`; a decision follows all events of a
-moment, at most one per `tick_s`, and while trajectories wait also each sample. A sample stands for KvSample.steps engine
-steps: 1 to 32 in which nothing begins or ends. Engines: `bench.sim_engine`; seconds: `bench.sim_costs`.
+Policies get `arrive`, `turn_done`, `leave` and `sample` as from `engine.fleet.Fleet`; a decision follows all events of
+a moment, at most one per shortest step, and while trajectories wait also each sample. A sample stands for
+KvSample.steps engine steps: 1 to 32 in which nothing begins or ends. Engines: `bench.sim_engine`; seconds:
+`bench.sim_costs`.
 
 Every number is of the model, not of a GPU: compare policies, do not quote seconds. The ratio of a policy is its
 makespan over that of kv_aware, so that above 1 kv_aware is faster; regret is a makespan over the best one of the same
@@ -246,7 +247,7 @@ class Simulation:
 
 
 def size_for(kind: str, replicas: int) -> Size:
-    """At 8 replicas 128 x 32 (agentic 64 x 16); at 64 the report's batch of 16,384 (agentic 8,192); more in proportion."""
+    """At 8 replicas 128 x 32 (agentic 64 x 16), at 64 16,384 (agentic 8,192), more in proportion."""
     full = workload.FULL[kind]
     factor = max(1.0, replicas / (8 if kind == "agentic" else 16))
     return Size(groups=round(full.groups * factor), samples=full.samples)
@@ -293,7 +294,10 @@ def summary(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, 
 
 
 def table(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, float]) -> list[list[str]]:
-    """A row per workload, size and policy; means over seeds."""
+    """A row per workload, size and policy; means over seeds.
+
+    /LB: over the lower bound; recomp: recomputed tokens per generated one; us: real time per decision.
+    """
     rows = []
     for kind, replicas in dict.fromkeys(cell[:2] for cell in results):
         cells = [cell for cell in results if cell[:2] == (kind, replicas)]
@@ -308,7 +312,7 @@ def table(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, fl
             generated = mean("generated_tokens")
             rows.append(
                 [
-                    f"{kind} x {replicas}",
+                    f"{kind} {replicas}",
                     name,
                     f"{mean('makespan_s'):.1f}",
                     f"{geomean(ratios):.3f}" if ratios else "",
@@ -325,20 +329,7 @@ def table(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, fl
     return rows
 
 
-HEADER = (
-    "workload x replicas",
-    "policy",
-    "makespan s",
-    "/ ours",
-    "/ bound",
-    "busy",
-    "preempted",
-    "recomputed / generated",
-    "p99 trajectory s",
-    "moves",
-    "us a decision",
-    "wall s",
-)
+HEADER = ("workload", "policy", "s", "/ours", "/LB", "busy", "preempt", "recomp", "p99 s", "moves", "us", "wall s")
 
 
 def main() -> None:
