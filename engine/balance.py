@@ -59,7 +59,7 @@ class Balancer(Protocol):
         ...
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        """Once per engine step: each request that runs there has grown by about a token since the last one."""
+        """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
     def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
