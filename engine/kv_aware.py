@@ -26,6 +26,7 @@ from engine.steptime import StepTime
 
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
+FORECASTS = 4  # replicas per decision whose forecast is made anew: it takes a millisecond at 512 trajectories
 LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
 
 
@@ -63,12 +64,13 @@ class KvAware:
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
         self._ended = 0  # since then
         self._steps = 0
+        self._hold_now_s = UNKNOWN_HOLD_S if hold_s is None else hold_s
         self._look_at = -math.inf
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
         if replica in self._books.replicas:
             raise ValueError(f"replica {replica} is up already")
-        self._books.replicas[replica] = Replica(replica, blocks, block_size, free_blocks=blocks)
+        self._books.add_replica(replica, blocks, block_size)
 
     def replica_down(self, replica: int) -> None:
         self._books.drop_replica(replica)
@@ -77,7 +79,7 @@ class KvAware:
 
     def replica_drain(self, replica: int) -> None:
         state = self._books.replicas[replica]
-        state.draining = True
+        self._books.drain(state)
         for item in list(state.active.values()):
             if item.state == "ready":
                 self._books.dequeue(item)
@@ -91,10 +93,8 @@ class KvAware:
         if state is None:
             return
         self.costs.sample(replica, sample, now)
-        state.free_blocks, state.running = sample.free_blocks, sample.running
-        state.sent_blocks = [*state.sent_blocks[1:], 0.0]
-        state.steps += 1
-        self._steps += 1
+        self._books.sample(state, sample)
+        self._steps += sample.steps
         if state.steps - state.forecast_at >= self.growth.bin_tokens:
             self._stale.add(replica)
 
@@ -108,7 +108,7 @@ class KvAware:
         elif item.state != "tool":
             raise ValueError(f"trajectory {key} arrives while {item.state}")
         item.tokens = tokens
-        if item.home is not None and now - item.since > self._hold_s():
+        if item.home is not None and now - item.since > self._hold_now_s:
             self._books.release(item)
         self._books.enqueue(item, "ready" if item.home is not None else "parked")
 
@@ -162,7 +162,7 @@ class KvAware:
         """Raises AssertionError when an invariant does not hold."""
         self._books.check()
 
-    def _hold_s(self) -> float:
+    def _hold(self) -> float:
         if self.hold_s is not None:
             return self.hold_s
         tokens = max((state.blocks * state.block_size for state in self._books.replicas.values()), default=0)
@@ -171,18 +171,19 @@ class KvAware:
 
     def _refresh(self, now: float) -> None:
         """Places of those whose tools take too long are given up; growth is learnt and forecasts are made anew."""
-        books, hold_s = self._books, self._hold_s()
-        while books.idle and now - next(iter(books.idle.values())).since > hold_s:
+        books = self._books
+        while books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
             books.release(next(iter(books.idle.values())))
         learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
         if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
             active = [item for state in books.replicas.values() for item in state.active.values()]
             self.growth.refresh(books.sizes(active), [item.kin for item in active], list(books.kins.values()))
             self._ended, self._learnt_at = 0, self._steps
+            self._hold_now_s = self._hold()
             self._stale.update(books.replicas)
-        for index in self._stale:
+        for index in sorted(self._stale)[:FORECASTS]:
             books.forecast(books.replicas[index])
-        self._stale.clear()
+            self._stale.remove(index)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
@@ -199,27 +200,13 @@ class KvAware:
 
     def _choose(self, item: Item) -> tuple[Replica, str] | None:
         """The replica with most headroom where it fits; an empty one takes whatever comes."""
-        best, most = None, -math.inf
-        for state in self._books.replicas.values():
-            if not state.draining and (headroom := self._fits(item, state)) > most:
-                best, most = state, headroom
-        if best is not None:
-            return best, "headroom"
+        headroom_R = self._books.headroom_tokens(item, self.fill)
+        best = int(headroom_R.argmax())
+        if headroom_R[best] >= 0:
+            return self._books.replicas[best], "headroom"
         empty = (state for state in self._books.replicas.values() if not state.active and not state.draining)
         found = next(empty, None)
         return None if found is None else (found, "empty")
-
-    def _fits(self, item: Item, state: Replica) -> float:
-        """Tokens of headroom with it there at the fullest horizon; -inf where it does not fit."""
-        live = state.free_blocks - sum(state.sent_blocks) - state.running - self._books.need_blocks(item, state)
-        if live < 0:
-            return -math.inf
-        row_H = self._books.reservation(item, state.block_size)
-        peak = int((state.reserved_H + row_H).max())
-        if state.index not in item.kin.replicas:
-            peak += item.kin.prompt_tokens
-        headroom = self.fill * state.blocks * state.block_size - peak
-        return headroom if headroom >= 0 else -math.inf
 
     def _go(self, item: Item, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0) -> Place:
         self._books.enter(item, state)
@@ -279,7 +266,7 @@ class KvAware:
             return None
         others = [s for s in self._books.replicas.values() if s is not home and not s.draining]
         other = min(others, key=lambda state: len(state.active), default=None)
-        if other is None or self._fits(item, other) < 0:
+        if other is None or self._books.headroom_tokens(item, self.fill)[other.index] < 0:
             return None
         there = self.costs.step_s(len(other.active) + 1)
         assert there is not None

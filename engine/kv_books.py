@@ -7,12 +7,13 @@ one number per horizon, so that what is released is exactly what was taken.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.growth import HORIZONS, Growth, Ints, Kin, Reals
+from engine.ports import KvSample
 
 WAITING = ("ready", "parked", "fresh")
 SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
@@ -35,16 +36,16 @@ class Item:
 
 @dataclass(slots=True)
 class Replica:
+    """reserved_H: the sum over its active set, each group's prompt counted once; a row of `Books.reserved_RH`."""
+
     index: int
     blocks: int
     block_size: int
+    reserved_H: Ints
     active: dict[int, Item] = field(default_factory=dict)
-    reserved_H: Ints = field(default_factory=lambda: np.zeros(len(HORIZONS), np.int64))
     steps: int = 0
     forecast_at: int = 0  # steps when the reservations were last predicted
-    sent_blocks: list[float] = field(default_factory=lambda: [0.0] * SHOWN_AFTER)  # not yet in a sample, newest last
-    free_blocks: int = 0  # of the last sample
-    running: int = 0
+    running: int = 0  # of the last sample
     draining: bool = False
 
 
@@ -57,10 +58,36 @@ class Books:
         self.kins: dict[int, Kin] = {}
         self.groups: dict[int, int] = {}  # by trajectory
         self.replicas: dict[int, Replica] = {}
+        self.reserved_RH: Ints = np.zeros((0, len(HORIZONS)), np.int64)
+        self.open_tokens_R: Reals = np.zeros(0)  # size of those that take trajectories, 0 of others
+        self.block_size_R: Reals = np.ones(0)
+        self.free_blocks_R: Reals = np.zeros(0)  # of the last sample, less a block for each that runs
+        self.sent_blocks_R2: Reals = np.zeros((0, SHOWN_AFTER))  # not yet in a sample, newest last
         self.queues: dict[str, OrderedDict[int, Item]] = {name: OrderedDict() for name in WAITING}
         self.idle: OrderedDict[int, Item] = OrderedDict()  # tool-waiting ones with a home, the longest first
         self._known: dict[tuple[int, ...], Ints] = {}  # reservations by group, size, its number of ends, block size
         self._version = -1
+
+    def add_replica(self, index: int, blocks: int, block_size: int) -> None:
+        if index >= len(self.reserved_RH):
+            self._extend(index + 1 - len(self.reserved_RH))
+        self.reserved_RH[index] = 0
+        self.open_tokens_R[index] = blocks * block_size
+        self.block_size_R[index] = block_size
+        self.free_blocks_R[index] = blocks
+        self.sent_blocks_R2[index] = 0
+        self.replicas[index] = Replica(index, blocks, block_size, self.reserved_RH[index])
+
+    def drain(self, replica: Replica) -> None:
+        replica.draining = True
+        self.open_tokens_R[replica.index] = 0
+
+    def sample(self, replica: Replica, sample: KvSample) -> None:
+        replica.running = sample.running
+        replica.steps += sample.steps
+        self.free_blocks_R[replica.index] = sample.free_blocks - sample.running
+        self.sent_blocks_R2[replica.index, :-1] = self.sent_blocks_R2[replica.index, 1:]
+        self.sent_blocks_R2[replica.index, -1] = 0
 
     def add(self, key: int, group: int, tokens: int) -> Item:
         kin = self.kins.get(group)
@@ -91,20 +118,19 @@ class Books:
             self.queues[item.state].pop(item.key, None)
 
     def enter(self, item: Item, replica: Replica) -> None:
-        """It runs there from now on, with a reservation for what it will grow to."""
+        """It runs there from now on, with a reservation for what it will grow to; at home with the one it has."""
         item.tokens = self.length(item)
-        if item.home == replica.index:
-            self._reserve(item, replica, self.reservation(item, replica.block_size))
-        else:
-            need = self.need_blocks(item, replica)
+        if item.home != replica.index:
+            there = item.kin.prompt_tokens if replica.index in item.kin.replicas else 0
+            self.sent_blocks_R2[replica.index, -1] += (item.tokens - there) / replica.block_size + 1
             self.release(item)
             item.home = replica.index
             replica.active[item.key] = item
             item.kin.replicas[replica.index] = item.kin.replicas.get(replica.index, 0) + 1
             if item.kin.replicas[replica.index] == 1:
                 replica.reserved_H += item.kin.prompt_tokens
-            self._reserve(item, replica, self.reservation(item, replica.block_size))
-            replica.sent_blocks[-1] += need
+            item.reserved_H = self.reservation(item, replica.block_size)
+            replica.reserved_H += item.reserved_H
         item.state, item.steps = "running", replica.steps
 
     def release(self, item: Item) -> None:
@@ -132,6 +158,7 @@ class Books:
             elif item.state == "ready":
                 self.dequeue(item)
                 self.enqueue(item, "parked")
+        self.open_tokens_R[index] = 0
         return self.replicas.pop(index)
 
     def length(self, item: Item) -> int:
@@ -153,26 +180,43 @@ class Books:
             self._known[name] = found
         return found
 
-    def need_blocks(self, item: Item, replica: Replica) -> float:
-        """Blocks that must be found there at once: its context, less the group's prompt where that is, and one more."""
-        there = item.kin.prompt_tokens if replica.index in item.kin.replicas else 0
-        return (self.length(item) - there) / replica.block_size + 1
+    def headroom_tokens(self, item: Item, fill: float) -> Reals:
+        """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there.
+
+        -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
+        once (its context, less the group's prompt where that is) and a block for each that runs.
+        """
+        length, kin = self.length(item), item.kin
+        row_H = self.reservation(item, int(self.block_size_R[0]))
+        headroom_R = fill * self.open_tokens_R - (self.reserved_RH + row_H).max(axis=1) - kin.prompt_tokens
+        live_R = self.free_blocks_R - self.sent_blocks_R2.sum(axis=1) - length / self.block_size_R - 1
+        for index in kin.replicas:
+            headroom_R[index] += kin.prompt_tokens
+            live_R[index] += kin.prompt_tokens / self.block_size_R[index]
+        headroom_R[(headroom_R < 0) | (live_R < 0) | (self.open_tokens_R == 0)] = -np.inf
+        return headroom_R
 
     def forecast(self, replica: Replica) -> None:
         """Predicts all reservations of a replica anew."""
         items = list(replica.active.values())
         replica.forecast_at = replica.steps
         if not items:
+            assert not replica.reserved_H.any()
             return
         rows_NH = self.growth.predict(self.sizes(items), [item.kin for item in items])
         rows_NH += replica.block_size // 2
-        replica.reserved_H = rows_NH.sum(axis=0)
+        replica.reserved_H[:] = rows_NH.sum(axis=0)
         for item, row_H in zip(items, rows_NH, strict=True):
             item.reserved_H = row_H
         replica.reserved_H += sum(kin.prompt_tokens for kin in {id(item.kin): item.kin for item in items}.values())
 
-    def sizes(self, items: Iterable[Item]) -> Ints:
-        return np.array([max(0, self.length(item) - item.kin.prompt_tokens) for item in items], np.int64)
+    def sizes(self, items: Sequence[Item]) -> Ints:
+        steps: dict[int | None, int] = {index: replica.steps for index, replica in self.replicas.items()}
+        sizes = [
+            item.tokens - item.kin.prompt_tokens + (steps[item.home] - item.steps if item.state == "running" else 0)
+            for item in items
+        ]
+        return np.maximum(np.array(sizes, np.int64), 0)
 
     def waiting(self) -> int:
         return sum(map(len, self.queues.values()))
@@ -190,6 +234,7 @@ class Books:
                 total_H = total_H + item.reserved_H
             kins = {id(item.kin): item.kin for item in replica.active.values()}.values()
             total_H = total_H + sum(kin.prompt_tokens for kin in kins)
+            assert replica.reserved_H.base is self.reserved_RH
             assert np.array_equal(total_H, replica.reserved_H), (index, total_H, replica.reserved_H)
             assert not (replica.draining and any(item.state != "running" for item in replica.active.values()))
         for item in self.items.values():
@@ -207,8 +252,11 @@ class Books:
             homes = [item.home for item in members if item.home is not None]
             assert kin.replicas == {home: homes.count(home) for home in homes}, kin
 
-    def _reserve(self, item: Item, replica: Replica, row_H: Ints) -> None:
-        if item.reserved_H is not None:
-            replica.reserved_H -= item.reserved_H
-        item.reserved_H = row_H
-        replica.reserved_H += row_H
+    def _extend(self, count: int) -> None:
+        self.reserved_RH = np.concatenate((self.reserved_RH, np.zeros((count, len(HORIZONS)), np.int64)))
+        self.open_tokens_R = np.concatenate((self.open_tokens_R, np.zeros(count)))
+        self.block_size_R = np.concatenate((self.block_size_R, np.ones(count)))
+        self.free_blocks_R = np.concatenate((self.free_blocks_R, np.zeros(count)))
+        self.sent_blocks_R2 = np.concatenate((self.sent_blocks_R2, np.zeros((count, SHOWN_AFTER))))
+        for replica in self.replicas.values():
+            replica.reserved_H = self.reserved_RH[replica.index]

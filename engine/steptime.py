@@ -35,14 +35,14 @@ class StepTime:
         self._last[replica] = now, sample.running + sample.waiting > 0
         if before is None or not before[1]:
             return
-        step_s = now - before[0]
+        step_s = (now - before[0]) / sample.steps
         if step_s <= 0 or (self._seen >= ENOUGH and step_s > PAUSE * self._mean_s):
             return
-        self._seen += 1
+        self._seen += sample.steps
         self._mean_s += (step_s - self._mean_s) / min(self._seen, 256)
-        row = np.array((1.0, sample.running, sample.prefilled, step_s))
-        self._moments *= MEMORY
-        self._moments += np.outer(row, row)
+        row = np.array((1.0, sample.running, sample.prefilled / sample.steps, step_s))
+        self._moments *= MEMORY**sample.steps
+        self._moments += sample.steps * np.outer(row, row)
 
     def step_s(self, running: float) -> float | None:
         """Seconds of a step that generates a token for each of `running` requests."""
