@@ -13,12 +13,17 @@ from engine.ports import KvSample
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A decision: trajectory `key` generates its next turn on `replica`. rule and headroom go into the timeline."""
+    """A decision: trajectory `key` generates its next turn on `replica`. All of it goes into the timeline.
+
+    stay_s, go_s: estimated seconds to its end where it was and where it goes, when it moved for its own sake.
+    """
 
     key: int
     replica: int
     rule: str
     headroom_blocks: float
+    stay_s: float = 0.0
+    go_s: float = 0.0
 
 
 class Balancer(Protocol):
