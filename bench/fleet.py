@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from bench.fleet_bound import fit, lower_bound_s
+from bench.fleet_bound import Engine
 from bench.fleet_engines import VOCABULARY, Engines, write_model
+from bench.fleet_figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Timed, replay
 from bench.report import environment, finish
-from bench.workload import KINDS, Traced, load
+from bench.workload import KINDS, Traced, Turn, load
 from engine.balance import Balancer
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
@@ -40,7 +38,6 @@ from engine.replica import ReplicaConfig, prepare_environment
 from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
 from engine.trace import Timeline
 
-OURS = "kv_aware"
 # By name, from the tokens that a trajectory has at most. Intervals and buffers are those of the rivals' sources, scaled
 # as the traces are (tokens 1/14, seconds about 1/10).
 POLICIES: dict[str, Callable[[int], Balancer]] = {
@@ -56,219 +53,86 @@ POLICIES: dict[str, Callable[[int], Balancer]] = {
     "thunder": lambda _: ThunderLike(interval_s=0.1, buffer_tokens=36),
 }
 QUICK = (OURS, "static", "round_robin", "cap12")
-REPLICAS, BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 2, 100, 32, 64
+ENGINE = Engine(replicas=2, blocks=99, block_size=32, max_num_seqs=64)
+WARM_UP = [Traced(traj=n, group=n, turns=(Turn(prompt_new_tokens=64, gen_tokens=64),)) for n in range(8)]
 TRACES = Path(__file__).parent / "traces"
 PLOTS = Path("runs/bench")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """A policy's run over one trace."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a round gives to every policy."""
 
+    round: int
     kind: str
     seed: int
-    policy: str
-    record: Record
-    cpu_share: float
-    decide_us: float
-
-    @property
-    def figures(self) -> dict[str, float]:
-        record = self.record
-        return {
-            "makespan_s": record.makespan_s,
-            "tokens_per_s": record.generated / record.makespan_s,
-            "preemptions": record.preemptions,
-            "prefilled_tokens": record.prefilled or record.prompt - record.cached,
-            "recomputed_tokens": record.recomputed,
-            "prefix_hits": record.prefix_hits,
-            "moves": record.moves,
-            "free_spread": record.spread(BLOCKS - 1),
-            "p99_completion_s": quantile(record.completed_s, 0.99),
-            "p99_trajectory_s": quantile(record.lasted_s, 0.99),
-            "balancer_cpu_share": self.cpu_share,
-            "decide_us": self.decide_us,
-        }
+    traces: Sequence[Traced]
 
 
-MEANS = ("preemptions", "prefilled_tokens", "recomputed_tokens", "moves")  # counts; of the others the median is shown
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def trace_of(kind: str, seed: int, groups: int) -> list[Traced]:
-    return [row for row in load(TRACES / f"{kind}.{seed}.jsonl.gz") if row.group < groups]
-
-
-async def run_once(engines: Engines, kind: str, seed: int, policy: str, traces: Sequence[Traced]) -> Run:
-    """One policy, from empty caches. Raises RuntimeError when an engine died or the policy's books do not close."""
-    longest = max(trace.total_tokens for trace in traces)
-    inner = POLICIES[policy](longest)
+async def run_once(engines: Engines, case: Case, policy: str) -> Run:
+    """One policy, from empty caches. Raises RuntimeError when an engine died."""
+    inner = POLICIES[policy](max(trace.total_tokens for trace in case.traces))
     balancer = Timed(inner)
-    record = Record(block_size=BLOCK_SIZE)
-    fleet = Fleet(FleetConfig(replicas=REPLICAS, block_size=BLOCK_SIZE), engines.make, balancer, Timeline())
-    async with fleet:
+    record = Record(block_size=ENGINE.block_size)
+    config = FleetConfig(replicas=ENGINE.replicas, block_size=ENGINE.block_size)
+    async with Fleet(config, engines.make, balancer, Timeline()) as fleet:
         await engines.forget()
         engines.on_sample = record.sample
-        await replay(fleet, traces, record, seed, VOCABULARY)
-        engines.on_sample = lambda index, sample: None
+        try:
+            await replay(fleet, case.traces, record, case.seed, VOCABULARY)
+        finally:
+            engines.on_sample = lambda index, sample: None
         if fleet.deaths:
-            raise RuntimeError(f"{fleet.deaths} engines died in the run of {policy}")
+            raise RuntimeError(f"{fleet.deaths} engines died")
     if (check := getattr(inner, "check", None)) is not None:
         check()
-    share = balancer.cpu_s / record.makespan_s
-    decide_us = 1e6 * balancer.decide_s / max(1, balancer.decisions)
-    return Run(kind=kind, seed=seed, policy=policy, record=record, cpu_share=share, decide_us=decide_us)
+    return Run(
+        round=case.round,
+        kind=case.kind,
+        seed=case.seed,
+        policy=policy,
+        traces=case.traces,
+        record=record,
+        balancer_cpu_share=balancer.cpu_s / record.makespan_s,
+        decide_us=1e6 * balancer.decide_s / max(1, balancer.decisions),
+    )
 
 
-async def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Run], list[str]]:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    for number in range(options.rounds):
+        seed = options.seeds[number % len(options.seeds)]
+        for kind in options.kinds:
+            rows = load(TRACES / f"{kind}.{seed}.jsonl.gz")
+            yield Case(number, kind, seed, [row for row in rows if row.group < options.groups])
+
+
+async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> tuple[list[Run], list[str]]:
     """All runs, and what failed."""
     runs: list[Run] = []
     failures: list[str] = []
     shuffled = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = options.checkpoint or folder
-        if not options.checkpoint:
-            write_model(Path(folder))
-        config = ReplicaConfig(
-            checkpoint=checkpoint,
-            max_model_len=1024,
-            max_num_seqs=MAX_NUM_SEQS,
-            kv_blocks=BLOCKS,
-            block_size=BLOCK_SIZE,
-        )
-        async with Engines(config) as engines:
-            say("engines start")
-            await run_once(engines, "warm-up", 0, "round_robin", trace_of("uniform", options.seeds[0], 1))
-            for number in range(options.rounds):
-                seed = options.seeds[number % len(options.seeds)]
-                for kind in options.kinds:
-                    traces = trace_of(kind, seed, options.groups)
-                    for policy in shuffled.sample(options.policies, len(options.policies)):
-                        say(f"round {number + 1} of {options.rounds}: {kind}, {policy}")
-                        try:
-                            async with asyncio.timeout(options.deadline_s):
-                                runs.append(await run_once(engines, kind, seed, policy, traces))
-                        except (TimeoutError, RuntimeError, AssertionError, ExceptionGroup) as error:
-                            failures.append(f"{kind}.{seed} {policy}: {error or type(error).__name__}")
-                            say(f"FAILED {failures[-1]}")
+    if not options.checkpoint:
+        write_model(folder)
+    config = ReplicaConfig(
+        checkpoint=options.checkpoint or str(folder),
+        max_model_len=2048,
+        max_num_seqs=ENGINE.max_num_seqs,
+        kv_blocks=ENGINE.blocks + 1,  # one is vLLM's own
+        block_size=ENGINE.block_size,
+    )
+    async with Engines(config) as engines:
+        say("engines start")
+        await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
+        for case in cases(options):
+            for policy in shuffled.sample(options.policies, len(options.policies)):
+                say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
+                try:
+                    async with asyncio.timeout(options.deadline_s):
+                        runs.append(await run_once(engines, case, policy))
+                except (TimeoutError, RuntimeError, AssertionError, ExceptionGroup) as error:
+                    failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
+                    say(f"FAILED {failures[-1]}")
     return runs, failures
-
-
-def of_policy(runs: Sequence[Run], policy: str) -> dict[str, float]:
-    """Figures over the rounds of one kind."""
-    rows = [run.figures for run in runs if run.policy == policy]
-    return {
-        name: (statistics.fmean if name in MEANS else statistics.median)([row[name] for row in rows])
-        for name in (rows[0] if rows else ())
-    }
-
-
-def ratios(runs: Sequence[Run], policy: str) -> list[float]:
-    """theirs / ours of each round that has both."""
-    rounds: dict[str, list[Run]] = {name: [run for run in runs if run.policy == name] for name in (policy, OURS)}
-    pairs = [
-        (theirs, ours)
-        for seed in {run.seed for run in runs}
-        for theirs, ours in zip(
-            [run for run in rounds[policy] if run.seed == seed],
-            [run for run in rounds[OURS] if run.seed == seed],
-            strict=False,
-        )
-    ]
-    return [theirs.record.makespan_s / ours.record.makespan_s for theirs, ours in pairs]
-
-
-def workload_metrics(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]:
-    """Of the runs of one kind: the figures of each policy, ratios, bound."""
-    cost = fit(run.record.steps for run in runs)
-    found: dict[str, Any] = {"step_cost": asdict(cost)}
-    for policy in options.policies:
-        found[policy] = of_policy(runs, policy)
-        if found[policy]:
-            found[f"preemptions_{policy}"] = found[policy]["preemptions"]
-            found[f"recomputed_tokens_{policy}"] = found[policy]["recomputed_tokens"]
-        if policy != OURS and (paired := ratios(runs, policy)):
-            found[f"makespan_ratio_{policy}"] = statistics.median(paired)
-            found[f"makespan_ratio_range_{policy}"] = [min(paired), max(paired)]
-    kv_tokens = (BLOCKS - 1) * BLOCK_SIZE
-    over = [
-        run.record.makespan_s
-        / lower_bound_s(trace_of(run.kind, run.seed, options.groups), cost, kv_tokens, MAX_NUM_SEQS, REPLICAS)
-        for run in runs
-        if run.policy == OURS
-    ]
-    if over:
-        found["bound_ratio"] = statistics.median(over)
-    return found
-
-
-def overall(workloads: dict[str, dict[str, Any]], policies: Sequence[str]) -> dict[str, float]:
-    """Geometric means of ratios, means of counts."""
-    found = {}
-    names = [f"makespan_ratio_{policy}" for policy in policies] + ["bound_ratio"]
-    for name in names:
-        if values := [row[name] for row in workloads.values() if name in row]:
-            found[name] = statistics.geometric_mean(values)
-    for policy in policies:
-        for name in (f"preemptions_{policy}", f"recomputed_tokens_{policy}"):
-            if values := [row[name] for row in workloads.values() if name in row]:
-                found[name] = statistics.fmean(values)
-    return found
-
-
-def rows_of(kind: str, found: dict[str, Any], policies: Sequence[str]) -> list[list[str]]:
-    rows = []
-    for policy in policies:
-        if not (row := found[policy]):
-            continue
-        ratio = found.get(f"makespan_ratio_{policy}")
-        low, high = found.get(f"makespan_ratio_range_{policy}", (0, 0))
-        rows.append(
-            [
-                kind,
-                policy,
-                f"{row['makespan_s']:.2f}",
-                f"{ratio:.2f} [{low:.2f}-{high:.2f}]" if ratio else "1",
-                f"{row['tokens_per_s']:.0f}",
-                f"{row['preemptions']:.1f}",
-                f"{row['recomputed_tokens']:.0f}",
-                f"{row['prefix_hits']:.2f}",
-                f"{row['free_spread']:.2f}",
-                f"{row['moves']:.1f}",
-                f"{row['p99_trajectory_s']:.2f}",
-                f"{row['decide_us']:.0f}",
-            ]
-        )
-    return rows
-
-
-HEADER = (
-    "workload",
-    "policy",
-    "makespan s",
-    "theirs / ours",
-    "tok/s",
-    "preempted",
-    "recomputed",
-    "prefix hits",
-    "free spread",
-    "moves",
-    "p99 s",
-    "decide us",
-)
-
-
-def write_steps(path: Path, runs: Sequence[Run]) -> None:
-    """JSON lines: the fields of Step, and the run to which it belongs (t counts from its begin)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for number, run in enumerate(runs):
-            name = {"run": number, "kind": run.kind, "seed": run.seed, "policy": run.policy}
-            file.writelines(json.dumps(asdict(step) | name) + "\n" for step in run.record.steps)
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -306,18 +170,19 @@ def main() -> None:
     prepare_environment()
     options = arguments()
     machine = environment()
-    console = Console(file=sys.stderr)
-    runs, failures = asyncio.run(measure(options, lambda what: console.print(what, highlight=False)))
+    console = Console(file=sys.stderr, highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        runs, failures = asyncio.run(measure(options, Path(folder), console.print))
     machine["load_after"] = os.getloadavg()[0]
     if options.record:
         write_steps(options.record, runs)
     workloads, rows = {}, []
     for kind in options.kinds:
         if of_kind := [run for run in runs if run.kind == kind]:
-            workloads[kind] = workload_metrics(of_kind, options)
-            rows += rows_of(kind, workloads[kind], options.policies)
-            plot(of_kind, BLOCKS - 1, PLOTS / f"fleet_{kind}.png")
-    metrics = overall(workloads, options.policies) | {"workloads": workloads, "failures": failures}
+            workloads[kind] = workload_metrics(of_kind, ENGINE)
+            rows += table(kind, workloads[kind])
+            plot(of_kind, ENGINE.blocks, PLOTS / f"fleet_{kind}.png")
+    metrics = overall(workloads) | {"workloads": workloads, "failures": failures}
     title = f"Policies on two real replicas (KV use over time: {PLOTS}/fleet_*.png)"
     config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     finish("fleet", title, HEADER, rows, config=config, metrics=metrics, environment=machine)

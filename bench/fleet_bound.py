@@ -28,6 +28,16 @@ class StepCost:
     per_prefilled_s: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """What a policy has to work with: so many replicas, each with `blocks` usable blocks of KV."""
+
+    replicas: int
+    blocks: int
+    block_size: int
+    max_num_seqs: int
+
+
 def durations(steps: Sequence[Step]) -> Iterable[tuple[float, Step]]:
     """Seconds of each step before which its engine had work, from the step before it, and the step."""
     last: dict[int, Step] = {}
@@ -59,16 +69,17 @@ def fit(runs: Iterable[Sequence[Step]]) -> StepCost:
     return StepCost(fixed_s=found[1], per_sequence_s=found[2], per_prefilled_s=found[3])
 
 
-def lower_bound_s(traces: Sequence[Traced], cost: StepCost, kv_tokens: int, max_num_seqs: int, replicas: int) -> float:
-    """Seconds that no policy beats at this cost; kv_tokens: capacity of one replica."""
+def lower_bound_s(traces: Sequence[Traced], cost: StepCost, engine: Engine) -> float:
+    """Seconds that no policy beats at this cost."""
     alone = cost.fixed_s + cost.per_sequence_s
     chain = max(trace.gen_tokens * alone + sum(turn.tool_latency_s for turn in trace.turns[:-1]) for trace in traces)
     generated = sum(trace.gen_tokens for trace in traces)
-    steps = max(sum(map(_context_steps, traces)) / kv_tokens, generated / max_num_seqs)
+    kv_tokens = engine.blocks * engine.block_size
+    steps = max(sum(map(_context_steps, traces)) / kv_tokens, generated / engine.max_num_seqs)
     prompts = {trace.group: trace.turns[0].prompt_new_tokens for trace in traces}
     prefilled = sum(prompts.values()) + sum(turn.prompt_new_tokens for trace in traces for turn in trace.turns[1:])
     work = cost.fixed_s * steps + cost.per_sequence_s * generated + cost.per_prefilled_s * prefilled
-    return max(chain, work / replicas)
+    return max(chain, work / engine.replicas)
 
 
 def _context_steps(trace: Traced) -> float:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bench.fleet import Run
+from bench.fleet_figures import Run
 
 
 def plot(runs: Sequence[Run], blocks: int, path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workload import Traced
+from bench.workload import Traced, Turn
 from engine.balance import Balancer
 from engine.fleet import Fleet
 from engine.ports import KvSample, Sampling
@@ -52,6 +52,7 @@ class Record:
     generated: int = 0
     completed_s: list[float] = field(default_factory=list)  # since the begin of the run, when all are submitted
     lasted_s: list[float] = field(default_factory=list)  # from the first token to the end
+    started_s: dict[int, float] = field(default_factory=dict)  # first tokens
 
     def now(self) -> float:
         return time.perf_counter() - self.began
@@ -75,6 +76,10 @@ class Record:
         self.prompt += tokens
         self.cached += cached
         self.lost += max(0, held - cached)
+
+    def done(self, key: int) -> None:
+        self.completed_s.append(self.now())
+        self.lasted_s.append(self.completed_s[-1] - self.started_s[key])
 
     def held(self, tokens: int) -> int:
         return (tokens - 1) // self.block_size * self.block_size
@@ -158,31 +163,34 @@ async def replay(fleet: Fleet, traces: Sequence[Traced], record: Record, seed: i
 async def _trajectory(fleet: Fleet, trace: Traced, record: Record, seed: int, vocabulary: int) -> None:
     ids = prompt_ids(seed, trace.group, trace.turns[0].prompt_new_tokens, vocabulary)
     replies = np.random.default_rng((seed, trace.group, trace.traj))
-    began = None
     held = 0
     try:
         for number, turn in enumerate(trace.turns):
             if number:
+                held = record.held(len(ids))
                 ids += replies.integers(3, vocabulary, turn.prompt_new_tokens).tolist()
-            home = None
-            sampling = Sampling(
-                max_tokens=turn.gen_tokens, temperature=1.0, seed=None, stop_token_ids=(), ignore_eos=True
-            )
-            async with aclosing(fleet.turn(trace.traj, trace.group, ids, sampling)) as deltas:
-                async for replica, delta in deltas:
-                    if replica != home:
-                        record.moves += home is not None
-                        record.request(len(ids), held, delta.cached_tokens)
-                        home = replica
-                    began = record.now() if began is None else began
-                    ids += delta.token_ids
-                    held = record.held(len(ids))
-            record.generated += turn.gen_tokens
+            await _turn(fleet, trace, turn, ids, held, record)
             if number + 1 < len(trace.turns):
                 fleet.turn_done(trace.traj, len(ids))
                 await asyncio.sleep(turn.tool_latency_s)
-        assert len(ids) == trace.total_tokens, f"trajectory {trace.traj} has {len(ids)} tokens instead of {trace.total_tokens}"
+        assert len(ids) == trace.total_tokens, f"{len(ids)} tokens instead of those of {trace}"
     finally:
         fleet.leave(trace.traj, len(ids), finished=len(ids) == trace.total_tokens)
-    record.completed_s.append(record.now())
-    record.lasted_s.append(record.now() - (began or 0.0))
+    record.done(trace.traj)
+
+
+async def _turn(fleet: Fleet, trace: Traced, turn: Turn, ids: list[int], held: int, record: Record) -> None:
+    """Generates the turn to the end of ids, of which `held` tokens may be in the cache of a replica."""
+    sampling = Sampling(max_tokens=turn.gen_tokens, temperature=1.0, seed=None, stop_token_ids=(), ignore_eos=True)
+    home = None
+    async with aclosing(fleet.turn(trace.traj, trace.group, ids, sampling)) as deltas:
+        async for replica, delta in deltas:
+            if home is None:
+                record.request(len(ids), held, delta.cached_tokens)
+                record.started_s.setdefault(trace.traj, record.now())
+            elif replica != home:
+                record.request(len(ids), record.held(len(ids)), delta.cached_tokens)
+                record.moves += 1
+            home = replica
+            record.generated += len(delta.token_ids)
+            ids += delta.token_ids
