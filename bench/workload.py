@@ -269,7 +269,7 @@ def _agentic(rng: np.random.Generator, samples: int) -> list[list[Turn]]:
     rows = []
     for count in np.clip(np.round(counts), 2, 30).astype(int):
         talk = 285 * float(np.exp(0.2 * rng.standard_normal()))
-        gens = np.round(_clipped_lognormal(rng, talk, 0.8, 20, 8192, count)).astype(int)
+        gens = np.round(_clipped_lognormal(rng, talk, 0.75, 20, 8192, count)).astype(int)
         answers = np.round(_clipped_lognormal(rng, 740, 1.1, 20, 9001, count - 1)).astype(int)
         rows.append(_turns(rng, [prompt, *answers.tolist()], gens.tolist(), SERVICES, 65536 - prompt))
     return rows

@@ -13,12 +13,17 @@ from engine.ports import KvSample
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A decision: trajectory `key` generates its next turn on `replica`. rule and headroom go into the timeline."""
+    """A decision: trajectory `key` generates its next turn on `replica`. All of it goes into the timeline.
+
+    stay_s, go_s: estimated seconds to its end where it was and where it goes, when it moved for its own sake.
+    """
 
     key: int
     replica: int
     rule: str
     headroom_blocks: float
+    stay_s: float = 0.0
+    go_s: float = 0.0
 
 
 class Balancer(Protocol):
@@ -54,7 +59,7 @@ class Balancer(Protocol):
         ...
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        """Once per engine step: each request that runs there has grown by about a token since the last one."""
+        """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
     def arrive(self, key: int, group: int, tokens: int, now: float) -> None:

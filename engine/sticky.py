@@ -79,7 +79,7 @@ class Sticky:
         engine = self._engines.get(replica)
         if engine is not None:
             engine.sample = sample
-            engine.steps += 1
+            engine.steps += sample.steps
 
     def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
         item = self._all.setdefault(key, Tracked(key, tokens, "tool"))
