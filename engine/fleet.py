@@ -20,6 +20,7 @@ from engine.balance import Balancer, Place
 from engine.canary import CanaryFailed as CanaryFailed
 from engine.canary import Weights as Weights
 from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
+from engine.ports import Superseded as Superseded
 from engine.supervise import FleetConfig as FleetConfig
 from engine.supervise import MakeReplica, Supervisor
 from engine.trace import Timeline
@@ -28,12 +29,13 @@ from engine.trace import Timeline
 @dataclass(slots=True)
 class _Turn:
     """A turn under way. replica: where its placement or a move sends it; request: what generates it now, if anything
-    does; moving: that request is being aborted.
+    does, on source; moving: that request is being aborted.
     """
 
     placed: asyncio.Future[None] | None = None
     replica: ReplicaPort | None = None
     request: str | None = None
+    source: ReplicaPort | None = None
     moving: bool = False
 
 
@@ -62,6 +64,7 @@ class Fleet:
         self._supervisor = Supervisor(config, make_replica, timeline, canary, self)
         self._turns: dict[int, _Turn] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
+        self._born: dict[int, int] = {}  # the version of its first token, where that binds it
         self._tool_waiting: set[int] = set()
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
         self._ended: ReplicaDied | None = None
@@ -109,7 +112,8 @@ class Fleet:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay. The caller then says
-        `turn_done` (it goes on) or `leave`. While no replica is up this waits. Raises ReplicaDied when none will come.
+        `turn_done` (it goes on) or `leave`. While no replica is up this waits. Raises ReplicaDied when none will come,
+        Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller says `leave` first.
         """
         size, produced = len(token_ids), list[int]()
         spans: list[tuple[int, int, int]] = []
@@ -155,6 +159,7 @@ class Fleet:
         self._balancer.leave(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
+        self._born.pop(key, None)
         self._schedule()
 
     async def drain(self, index: int) -> None:
@@ -181,12 +186,16 @@ class Fleet:
         while True:
             if self._ended is not None:
                 raise ReplicaDied(str(self._ended))
+            if self._born.get(key, self.version) != self.version:
+                raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
             if turn.replica is not None and turn.replica.died.is_set():
                 self._supervisor.down(turn.replica)
                 turn.replica = None
             if turn.replica is None:
                 await self._placed(turn, key, group, tokens)
             elif self._supervisor.open.is_set():
+                if self.config.on_update == "restart":
+                    self._born[key] = self.version
                 return turn.replica
             else:
                 await self._supervisor.open.wait()
@@ -206,7 +215,7 @@ class Fleet:
         self._requests += 1
         self._homes[key] = replica.index
         self._timeline.idle.running(replica.index, 1, self._timeline.now())
-        turn.request, turn.moving = f"{key}-{self._requests}", False
+        turn.request, turn.source, turn.moving = f"{key}-{self._requests}", replica, False
         return turn.request
 
     def _end(self, turn: _Turn, replica: ReplicaPort) -> None:
@@ -234,14 +243,20 @@ class Fleet:
 
     def _send(self, turn: _Turn, replica: ReplicaPort) -> None:
         """The turn goes on there: now if it waits, else from the tokens that it has when its request has ended."""
-        source, turn.replica = turn.replica, replica
+        turn.replica = replica
+        self._wake(turn)
+        if turn.request is not None and not turn.moving:
+            self.moves += 1
+            self._interrupt(turn, turn.request)
+
+    def _wake(self, turn: _Turn) -> None:
         if turn.placed is not None and not turn.placed.done():
             turn.placed.set_result(None)
-        elif turn.request is not None and not turn.moving:
-            assert source is not None
-            turn.moving = True
-            self.moves += 1
-            self._supervisor.tasks.create_task(self._abort(source, turn.request), name=f"abort-{turn.request}")
+
+    def _interrupt(self, turn: _Turn, request_id: str) -> None:
+        assert turn.source is not None
+        turn.moving = True
+        self._supervisor.tasks.create_task(self._abort(turn.source, request_id), name=f"abort-{request_id}")
 
     async def _abort(self, replica: ReplicaPort, request_id: str) -> None:
         try:
@@ -275,6 +290,14 @@ class Fleet:
         if self._turns:
             self._schedule()
 
+    def on_update(self) -> None:
+        for key, turn in self._turns.items():
+            if self._born.get(key, self.version) == self.version:
+                continue
+            if turn.request is not None and not turn.moving:
+                self._interrupt(turn, turn.request)
+            self._wake(turn)
+
     def on_open(self) -> None:
         self._schedule()
 
@@ -282,8 +305,7 @@ class Fleet:
         self._ended = self._ended or error
         self._supervisor.open.set()
         for turn in self._turns.values():
-            if turn.placed is not None and not turn.placed.done():
-                turn.placed.set_result(None)
+            self._wake(turn)
 
 
 def _rest(sampling: Sampling, produced: int) -> Sampling:

@@ -95,6 +95,10 @@ class ToolReply:
     jailed: bool = False
 
 
+class Superseded(RuntimeError):
+    """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
+
+
 class ReplicaPort(Protocol):
     """An engine as the fleet uses it (`engine.replica.Replica`; a scripted one in tests). Its methods raise ReplicaDied
     when the engine is gone.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from engine.canary import Weights, compare
 from engine.errors import first_error
@@ -28,7 +28,9 @@ class FleetConfig:
     """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: 1e-4 for fp32, more for bf16.
 
     watch_s: how often a replica's health is looked at; restarts: how many times each may die; drain_s: how long a
-    replica that is drained waits for its turns to end or to be moved, before they go on elsewhere.
+    replica that is drained waits for its turns to end or to be moved, before they go on elsewhere. on_update: at a
+    weight update a trajectory may "continue" under the new weights (its tokens tell their versions), or "restart": its
+    turn, or its next one, raises Superseded.
     """
 
     replicas: int = 2
@@ -38,6 +40,7 @@ class FleetConfig:
     restarts: int = 3
     stop_deadline_s: float = 10.0
     drain_s: float = 10.0
+    on_update: Literal["continue", "restart"] = "continue"
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -47,6 +50,8 @@ class FleetConfig:
         for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.on_update not in ("continue", "restart"):
+            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
 
 
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
@@ -64,6 +69,10 @@ class Listener(Protocol):
         ...
 
     def on_step(self, index: int, sample: KvSample) -> None: ...
+
+    def on_update(self) -> None:
+        """Weights of a new version are about to be loaded; `open` is clear."""
+        ...
 
     def on_open(self) -> None:
         """Weights are current everywhere: placements may go on."""
@@ -143,6 +152,7 @@ class Supervisor:
             self.open.clear()
             self._timeline.idle.flag("weight_sync", 1, started)
             self.weights = weights
+            self._listener.on_update()
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [

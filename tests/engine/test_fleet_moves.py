@@ -1,6 +1,9 @@
 """Moves: a turn goes on at another replica from the tokens that it has, whatever ends or dies meanwhile."""
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from engine.balance import Place
 from engine.ports import Sampling
@@ -282,3 +285,62 @@ async def test_an_abort_that_fails_takes_the_replica_down():
         fleet.leave(1, 9, finished=True)
         assert found == WHOLE
         assert ("down", 0) in policy.said
+
+
+# Drains
+
+
+async def test_a_drained_replica_ends_for_good_when_the_balancer_has_moved_its_turns():
+    async with Moving() as run, asyncio.TaskGroup() as group:
+        await run.until(3)
+        run.move(1)
+        drain = group.create_task(run.fleet.drain(0))
+        await settle()
+        assert not drain.done()
+        await run.rest()
+        await drain
+        await settle()
+        assert run.found == WHOLE
+        assert run.policy.said[1:] == [("drain", 0), ("down", 0)]
+        assert run.fleet.live == [1]
+        assert [replica.events for replica in run.replicas.made] == [["start", "shutdown"], ["start"]], "no replacement"
+        assert run.fleet.deaths == 0
+
+
+async def test_a_turn_that_nobody_moves_off_a_drained_replica_goes_on_elsewhere():
+    async with Moving() as run:
+        run.fleet._supervisor.config = run.fleet.config = replace(run.fleet.config, drain_s=0.01)
+        await run.until(3)
+        await run.fleet.drain(0)
+        await run.rest()
+        assert run.found == WHOLE
+        assert [len(replica.requests) for replica in run.replicas.made] == [1, 1]
+        assert run.fleet.live == [1]
+
+
+async def test_an_idle_replica_is_drained_at_once_and_new_work_goes_elsewhere():
+    async with Moving() as run:
+        await run.fleet.drain(0)
+        await run.rest()
+        assert run.found == WHOLE
+        assert [len(replica.requests) for replica in run.replicas.made] == [0, 1]
+
+
+async def test_a_replica_that_dies_while_it_drains_is_not_replaced():
+    async with Moving() as run, asyncio.TaskGroup() as group:
+        await run.until(3)
+        drain = group.create_task(run.fleet.drain(0))
+        await settle(3)
+        run.replicas.made[0].die()
+        await run.rest()
+        await drain
+        assert run.found == WHOLE
+        assert len(run.replicas.made) == 2
+
+
+@pytest.mark.parametrize("index", [1, 7])
+async def test_what_cannot_be_drained_is_refused(index):
+    async with Moving() as run:
+        await run.fleet.drain(0)
+        with pytest.raises(ValueError, match=f"replica {index} is"):
+            await run.fleet.drain(index)
