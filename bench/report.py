@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,5 +39,5 @@ def finish(
     table = Table(*header, title=title)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    (Console() if sys.stdout.isatty() else Console(width=160)).print(table)
     print(json.dumps({"bench": bench, "environment": environment, "config": config, "metrics": metrics}))

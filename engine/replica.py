@@ -155,6 +155,7 @@ class Replica:
                         running=scheduler_stats.num_running_reqs,
                         waiting=scheduler_stats.num_waiting_reqs,
                         preempted=iteration_stats.num_preempted_reqs if iteration_stats else 0,
+                        prefilled=_prefilled(scheduler_stats.prefix_cache_stats),
                     ),
                 )
 
@@ -206,6 +207,15 @@ class Replica:
             raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the request: its stream gives what it has and finish "abort". Nothing if it has ended."""
+        try:
+            async with asyncio.timeout(self.config.step_deadline_s):
+                await self._engine.abort(request_id)
+        except Exception as error:
+            self._fail()
+            raise ReplicaDied(f"replica {self.index}: abort failed: {str(error) or type(error).__name__}") from error
 
     async def update_weights(self, path: str, version: int) -> None:
         """Loads published weights. In-flight requests stall and go on with their KV recomputed.
@@ -298,6 +308,11 @@ def prepare_environment() -> None:
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
     """vLLM's spans; a label that is not a number is the engine's own before the first update."""
     return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
+
+
+def _prefilled(stats: Any) -> int:
+    """Tokens that the requests admitted in this step do not find in the prefix cache (vllm.v1.metrics.stats)."""
+    return stats.queries - stats.hits + stats.preempted_queries - stats.preempted_hits
 
 
 def _init_request() -> Any:

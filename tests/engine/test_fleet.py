@@ -51,7 +51,7 @@ async def test_a_turn_runs_and_the_balancer_is_empty_afterwards():
         turns = [await play(fleet, key) for key in range(4)]
         assert [[token for _, token in turn] for turn in turns] == [expected()] * 4
         assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
-        assert fleet._waiting == {}
+        assert fleet._turns == {}
     assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
 
 
@@ -83,7 +83,7 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
         [(ids, request, _)] = second.requests
         assert ids == [2, 3, *found[:2]]
         assert request.max_tokens == 40 - 2
-        assert spans == [(0, at, at + 1) for at in range(2, len(found))]
+        assert list(spans) == [(0, at, at + 1) for at in range(2, len(found))]
         assert fleet.live == [second.index]
         fleet._balancer.check()
 
@@ -98,7 +98,7 @@ async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
             places = super().decide(now)
             placements.extend(places)
             if len(placements) == 1 and places:
-                asyncio.get_running_loop().call_soon(fleet._down, replicas.made[0])
+                asyncio.get_running_loop().call_soon(fleet._supervisor.down, replicas.made[0])
             return places
 
     async with fleet_of(replicas, balancer=DiesUnderThePlacement(max_tokens=1000)) as fleet:
@@ -153,14 +153,14 @@ async def test_a_finished_turn_leaves_nothing_in_flight():
 async def test_cancelling_a_waiting_turn_leaves_the_queue():
     replicas = Replicas()
     async with fleet_of(replicas, restarts=5) as fleet, asyncio.TaskGroup() as group:
-        fleet._open.clear()
+        fleet._supervisor.open.clear()
         waiting = group.create_task(play(fleet))
         await settle()
         assert fleet._balancer.waiting() == 1
         waiting.cancel()
         await settle()
         assert fleet._balancer.waiting() == 0
-        assert fleet._waiting == {}
+        assert fleet._turns == {}
 
 
 # Weights
