@@ -131,12 +131,12 @@ def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
 def test_streamed_text_is_the_decoded_text(text):
     chat = BYTES
     stream = chat.stream()
-    assert "".join(stream.step(token) for token in chat._encode(text)) == text
+    assert "".join(stream.step([token]) for token in chat._encode(text)) == text
 
 
 def test_a_character_of_several_tokens_comes_out_when_it_is_complete():
     stream = BYTES.stream()
-    assert [stream.step(token) for token in BYTES._encode("aé𝄞")] == ["a", "", "é", "", "", "", "𝄞"]
+    assert [stream.step([token]) for token in BYTES._encode("aé𝄞")] == ["a", "", "é", "", "", "", "𝄞"]
 
 
 BYTES = Chat(tokenizer())
