@@ -54,6 +54,13 @@ def derive_seed(run_seed: int, prompt_id: str, sample: int, turn: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+@dataclass(slots=True)
+class Tally:
+    """The tokens that a rollout has sampled so far, whatever becomes of it."""
+
+    tokens: int = 0
+
+
 class _Buffer:
     """The append-only tokens of one trajectory."""
 
@@ -127,16 +134,20 @@ class Rollouts:
         self._timeline = timeline
         self._keys = 0
 
-    async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory:
-        """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did."""
+    async def run(self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None) -> Trajectory:
+        """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did.
+
+        tally: counts its sampled tokens; the only trace of them when it is cancelled.
+        """
         self._keys += 1
-        rollout = _Rollout(self, prompt, sample, group, self._keys)
+        rollout = _Rollout(self, prompt, sample, group, self._keys, tally or Tally())
         async with AsyncExitStack() as opened:
             return await rollout.run(opened)
 
 
 class _Rollout:
-    def __init__(self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int) -> None:
+    def __init__(self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally) -> None:
+        self.tally = tally
         self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
         self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
         self.timeline = owner._timeline
@@ -250,6 +261,7 @@ class _Rollout:
         now, end = self.timeline.now(), len(self.buffer.ids)
         finished_at = now if draft.finished_at is None else draft.finished_at
         self.owner.tokens_sampled += end - draft.start
+        self.tally.tokens += end - draft.start
         self.timeline.span(
             "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
         )
