@@ -154,9 +154,10 @@ class _Keeper:
             waste.update(group.waste)
             if group.drop is None:
                 group = self.select(group)
-            following = next(self.prompts, None) if group.drop and refills < self.config.refills else None
+            more = group.drop is not None and refills < self.config.refills
+            following = next(self.prompts, None) if more else None
             if group.drop is None or following is None:
-                return replace(group, waste=waste, refills=refills)
+                return replace(group, waste=+waste, refills=refills)  # without zeros
             waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
             self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=ticket.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
@@ -202,4 +203,4 @@ def _waste(verdict: Verdict, ended: dict[int, Trajectory], tallies: list[Tally])
             waste["error"] += tally.tokens
         else:
             waste[verdict.others] += tally.tokens
-    return +waste  # without zeros
+    return waste

@@ -30,7 +30,8 @@ class Held:
         error = None if reward is not None else RolloutError(boundary=Boundary.SANDBOX, message="lost")
         sampled = self.tally.tokens - self.lost
         found = a_trajectory(self.sample, prompt=self.prompt, sampled=sampled, version=self.version, error=error)
-        self.future.set_result(replace(found, text=str(reward)))
+        turns = found.turns if sampled else ()
+        self.future.set_result(replace(found, turns=turns, text=str(reward)))
 
 
 class HeldRollouts:

@@ -12,14 +12,26 @@ from engine import measure
 from engine.errors import first_error
 from engine.groups import Attempt, GroupConfig, Verdict, groups
 from engine.ports import GraderUnavailable
+from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage
 from engine.stages import Ticket
 from engine.tools import PythonSessions
 from engine.trace import Timeline
-from engine.types import Boundary, StopReason
+from engine.types import Boundary
 from tests.engine.held import HeldRollouts, reward
-from tests.engine.node import ANSWER, END, Setup, call
-from tests.fakes import Clock, Gate, Prompts, ScriptedRunner, ScriptedSessions, a_prompt, settle
+from tests.engine.node import ANSWER, CHAT, END, Setup, call
+from tests.fakes import (
+    Clock,
+    Gate,
+    Prompts,
+    Replicas,
+    ScriptedRunner,
+    ScriptedSessions,
+    a_prompt,
+    a_trajectory,
+    fleet_of,
+    settle,
+)
 
 # The decisions, without an event loop
 
@@ -135,12 +147,12 @@ def select(group):
 class Leased:
     """The stage under way on `leases` leases: `async with Leased(...) as stage`; leaving it waits for its end."""
 
-    def __init__(self, leases=1, *, rollouts=None, prompts=None, reward=reward, select=select, **config):
+    def __init__(self, leases=1, *, rollouts=None, prompts=None, reward=reward, select=select, ticks=30, **config):
         self.rollouts = HeldRollouts() if rollouts is None else rollouts
         self.prompts = Prompts() if prompts is None else prompts
         self.timeline = Timeline(Clock(tick=0.001))
         self.out = []
-        self.leases = leases
+        self.leases, self.ticks = leases, ticks
         self.parts = reward, select, self.prompts, GroupConfig(**config), self.timeline
 
     async def __aenter__(self):
@@ -160,7 +172,7 @@ class Leased:
         self.scope = asyncio.TaskGroup()
         await self.scope.__aenter__()
         self.running = self.scope.create_task(pipeline.run(), name="pipeline")
-        await settle()
+        await settle(self.ticks)
         return self
 
     async def __aexit__(self, *error):
@@ -292,7 +304,7 @@ async def test_whatever_selection_drops_is_refilled():
 
 
 async def test_leases_do_not_wait_for_each_other():
-    async with Leased(2, samples=1, select=lambda group: group) as stage:
+    async with Leased(2, samples=1, select=drop_nothing) as stage:
         first, second = stage.rollouts.held
         assert [first.prompt.id, second.prompt.id] == ["p0", "p1"]
         second.end()
@@ -329,7 +341,7 @@ async def test_a_rollout_that_waits_for_its_grade_is_cancelled_too():
         await gates[trajectory.sample].passed()
         return await reward(trajectory)
 
-    async with Leased(samples=1, extra_samples=2, graders=2, reward=slow, select=lambda group: group) as stage:
+    async with Leased(samples=1, extra_samples=2, graders=2, reward=slow, select=drop_nothing) as stage:
         for sample in range(3):
             await stage.end(sample, 1.0, 10**sample)
         gates[1].release()
@@ -344,7 +356,7 @@ async def test_a_rollout_that_waits_for_its_grade_is_cancelled_too():
 async def test_ends_in_the_same_tick_decide_once():
     async with Leased(samples=2, extra_samples=2) as stage:
         for rollout in list(stage.rollouts.held):
-            rollout.say(10 ** rollout.sample)
+            rollout.say(10**rollout.sample)
             rollout.end(float(rollout.sample % 2))
     [group] = stage.out
     assert [member.sample for member in group.trajectories] == [0, 1]
@@ -414,9 +426,7 @@ events = st.tuples(st.integers(0, 40), st.integers(0, 5), st.sampled_from([None,
     limit=st.none() | st.integers(0, 4),
     script=st.lists(st.lists(events, min_size=1, max_size=4), max_size=60),
 )
-def test_every_lease_gives_one_group_and_every_token_is_counted(
-    leases, samples, extra, stop, refills, limit, script
-):
+def test_every_lease_gives_one_group_and_every_token_is_counted(leases, samples, extra, stop, refills, limit, script):
     """Several rollouts may end in one tick; when the script is over the rest end well."""
     stop = stop if stop and stop <= samples else None
     prompts = Prompts() if limit is None else iter([a_prompt(number) for number in range(leases + limit)])
@@ -459,23 +469,94 @@ def test_every_lease_gives_one_group_and_every_token_is_counted(
     assert found["groups_refilled"] == len({rollout.prompt.id for rollout in stage.rollouts.started}) - leases
 
 
-# The stage, on real rollouts and a scripted fleet: a cancelled rollout leaves nothing behind, wherever it was
+# The stage, on real rollouts and a scripted fleet: what is cancelled leaves nothing behind, wherever it was
 
 
-async def only(rollouts, select_all=lambda group: group, prompts=None, reward=None, **config):
-    """One lease through the stage; returns its group."""
+class Racing:
+    """Sample 0 ends when the test says so; the others are real. The node checks at its end that nothing is left."""
 
-    async def one(trajectory):
-        return float(trajectory.sample)
+    def __init__(self, node):
+        self.node = node
+        self.finish = asyncio.Event()
 
-    prompts = Prompts() if prompts is None else prompts
-    stage = Leased(rollouts=rollouts, prompts=prompts, select=select_all, reward=reward or one, **config)
-    async with stage:
-        pass
-    [group] = stage.out
+    async def run(self, prompt, sample, group, *, tally):
+        if sample:
+            return await self.node.rollouts.run(prompt, sample, group, tally=tally)
+        await self.finish.wait()
+        return a_trajectory(0, prompt=prompt, sampled=0)
+
+
+async def one(trajectory):
+    return 1.0
+
+
+def drop_nothing(group):
     return group
 
 
-def told(gate_of):
-    """Turns by sample: sample 0 goes straight to its answer, others stop at what gate_of gives."""
-    return gate_of
+def passable():
+    """A place in a script where the loop turns a few times."""
+    gate = Gate()
+    gate.release()
+    return gate
+
+
+def node(*rest, **options):
+    """A node where a turn takes a while, with a tool call in it."""
+    pieces = [piece for word in ("I ", "use ", "python. ", call("print(1)")) for piece in (word, passable())]
+    return lambda: Setup([*pieces, *rest, END], [ANSWER], **options)
+
+
+def crowded(replica):
+    """One trajectory fits, the other waits for a place."""
+    replica.usable_blocks = 8
+
+
+NODES = {
+    "nowhere for long": (node(), 2),
+    "in a tool call": (node(runner=ScriptedRunner(hold=True)), 2),
+    "talking beside a tool call": (node(Gate(), runner=ScriptedRunner(hold=True)), 2),
+    "in a session": (node(tools=[PythonSessions(ScriptedSessions(hold=True))]), 2),
+    "waiting for a place": (node(Gate(), prepare=crowded), 1),
+}
+
+
+@pytest.mark.parametrize("where", NODES)
+async def test_what_is_cancelled_is_gone_and_counted_wherever_it_was(where):
+    make, generating = NODES[where]
+    surplus, aborted = set(), set()
+    for ticks in range(0, 60, 3):
+        async with make() as node:
+            rollouts, config = Racing(node), {"samples": 1, "extra_samples": 2}
+            async with Leased(rollouts=rollouts, reward=one, select=drop_nothing, ticks=ticks, **config) as stage:
+                rollouts.finish.set()
+        [group] = stage.out
+        generated = sum(member.sampled_tokens for member in group.trajectories) + sum(group.waste.values())
+        assert generated == node.rollouts.tokens_sampled
+        surplus.add(group.waste.get("surplus", 0))
+        [replica] = node.replicas.made
+        assert replica.in_flight == 0
+        aborted.add(len(replica.aborted))
+    assert len(surplus) >= 5
+    assert aborted == {0, generating}
+
+
+async def test_tokens_add_up_on_real_rollouts_while_replicas_die():
+    async def parity(trajectory):
+        return float(trajectory.sampled_tokens % 2)
+
+    timeline, replicas = Timeline(Clock(tick=0.001)), Replicas()
+    config = {"samples": 4, "extra_samples": 2, "stop_flat_after": 3, "refills": 2}
+    async with fleet_of(replicas, 2, restarts=5, timeline=timeline) as fleet:
+        rollouts = Rollouts(RolloutConfig(max_tokens=60), CHAT, fleet, [], timeline, seed=1)
+        async with Leased(12, rollouts=rollouts, reward=parity, ticks=0, **config) as stage:
+            for _ in range(6):
+                await settle(20)
+                next(replica for replica in replicas.made if not replica.died.is_set()).die()
+        assert fleet.deaths > 3
+    assert sorted(group.lease for group in stage.out) == list(range(12))
+    found = measure.step(stage.out, 0)
+    assert found["tokens_generated"] == rollouts.tokens_sampled
+    assert min(found[f"waste/{reason}_tokens"] for reason in ("surplus", "flat")) > 0
+    assert found["groups_refilled"] > 0
+    assert found["trajectories_failed"] == 0
