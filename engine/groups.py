@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from engine.ports import Reward
@@ -122,7 +122,15 @@ def groups(
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
     from; when it is exhausted there are none. A stage needs a worker per lease.
     """
-    keeper = _Keeper(rollouts, reward, select, prompts, config, timeline)
+    keeper = _Keeper(
+        rollouts=rollouts,
+        reward=reward,
+        select=select,
+        prompts=prompts,
+        config=config,
+        timeline=timeline,
+        grading=asyncio.Semaphore(config.graders),
+    )
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
         async for ticket in inbox:
@@ -131,20 +139,16 @@ def groups(
     return stage
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Keeper:
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        reward: Reward,
-        select: Callable[[Group], Group],
-        prompts: Iterator[Prompt],
-        config: GroupConfig,
-        timeline: Timeline,
-    ) -> None:
-        self.rollouts, self.reward, self.select = rollouts, reward, select
-        self.prompts, self.config, self.timeline = prompts, config, timeline
-        self.grading = asyncio.Semaphore(config.graders)
-        self.numbers = count()  # not the lease: the siblings of a refill have another prompt
+    rollouts: Rollouts
+    reward: Reward
+    select: Callable[[Group], Group]
+    prompts: Iterator[Prompt]
+    config: GroupConfig
+    timeline: Timeline
+    grading: asyncio.Semaphore
+    numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
 
     async def live(self, ticket: Ticket) -> Group:
         """Prompt after prompt, until one gives something to train or no refill is left."""
