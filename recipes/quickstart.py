@@ -99,11 +99,8 @@ class Config:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
-        if self.minibatches > self.prompts_per_step * self.group_size:
-            raise ValueError(
-                f"minibatches={self.minibatches} cannot be cut from prompts_per_step x group_size = "
-                f"{self.prompts_per_step * self.group_size} trajectories"
-            )
+        if self.minibatches > (trained := self.prompts_per_step * self.group_size):
+            raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
         _ = self.group, self.budget, self.replica, self.learner, self.limits
         if not (self.checkpoint / "config.json").is_file():
@@ -193,7 +190,6 @@ class Quickstart:
         problems = prompts("train", config.seed)
         select = prepare(config.selector, config.seed)
         grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
-        self.display.phase("training")
         self.pipeline = Pipeline(
             [
                 Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
