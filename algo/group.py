@@ -19,7 +19,7 @@ from engine.types import Batch, Group, Trajectory
 
 
 def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
-    """A function for `engine.stages.apply`: sets kept and advantages_K, or drop ("error" or "flat").
+    """A function for `engine.groups.groups`: sets kept and advantages_K, or drop ("error" or "flat").
 
     Advantages are normalised over the kept trajectories (rStar2-Agent, arXiv 2508.20722: over the G that RoC keeps).
     """

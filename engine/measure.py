@@ -6,6 +6,7 @@ Shape legend: M trajectories.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,34 +57,37 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def step(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """What the rollouts of one step were like. version: the weights that the step trained on top of."""
+    """What the rollouts of one step were like. version: the weights that the step trained on top of.
+
+    Tokens are counted to the last one: generated = trained + the sum of waste. Everything else is about the groups'
+    trajectories: what was cancelled or refilled has left its tokens only.
+    """
     everyone = [member for group in groups for member in group.trajectories]
     graded = [member for member in everyone if member.error is None]
     trained = [group.trajectories[index] for group in groups for index in group.kept]
     turns = [turn for member in everyone for turn in member.turns]
     uses = [use for turn in turns for use in turn.tool_uses]
     latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
-    generated = sum(member.sampled_tokens for member in everyone)
+    sampled = sum(member.sampled_tokens for member in everyone)
     kept = sum(member.sampled_tokens for member in trained)
-    reasons = {"flat", "error"} | {group.drop for group in groups if group.drop is not None}
-    dropped = {reason: sum(_tokens(group) for group in groups if group.drop == reason) for reason in sorted(reasons)}
+    waste = _waste(groups)
     staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         "tool_error_share_correct": tool_error_share(correct(graded)),
         "tool_error_share": tool_error_share(graded),
         "tool_rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),
-        "response_tokens": generated / max(1, len(everyone)),
+        "response_tokens": sampled / max(1, len(everyone)),
         "trajectories": len(everyone),
         "trajectories_trained": len(trained),
         "trajectories_failed": len(everyone) - len(graded),
         "groups_flat": sum(group.drop == "flat" for group in groups),
         "groups_error": sum(group.drop == "error" for group in groups),
-        "tokens_generated": generated,
+        "groups_refilled": sum(group.refills for group in groups),
+        "tokens_generated": kept + waste.total(),
         "tokens_trained": kept,
-        "goodput": kept / max(1, generated),
-        **{f"waste/{reason}_tokens": tokens for reason, tokens in dropped.items()},
-        "waste/not_selected_tokens": generated - kept - sum(dropped.values()),
+        "goodput": kept / max(1, kept + waste.total()),
+        **{f"waste/{reason}_tokens": tokens for reason, tokens in sorted(waste.items())},
         "staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
         "staleness_max": max(staleness, default=0),
         "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(1, sum(turn.start for turn in turns)),
@@ -96,5 +100,13 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
 
 
-def _tokens(group: Group) -> int:
-    return sum(member.sampled_tokens for member in group.trajectories)
+def _waste(groups: Sequence[Group]) -> Counter[str]:
+    """Sampled tokens that are not trained, by reason: the group's, else the trajectory's own."""
+    waste = Counter(flat=0, error=0, surplus=0, not_selected=0)
+    for group in groups:
+        waste.update(group.waste)
+        for index, member in enumerate(group.trajectories):
+            if index not in group.kept:
+                reason = group.drop or ("error" if member.error else "not_selected")
+                waste[reason] += member.sampled_tokens
+    return waste

@@ -1,6 +1,6 @@
 """The stages of a training run. Each factory returns a stage function for `engine.stage.Stage`.
 
-    admit -> roll -> grade -> regroup -> apply(selection) -> batch -> (the recipe's learn stage)
+    admit -> engine.groups.groups -> batch -> (the recipe's learn stage)
 
 Invariants
 - Each admitted group reaches `batch` exactly once, trained or with a reason for its drop.
@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from engine.lease import Leases
 from engine.ports import GraderUnavailable, Reward
-from engine.rollout import Rollouts
 from engine.stage import Inbox, Outbox, StageFunction
 from engine.trace import Timeline
 from engine.types import Boundary, Group, Prompt, RolloutError, StopReason, Trajectory
@@ -25,35 +24,22 @@ from engine.types import Boundary, Group, Prompt, RolloutError, StopReason, Traj
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """One rollout to do: sample number `sample` of `samples` for a leased prompt."""
+    """A group to make: a prompt and the lease it has."""
 
     prompt: Prompt
     lease: int
-    sample: int
-    samples: int
 
 
-def admit(prompts: Iterator[Prompt], leases: Leases, samples: int, steps: int) -> StageFunction:
-    """Puts out `samples` tickets per prompt for `steps` steps, each prompt under a lease."""
+def admit(prompts: Iterator[Prompt], leases: Leases, steps: int) -> StageFunction:
+    """Puts out a ticket per group for `steps` steps. Raises ValueError when the prompts run out."""
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        for number in range(steps * leases.groups_per_step):
+        for number in range(total := steps * leases.groups_per_step):
             lease = await leases.acquire()
             prompt = next(prompts, None)
             if prompt is None:
-                raise ValueError(f"only {number} prompts for {steps} steps of {leases.groups_per_step}")
-            for sample in range(samples):
-                await outbox.put(Ticket(prompt=prompt, lease=lease, sample=sample, samples=samples))
-
-    return stage
-
-
-def roll(rollouts: Rollouts) -> StageFunction:
-    """Ticket -> (ticket, trajectory). The number of workers bounds the concurrent trajectories."""
-
-    async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        async for ticket in inbox:
-            await outbox.put((ticket, await rollouts.run(ticket.prompt, ticket.sample, ticket.lease)))
+                raise ValueError(f"the prompts ran out after {number} of {total} groups")
+            await outbox.put(Ticket(prompt=prompt, lease=lease))
 
     return stage
 
@@ -79,43 +65,6 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
         timeline.idle.flag("reward", -1, timeline.now())
         timeline.span("reward", trajectory.prompt.id, started, timeline.now(), lane, sample=trajectory.sample)
         timeline.lanes["reward"].give(lane)
-
-
-def grade(reward: Reward, timeline: Timeline) -> StageFunction:
-    """(ticket, trajectory) -> (ticket, graded trajectory)."""
-
-    async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        async for ticket, trajectory in inbox:
-            await outbox.put((ticket, await graded(trajectory, reward, timeline)))
-
-    return stage
-
-
-def regroup() -> StageFunction:
-    """(ticket, trajectory) -> Group, once all samples of a lease are there, ordered by sample."""
-
-    async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        members: dict[int, list[Trajectory]] = defaultdict(list)
-        async for ticket, trajectory in inbox:
-            group = members[ticket.lease]
-            group.append(trajectory)
-            if len(group) == ticket.samples:
-                ordered = tuple(sorted(members.pop(ticket.lease), key=lambda member: member.sample))
-                await outbox.put(Group(prompt=ticket.prompt, trajectories=ordered, lease=ticket.lease))
-        if members:
-            raise RuntimeError(f"the rollouts ended with incomplete groups: leases {sorted(members)}")
-
-    return stage
-
-
-def apply(function: Callable[[Group], Group]) -> StageFunction:
-    """A pure function on groups as a stage."""
-
-    async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        async for group in inbox:
-            await outbox.put(function(group))
-
-    return stage
 
 
 def batch(leases: Leases) -> StageFunction:

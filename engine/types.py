@@ -11,7 +11,7 @@ Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectorie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -147,6 +147,8 @@ class Group:
 
     lease is released when the group was trained or dropped. kept: indices into trajectories; advantages_K: one per
     kept trajectory. drop: why nothing of the group is trained ("flat", "error"), None when something is.
+    waste: sampled tokens that are in none of the trajectories, by reason ("surplus": rollouts beyond those needed;
+    "flat", "error": given up for that; "superseded": sampled anew). refills: prompts given up before this one.
     """
 
     prompt: Prompt
@@ -155,6 +157,8 @@ class Group:
     kept: tuple[int, ...] = ()
     advantages_K: NDArray[np.float64] | None = None
     drop: str | None = None
+    waste: Mapping[str, int] = field(default_factory=dict)
+    refills: int = 0
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:

@@ -43,6 +43,7 @@ from algo.select import KeepAll, RandomSubset
 from engine import measure, stages
 from engine.chat import Chat
 from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
+from engine.groups import GroupConfig, groups
 from engine.kv_aware import KvAware
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
@@ -74,6 +75,9 @@ class Config:
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
     oversample: Annotated[int, "rollouts per trained trajectory for roc and random (2: the paper's 2G)"] = 2
+    extra_samples: Annotated[int, "rollouts per group beyond those needed; the slowest are cancelled"] = 0
+    stop_flat_after: Annotated[int | None, "equal rewards after which a group is stopped as flat"] = None
+    refills: Annotated[int, "other prompts that may replace a group of which nothing would be trained"] = 0
     max_staleness: Annotated[int, "versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
     learning_rate: Annotated[float, "AdamW, constant after 3 warm-up steps"] = 5e-4
     minibatches: Annotated[int, "optimizer updates per step"] = 2
@@ -95,13 +99,10 @@ class Config:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
-        if self.minibatches > self.prompts_per_step * self.group_size:
-            raise ValueError(
-                f"minibatches={self.minibatches} cannot be cut from prompts_per_step x group_size = "
-                f"{self.prompts_per_step * self.group_size} trajectories"
-            )
+        if self.minibatches > (trained := self.prompts_per_step * self.group_size):
+            raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
-        _ = self.budget, self.replica, self.learner, self.limits
+        _ = self.group, self.budget, self.replica, self.learner, self.limits
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "
@@ -109,14 +110,16 @@ class Config:
             )
 
     @property
-    def samples(self) -> int:
-        """Rollouts per prompt: 2G for RoC, G for GRPO."""
-        return self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
-
-    @property
     def selector(self) -> Selector:
         kinds = {"roc": RoC, "random": RandomSubset}
         return KeepAll() if self.algorithm == "grpo" else kinds[self.algorithm](keep=self.group_size)
+
+    @property
+    def group(self) -> GroupConfig:
+        """samples: 2G for RoC, G for GRPO."""
+        samples = self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
+        extras = {name: getattr(self, name) for name in ("extra_samples", "stop_flat_after", "refills")}
+        return GroupConfig(samples=samples, **extras)
 
     @property
     def budget(self) -> RolloutConfig:
@@ -186,15 +189,11 @@ class Quickstart:
         config = self.config
         problems = prompts("train", config.seed)
         select = prepare(config.selector, config.seed)
-        width = config.samples * config.prompts_per_step
-        self.display.phase("training")
+        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
         self.pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(problems, self.leases, config.samples, config.steps)),
-                Stage(name="roll", run=stages.roll(self.rollouts), workers=width * (config.max_staleness + 1)),
-                Stage(name="grade", run=stages.grade(self.reward, self.timeline), workers=4, capacity=width),
-                Stage(name="regroup", run=stages.regroup()),
-                Stage(name="select", run=stages.apply(select)),
+                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
+                Stage(name="groups", run=grouped, workers=self.leases.capacity),
                 Stage(name="batch", run=stages.batch(self.leases)),
                 Stage(name="learn", run=self._learn),
             ]
@@ -210,13 +209,13 @@ class Quickstart:
         """A step's groups -> the learner -> new weights on every replica -> leases released -> numbers written down."""
         now = self.timeline.now
         mark = now()
-        async for groups in inbox:
-            step = self.leases.step_of(groups[0].lease) + 1
-            metrics = measure.step(groups, self.fleet.version)
+        async for batch in inbox:
+            step = self.leases.step_of(batch[0].lease) + 1
+            metrics = measure.step(batch, self.fleet.version)
             ready = now()
             self.timeline.idle.flag("staleness_gate", 1, ready)
             async with asyncio.TaskGroup() as tasks:
-                learning = tasks.create_task(self.learner.train(join(step, groups), version=step), name="train")
+                learning = tasks.create_task(self.learner.train(join(step, batch), version=step), name="train")
                 await asyncio.sleep(0)
                 gc.collect()  # while the learner has the cores, and nothing waits for this process
             trained, canary = learning.result()
@@ -248,7 +247,7 @@ class Quickstart:
             self.run_folder.step(step, metrics)
             self.display.step(step, metrics)
             mark = now()
-            for group in groups:
+            for group in batch:
                 self.leases.release(group.lease)
             await outbox.put(step)
 

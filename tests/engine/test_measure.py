@@ -28,6 +28,7 @@ def test_a_step_by_hand():
     )
     flat = group([a_trajectory(0, reward=0.0, sampled=40)], 1, drop="flat")
     failed = group([a_trajectory(0, sampled=50, error=ERROR)], 2, drop="error")
+    trained, flat = replace(trained, waste={"surplus": 7, "flat": 5}, refills=1), replace(flat, refills=2)
     found = measure.step([trained, flat, failed], version=5)
     wanted = {
         "reward": 0.5,
@@ -40,11 +41,13 @@ def test_a_step_by_hand():
         "trajectories_failed": 1,
         "groups_flat": 1,
         "groups_error": 1,
-        "tokens_generated": 150,
+        "groups_refilled": 3,
+        "tokens_generated": 162,
         "tokens_trained": 30,
-        "goodput": 0.2,
-        "waste/flat_tokens": 40,
+        "goodput": 30 / 162,
+        "waste/flat_tokens": 45,
         "waste/error_tokens": 50,
+        "waste/surplus_tokens": 7,
         "waste/not_selected_tokens": 30,
         "staleness_mean": 0.5,
         "staleness_max": 1,
@@ -60,10 +63,17 @@ def test_a_step_by_hand():
 
 
 def test_generated_tokens_are_trained_or_wasted_for_a_reason():
-    groups = [group([a_trajectory(n, reward=1.0, sampled=n + 1) for n in range(4)], kept=(1, 3))]
+    members = [a_trajectory(n, reward=1.0, sampled=n + 1, error=ERROR if n == 2 else None) for n in range(4)]
+    groups = [group(members, kept=(1, 3), waste={"superseded": 20}), group(members, 1, drop="easy")]
     found = measure.step(groups, 0)
-    waste = sum(value for name, value in found.items() if name.startswith("waste/"))
-    assert found["tokens_trained"] + waste == found["tokens_generated"] == 10
+    waste = {name: value for name, value in found.items() if name.startswith("waste/") and value}
+    assert waste == {
+        "waste/not_selected_tokens": 1,
+        "waste/error_tokens": 3,
+        "waste/superseded_tokens": 20,
+        "waste/easy_tokens": 10,
+    }
+    assert (found["tokens_trained"], found["tokens_generated"]) == (6, 40)
 
 
 def test_a_step_in_which_everything_failed_is_measured_too():

@@ -157,6 +157,22 @@ def test_staleness_is_bounded_when_steps_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_groups_may_oversample_stop_and_refill(tmp_path: Path) -> None:
+    fields = ["steps=4", "max_staleness=1", "extra_samples=2", "stop_flat_after=3", "refills=2"]
+    subprocess.run(command(tmp_path, *SMALL, *fields), check=True, capture_output=True, timeout=200)
+    rows = metrics(tmp_path / "quickstart")[1:]
+    for row in rows:
+        assert row["tokens_generated"] == row["tokens_trained"] + sum(
+            tokens for name, tokens in row.items() if name.startswith("waste/")
+        )
+        assert row["trajectories_trained"] == 2 * (4 - row["groups_flat"] - row["groups_error"])
+        assert row["staleness_max"] <= 1
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    assert summary["wasted_tokens"]["surplus_tokens"] > 0
+    assert sum(row["groups_refilled"] for row in rows) > 0
+
+
+@pytest.mark.timeout(300)
 def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) -> None:
     before = shared_memory()
     run = Run(command(tmp_path, *SMALL, "steps=1000"))
@@ -231,6 +247,8 @@ def test_impossible_sizes_name_the_field(tmp_path: Path) -> None:
         "max_staleness=-1",
         "max_tokens=0",
         "kv_blocks=3",
+        "refills=-1",
+        "stop_flat_after=17",
     ):
         code, message = refused(f"runs={tmp_path}", field)
         assert code != 0
