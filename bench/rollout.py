@@ -60,7 +60,12 @@ def trained() -> Path:
     """The checkpoint of a short run of the quick start, made if it is not there."""
     checkpoint = TRAINED / "checkpoint"
     if not (checkpoint / "config.json").is_file():
-        command = [sys.executable, str(ROOT / "recipes/quickstart.py"), f"runs={TRAINED.parent}", f"name={TRAINED.name}"]
+        command = [
+            sys.executable,
+            str(ROOT / "recipes/quickstart.py"),
+            f"runs={TRAINED.parent}",
+            f"name={TRAINED.name}",
+        ]
         subprocess.run([*command, "steps=16", "eval_every=16"], check=True)
     return checkpoint
 
