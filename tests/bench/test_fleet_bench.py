@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.fleet import POLICIES, arguments
 from bench.fleet_bound import Engine, StepCost, fit, lower_bound_s
-from bench.fleet_engines import VOCABULARY, Engines, write_model
+from bench.fleet_engines import VOCABULARY
 from bench.fleet_figures import OURS, Run, overall, ratios, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Step, Timed, replay
@@ -17,7 +20,6 @@ from bench.workload import Traced, Turn
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
 from engine.ports import KvSample
-from engine.replica import ReplicaConfig, prepare_environment
 from engine.rivals import RoundRobin
 from engine.trace import Timeline
 from tests.contracts import check_balancer
@@ -57,7 +59,7 @@ async def test_a_replay_generates_the_lengths_of_its_trace() -> None:
 class Terse(ScriptedReplica):
     """Ends each turn after one token."""
 
-    async def _tokens(self, token_ids, sampling):
+    async def _tokens(self, *request):
         yield 7, True
 
 
@@ -207,22 +209,21 @@ def test_arguments() -> None:
             arguments(wrong)
 
 
-async def test_one_engine_serves_two_fleets_each_with_an_empty_cache(tmp_path: Path) -> None:
-    prepare_environment()
-    write_model(tmp_path)
-    config = ReplicaConfig(checkpoint=str(tmp_path), max_model_len=512, kv_blocks=20, max_num_seqs=8)
-    records, pids, samples = [], [], []
-    async with Engines(config) as engines:
-        engines.on_sample = lambda index, sample: samples.append(sample)
-        for _ in range(2):
-            record = Record(block_size=32)
-            async with Fleet(FleetConfig(replicas=1), engines.make, RoundRobin(), Timeline()) as fleet:
-                await engines.forget()
-                await replay(fleet, TWO, record, 0, VOCABULARY)
-                pids.append(engines.replicas[0].pid)
-            records.append(record)
-    assert pids[0] == pids[1] > 0
-    assert samples
-    for record in records:
-        assert (record.generated, record.requests) == (60, 3)
-        assert record.cached in (64, 96), "the second turn finds its prefix, nothing of the fleet before"
+def test_the_bench_on_real_engines(tmp_path: Path) -> None:
+    """Two policies, one after the other, on the same engines: 8 trajectories of a group with a prompt of 64 tokens."""
+    options = "--rounds 1 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
+    folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.fleet", *options.split()], capture_output=True, text=True, timeout=200, **folder
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    assert metrics["failures"] == []
+    assert metrics["makespan_ratio_round_robin"] > 0
+    for policy, figures in metrics["workloads"]["uniform"]["policies"].items():
+        assert figures["prefilled_tokens"] > 8 * 32, f"{policy} began with an empty cache"
+        assert figures["recomputed_tokens"] == figures["preemptions"] == 0
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert {step["policy"] for step in steps} == {"kv_aware", "round_robin"}
+    assert all(0 <= step["free_blocks"] <= 99 for step in steps)
+    assert (tmp_path / "runs" / "bench" / "fleet_uniform.png").exists()
