@@ -71,8 +71,8 @@ def read(path: str | Path) -> list[LiveRun]:
 def features(runs: Iterable[LiveRun], blocks: int, block_size: int) -> tuple[Values, Values]:
     """Per step of an engine that was busy before it: (1, n, S, P) [steps, 4] and its seconds [steps].
 
-    Its seconds are the distance to the engine's step before. What ended in it decoded in it and is not in its sample:
-    n is the larger of both samples. Raises ValueError when there are fewer than 100 steps.
+    Its seconds are the distance to the engine's step before. What ran at the end of that one and was not preempted
+    decodes in this one. Raises ValueError when there are fewer than 100 steps.
     """
     rows, seconds = [], []
     for run in runs:
@@ -81,8 +81,8 @@ def features(runs: Iterable[LiveRun], blocks: int, block_size: int) -> tuple[Val
             before = last.get(step.replica)
             last[step.replica] = step
             if before is not None and before.running > 0:
-                kv_tokens = (blocks - step.free_blocks) * block_size
-                rows.append((1.0, max(before.running, step.running), kv_tokens, step.prefilled))
+                kv_tokens = (blocks - before.free_blocks) * block_size
+                rows.append((1.0, max(0, before.running - step.preempted), kv_tokens, step.prefilled))
                 seconds.append(step.t - before.t)
     if len(rows) < 100:
         raise ValueError(f"a fit needs 100 steps of busy engines, got {len(rows)}")
