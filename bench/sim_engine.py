@@ -189,6 +189,8 @@ class Engine:
     def _growth(self, steps: int) -> int:
         """Blocks that decoding requests need for that many steps."""
         size = self.machine.block_size
+        if steps == 1:
+            return self._phases[-self.steps % size]
         rounds, rest = divmod(steps, size)
         blocks = rounds * (len(self._running) - len(self._prefilling))
         return blocks + sum(self._phases[-(self.steps + step) % size] for step in range(rest))
@@ -221,6 +223,8 @@ class Engine:
             self._preempted += 1
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         machine = self.machine
         growth = self._growth(1)
         budget = machine.max_num_batched_tokens - len(self._running) + len(self._prefilling)
