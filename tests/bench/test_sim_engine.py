@@ -100,7 +100,7 @@ def test_nobody_overtakes_a_preempted_request() -> None:
     engine = Engine(SMALL)
     for number, (tokens, generate) in enumerate([(8, 12), (8, 12), (20, 1)]):
         engine.submit(request(number, tokens, generate))
-    assert run(engine) == {0: 12.0, 1: 15.0, 2: 16.0}
+    assert run(engine) == {0: 12.0, 1: 15.0, 2: 17.0}
     assert engine.preemptions == 1
 
 
