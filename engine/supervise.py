@@ -203,8 +203,7 @@ class Supervisor:
                 if attempt == 0:
                     raise
             finally:
-                async with asyncio.timeout(self.config.stop_deadline_s):
-                    await replica.shutdown()
+                await self._stop(replica)
             if index not in self._supervised:
                 return
             self.deaths += 1
@@ -214,6 +213,14 @@ class Supervisor:
             self._listener.on_end(end)
             raise end
 
+    async def _stop(self, replica: ReplicaPort) -> None:
+        try:
+            async with asyncio.timeout(self.config.stop_deadline_s):
+                await replica.shutdown()
+        except TimeoutError:
+            self._timeline.instant("fleet", f"replica {replica.index} does not end: killed")
+            replica.kill()
+
     def _admit(self, replica: ReplicaPort) -> None:
         self.live[replica.index] = replica
         self._timeline.idle.replica(replica.index, self._timeline.now())
@@ -221,14 +228,14 @@ class Supervisor:
         self._listener.on_up(replica)
 
     async def _watch(self, replica: ReplicaPort) -> None:
-        """Returns when the replica died; kills one that stalls, at the latest `watch_s` after its step deadline."""
+        """Returns when the replica died; kills one that stalls within `watch_s` after its step deadline."""
         while not replica.died.is_set():
             try:
                 async with asyncio.timeout(self.config.watch_s):
                     await replica.died.wait()
             except TimeoutError:
                 if replica.stalled(self._timeline.now()):
-                    self._timeline.instant("fleet", f"replica {replica.index} stalled: killed")
+                    self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
                     replica.kill()
         self.down(replica)
 

@@ -306,6 +306,46 @@ async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
 
 
+async def died(fleet, message):
+    with pytest.raises(ReplicaDied, match=message):
+        await play(fleet)
+
+
+async def test_turns_of_tasks_that_outlive_the_fleet_end_with_it():
+    """They are not the body's own tasks, so that nobody cancels them: each is told, those that come later too."""
+    gate = Gate()
+
+    def prepare(replica):
+        if len(replicas.made) > 1:
+            replica.start_gate, replica.start_error = gate, ReplicaDied("no memory")
+
+    async def run(fleet):
+        async with fleet:
+            replicas.made[0].die()
+            await gate.started.wait()
+            waiting = outer.create_task(died(fleet, "no replica is left"))
+            await settle()
+            assert not waiting.done()
+            gate.release()
+            await asyncio.Event().wait()
+
+    replicas = Replicas(prepare)
+    async with asyncio.TaskGroup() as outer:
+        fleet = fleet_of(replicas, restarts=1)
+        with pytest.raises(ReplicaDied, match="no replica is left"):
+            await run(fleet)
+        await died(fleet, "no replica is left")
+    gate, replicas = Gate(), Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    async with asyncio.TaskGroup() as outer:
+        async with fleet_of(replicas, 2, restarts=0) as fleet, asyncio.TaskGroup() as group:
+            update = group.create_task(fleet.update_weights(weights()))
+            await gate.started.wait()
+            outer.create_task(died(fleet, "the fleet has ended"))
+            await settle()
+            update.cancel()
+        assert fleet._balancer.reserved_blocks() == 0
+
+
 async def test_the_run_goes_on_while_another_replica_is_being_started():
     """Replica 0 is given up for good in the moment in which replica 1 is down: it comes back."""
     gate = Gate()

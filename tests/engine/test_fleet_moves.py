@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.balance import Place
-from engine.ports import Sampling
+from engine.ports import ReplicaDied, Sampling
 from tests.fakes import Gate, Replicas, ScriptedReplica, fleet_of, next_token, settle
 
 STOP = (1,)
@@ -264,8 +264,7 @@ async def test_closing_a_turn_that_is_being_moved_leaves_nothing():
 async def test_an_abort_that_fails_takes_the_replica_down():
     class Deaf(ScriptedReplica):
         async def abort(self, request_id):
-            self.die()
-            self._alive()
+            raise ReplicaDied("it does not listen")
 
     made = []
 
