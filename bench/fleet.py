@@ -29,7 +29,7 @@ from bench.fleet_engines import VOCABULARY, Engines, write_model
 from bench.fleet_figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Timed, replay
-from bench.report import environment, finish
+from bench.report import environment, finish, names
 from bench.workload import KINDS, Traced, Turn, load
 from engine.balance import Balancer
 from engine.fleet import Fleet, FleetConfig
@@ -133,15 +133,6 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
                     failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
                     say(f"FAILED {failures[-1]}")
     return runs, failures
-
-
-def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        if unknown := set(text.split(",")) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: it knows {', '.join(known)}")
-        return text.split(",")
-
-    return parse
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -34,7 +34,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.fleet_engines import write_model
-from bench.report import environment, finish
+from bench.report import environment, finish, names
 from bench.streaming_script import MOST_S, STYLES, Script, ScriptedTool, SpeakingEngines, Style
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
@@ -46,6 +46,8 @@ from engine.trace import Timeline
 from engine.types import StopReason, Trajectory, Turn
 from sandbox import Limits, Sandbox, SandboxConfig
 
+NAMES = [style.name for style in STYLES]
+QUICK = [NAMES[0], NAMES[-1]]
 TOKENIZER = Path(__file__).resolve().parents[1] / "recipes" / "tiny"
 # By name: the trajectories that send their calls at a turn's end, those whose key is one of these modulo 2.
 WAYS: dict[str, tuple[int, ...]] = {"streaming": (), "barrier": (0, 1), "mixed 0": (0,), "mixed 1": (1,)}
@@ -202,14 +204,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.streaming", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two styles, one round, 8 trajectories")
     parser.add_argument("--tool", choices=("sleep", "sandbox"), default="sleep", help="where a call's seconds pass")
+    parser.add_argument("--styles", type=names(NAMES), help=",".join(NAMES))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--trajectories", type=int)
     parser.add_argument("--turns", type=int, default=3, help="of each trajectory; all but the last call tools")
     options = parser.parse_args(given)
-    options.styles = [STYLES[0], STYLES[-1]] if options.quick else list(STYLES)
-    for name, quick, full in (("rounds", 1, 5), ("trajectories", 8, 32)):
+    for name, quick, full in (("styles", QUICK, NAMES), ("rounds", 1, 5), ("trajectories", 8, 32)):
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else full)
+    options.styles = [style for style in STYLES if style.name in options.styles]
     return options
 
 

@@ -38,8 +38,8 @@ class Style:
 STYLES = (
     Style(name="terse"),
     Style(name="talkative", after=40),
-    Style(name="terse, 3 calls", calls=3),
-    Style(name="talkative, 3 calls", calls=3, after=40),
+    Style(name="terse-3-calls", calls=3),
+    Style(name="talkative-3-calls", calls=3, after=40),
 )
 # Seconds of a tool call: the workload study's lognormal (mean 0.2 s, within 0.02 and 4 s).
 MEDIAN_S, SIGMA, LEAST_S, MOST_S = 0.145, 0.92, 0.02, 4.0

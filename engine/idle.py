@@ -44,17 +44,26 @@ class IdleClock:
         self._replicas[index].up = False
 
     def running(self, index: int, change: int, now: float) -> None:
-        self._tick(now)
-        self._replicas[index].running += change
+        replica = self._replicas[index]
+        self._count(replica.running, change, now)
+        replica.running += change
 
     def tools(self, index: int, change: int, now: float) -> None:
-        self._tick(now)
-        self._replicas[index].tools += change
+        replica = self._replicas[index]
+        self._count(replica.tools, change, now)
+        replica.tools += change
 
     def flag(self, cause: str, change: int, now: float) -> None:
         """Counts what is under way of a cause that is not tied to one replica. Raises KeyError for another cause."""
-        self._tick(now)
+        self._count(self._flags[cause], change, now)
         self._flags[cause] += change
+
+    def _count(self, before: int, change: int, now: float) -> None:
+        """A cause begins or ends to hold with a count that leaves or reaches zero; only then is there something to do,
+        which costs as much as there are replicas.
+        """
+        if not before or not before + change:
+            self._tick(now)
 
     def seconds(self, now: float) -> dict[int, dict[str, float]]:
         """{replica: {"busy" | cause: seconds}} so far."""

@@ -187,7 +187,7 @@ def test_arguments() -> None:
 
 
 def test_the_bench_on_real_engines(tmp_path: Path) -> None:
-    options = "--quick --trajectories 2 --turns 2"
+    options = "--quick --styles talkative --trajectories 2 --turns 2"
     folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
     done = subprocess.run(
         [sys.executable, "-m", "bench.streaming", *options.split()],
