@@ -61,6 +61,8 @@ class Replica:
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 await self._engine.init_weight_transfer_engine(_init_request())
+                # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
+                await self._engine.get_supported_tasks()
         except Exception as error:
             await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error

@@ -29,6 +29,17 @@ class Restless(KvAware):
     def __init__(self, every=0):
         super().__init__(max_tokens=400)
         self.every, self.decisions, self.rng = every, 0, random.Random(SEED)
+        self.changed = asyncio.Event()
+
+    def replica_up(self, replica, blocks, block_size):
+        super().replica_up(replica, blocks, block_size)
+        self.changed.set()
+
+    async def until(self, holds):
+        """Until `holds()`, which is asked again whenever a replica comes up."""
+        while not holds():
+            self.changed.clear()
+            await self.changed.wait()
 
     def decide(self, now):
         places = super().decide(now)
@@ -43,10 +54,11 @@ class Restless(KvAware):
 
 
 class Load:
-    """Turns on a fleet; `reached` is called with the tokens so far, after each delta."""
+    """Turns on a fleet; `until` so many tokens of all of them together."""
 
     def __init__(self, fleet):
         self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
+        self.marks = {}
         rng = random.Random(SEED)
         self.prompts = [[rng.randrange(3, 500) for _ in range(rng.randrange(20, 90))] for _ in range(TURNS)]
 
@@ -58,29 +70,34 @@ class Load:
             async for _, delta in self.fleet.turn(key, key, prompt, sampling):
                 found += delta.token_ids
                 self.total += len(delta.token_ids)
+                for mark in [mark for mark in self.marks if mark <= self.total]:
+                    self.marks.pop(mark).set()
             self.spans += delta.spans
         finally:
             self.fleet.leave(key, len(prompt) + len(found), finished=True)
         return found
 
-    async def all(self):
+    def all(self):
         self.total, self.spans = 0, []
+        return self._all()
+
+    async def _all(self):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.play(prompt), name="turn") for prompt in self.prompts]
         return [task.result() for task in tasks]
 
     async def until(self, tokens):
-        while self.total < tokens:
-            await asyncio.sleep(0.002)
+        if self.total < tokens:
+            self.marks[tokens] = asyncio.Event()
+            await self.marks[tokens].wait()
 
     async def kill(self, times):
         """kill -9 of a random live engine after a random number of tokens, `times` times."""
         rng, killed = random.Random(SEED), []
         for begin in range(times):
             await self.until((begin + rng.random()) * TURNS * TOKENS / times)
-            while not (live := [pid for pid in pids(self.fleet) if pid not in killed]):
-                await asyncio.sleep(0.01)
-            killed.append(rng.choice(live))
+            await self.fleet._balancer.until(lambda: set(pids(self.fleet)) - {*killed})
+            killed.append(rng.choice([pid for pid in pids(self.fleet) if pid not in killed]))
             os.kill(killed[-1], signal.SIGKILL)
         return killed
 
@@ -100,11 +117,6 @@ def alive(pid):
 def fleet_of(balancer, **config):
     settings = FleetConfig(replicas=2, watch_s=0.2, **config)
     return Fleet(settings, partial(Replica, CONFIG), balancer, Timeline())
-
-
-async def both_up(fleet):
-    while len(fleet.live) < 2:
-        await asyncio.sleep(0.02)
 
 
 async def under_faults(found):
@@ -133,14 +145,14 @@ async def under_faults(found):
         found["killed"] = running.result() == quiet
         found["deaths"] = fleet.deaths
 
-        await both_up(fleet)
+        await balancer.until(lambda: len(fleet.live) == 2)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             await load.until(TURNS * TOKENS // 4)
             stopped = pids(fleet)[1]
             os.kill(stopped, signal.SIGSTOP)
         found["stopped"] = running.result() == quiet
-        await both_up(fleet)
+        await balancer.until(lambda: len(fleet.live) == 2)
         found["recovered"] = await load.all() == quiet
         found["reserved"] = balancer.reserved_blocks()
         ours = [*before, *killed.result(), stopped, *pids(fleet)]
