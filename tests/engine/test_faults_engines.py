@@ -49,7 +49,7 @@ def test_an_engine_that_hangs_is_killed_and_its_turns_go_on(found):
 
 def test_afterwards_the_fleet_is_whole_and_nothing_is_left(found):
     assert found["recovered"]
-    assert found["reserved"] == 0
+    assert found["in_books"] == []
     assert found["left"] == []
 
 
