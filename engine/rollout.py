@@ -80,6 +80,7 @@ class _Draft:
     """A turn under way."""
 
     start: int
+    read: int  # up to where the parser has read
     queued_at: float
     stream: TextStream
     started_at: float = 0.0
@@ -89,7 +90,6 @@ class _Draft:
     finish: str | None = None
     calls: list[_Call] = field(default_factory=list)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
-    read: int = 0  # how many of its tokens the parser has read
 
 
 class Rollouts:
@@ -205,7 +205,8 @@ class _Rollout:
 
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
-        draft = _Draft(len(self.buffer), self.timeline.now(), self.chat.stream())
+        start = len(self.buffer)
+        draft = _Draft(start, start, self.timeline.now(), self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(draft, tools)
@@ -247,8 +248,8 @@ class _Rollout:
 
     def _read(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
         """The parser reads what was sampled since it last did."""
-        text = draft.stream.step(self.buffer.ids[draft.start + draft.read :])
-        draft.read = len(self.buffer) - draft.start
+        text = draft.stream.step(self.buffer.ids[draft.read :])
+        draft.read = len(self.buffer)
         for call in draft.parser.feed(text):
             self._dispatch(call, draft.calls, tools)
 
