@@ -85,6 +85,8 @@ class Replica:
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
         self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap()])
+        if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
+            self._engine.shutdown(0.1)
 
     def _tap(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase
@@ -253,7 +255,7 @@ class Replica:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
-            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, 0.1)
+            await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine
             gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
@@ -263,6 +265,13 @@ class Replica:
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
     """vLLM's spans; a label that is not a number is the engine's own before the first update."""
     return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
+
+
+def _end(engine: Any) -> None:
+    processes = engine.engine_core.resources.engine_manager.processes
+    engine.shutdown(0.1)
+    for process in processes:
+        process.join(1.0)  # else one that had to be killed stays a zombie
 
 
 def _prefilled(stats: Any) -> int:

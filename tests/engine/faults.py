@@ -12,6 +12,7 @@ import signal
 from functools import partial
 
 from engine.balance import KvAware
+from engine.errors import first_error
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.ports import ReplicaDied, Sampling
 from engine.replica import Replica, ReplicaConfig, prepare_environment
@@ -20,7 +21,7 @@ from engine.trace import Timeline
 CHECKPOINT = "recipes/tiny"
 CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)
 SEED = 7
-TURNS, TOKENS = 12, 100
+TURNS, TOKENS = 10, 80
 
 
 class Restless(KvAware):
@@ -121,7 +122,7 @@ def fleet_of(balancer, **config):
 
 async def under_faults(found):
     balancer = Restless()
-    async with fleet_of(balancer, restarts=20) as fleet:
+    async with fleet_of(balancer, restarts=20, drain_s=0.05) as fleet:
         load = Load(fleet)
         quiet = await load.all()
         found["quiet"] = sorted({len(tokens) for tokens in quiet})
@@ -154,8 +155,15 @@ async def under_faults(found):
         found["stopped"] = running.result() == quiet
         await balancer.until(lambda: len(fleet.live) == 2)
         found["recovered"] = await load.all() == quiet
-        found["reserved"] = balancer.reserved_blocks()
+
         ours = [*before, *killed.result(), stopped, *pids(fleet)]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            await load.until(TURNS * TOKENS // 4)
+            await fleet.drain(0)
+        found["drained"] = running.result() == quiet
+        found["live"] = fleet.live
+        found["reserved"] = balancer.reserved_blocks()
     found["left"] = [pid for pid in ours if alive(pid)]
 
 
@@ -186,7 +194,7 @@ async def all_dead(found):
                 os.kill(pid, signal.SIGKILL)
             await asyncio.Event().wait()
     except* ReplicaDied as errors:
-        found["fleet_end"] = str(errors.exceptions[0])
+        found["fleet_end"] = str(first_error(errors))
     found["turn_ends"] = sorted(set(ends))
     found["turns_ended"] = len(ends)
 
