@@ -30,18 +30,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.replica import Replica, ReplicaConfig, prepare_environment
-
-prepare_environment()
-
 import numpy as np
 import uvloop
+from rich.console import Console
+from rich.table import Table
 
 from bench.report import environment, finish
 from bench.rollout_load import Measured, Recorder, Repeater, Schedule, bare, rolled
+from bench.rollout_scale import QUEUED, RUNNING, scale
+from bench.rollout_scale import REPLICAS as MANY
 from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
 from engine.trace import Timeline
@@ -60,13 +61,8 @@ def trained() -> Path:
     """The checkpoint of a short run of the quick start, made if it is not there."""
     checkpoint = TRAINED / "checkpoint"
     if not (checkpoint / "config.json").is_file():
-        command = [
-            sys.executable,
-            str(ROOT / "recipes/quickstart.py"),
-            f"runs={TRAINED.parent}",
-            f"name={TRAINED.name}",
-        ]
-        subprocess.run([*command, "steps=16", "eval_every=16"], check=True)
+        fields = [f"runs={TRAINED.parent}", f"name={TRAINED.name}", "steps=16", "eval_every=16"]
+        subprocess.run([sys.executable, str(ROOT / "recipes/quickstart.py"), *fields], check=True)
     return checkpoint
 
 
@@ -185,13 +181,27 @@ def load_rows(metrics: dict[str, Any], modes: Sequence[str]) -> list[list[str]]:
     return rows
 
 
+def scale_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    return [
+        ["lag of the loop, p99 ms (max)", f"{metrics['loop_lag_p99_ms']:.1f} ({metrics['loop_lag_max_ms']:.0f})"],
+        ["lag in CPU time, p99 ms", f"{metrics['loop_lag_cpu_p99_ms']:.1f}"],
+        ["bytes per trajectory", f"{metrics['bytes_per_trajectory']:,.0f}"],
+        ["tokens/s", f"{metrics['scale_tokens_per_s']:,.0f}"],
+        ["CPU us per token", f"{metrics['scale_cpu_us_per_token']:.1f}"],
+        ["trajectories ended", f"{metrics['scale_ended']:,}"],
+        ["tasks, turns left over", f"{metrics['tasks_left']}, {metrics['turns_left']}"],
+    ]
+
+
 def options_of(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.rollout", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 rounds of 512 trajectories instead of 5 of 1,024")
+    parser.add_argument("--only", choices=("load", "scale"), help="one part instead of both")
     parser.add_argument("--checkpoint", type=Path, help="folder of a trained policy")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--trajectories", type=int, help=f"per mode and round, a multiple of {SAMPLES}")
     parser.add_argument("--concurrent", type=int, default=256)
+    parser.add_argument("--queued", type=int, default=QUEUED, help=f"beyond the {MANY * RUNNING} that run")
     parser.add_argument("--profile", help="write a cProfile of one scripted run there")
     options = parser.parse_args(argv)
     options.rounds = options.rounds or (2 if options.quick else 5)
@@ -201,16 +211,33 @@ def options_of(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main() -> None:
+    prepare_environment()
     options = options_of(sys.argv[1:])
     machine = environment()
+    header: tuple[str, ...] = ("", "")
+    rows: list[list[str]] = []
+    metrics: dict[str, Any] = {}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rounds = runner.run(Load(options).run())
-    metrics = load_metrics(rounds)
-    rows = load_rows(metrics, list(rounds))
+        if options.only != "load":
+            metrics |= runner.run(scale(options.checkpoint, options.queued))
+            rows = scale_rows(metrics)
+        if options.only != "scale":
+            if rows:
+                show(f"{MANY * RUNNING:,} trajectories running, {options.queued:,} waiting", header, rows)
+            rounds = runner.run(Load(options).run())
+            metrics |= load_metrics(rounds)
+            header = ("", "tokens/s", "of bare", "CPU us per token", "per turn", "per trajectory")
+            rows = load_rows(metrics, list(rounds))
     config = {name: str(value) for name, value in vars(options).items()}
-    header = ("", "tokens/s", "of bare", "CPU us per token", "per turn", "per trajectory")
-    title = "Rollouts on two replicas; CPU of the node's own process"
+    title = "Rollouts; CPU of the node's own process"
     finish("rollout", title, header, rows, config=config, metrics=metrics, environment=machine)
+
+
+def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*header, title=title)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 if __name__ == "__main__":

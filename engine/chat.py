@@ -24,7 +24,6 @@ Message = Mapping[str, str]
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
 _CALLER = "\x00caller\x00"  # and for the assistant's turn before it
 _PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
-_PROMPTS = 1024  # rendered prompts that are remembered: a group asks for the same one many times
 
 
 class TemplateError(ValueError):
@@ -44,7 +43,9 @@ class Chat:
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
         self._tool_pieces = functools.cache(self._cut)
-        self._prompt = functools.lru_cache(_PROMPTS)(self._encode_prompt)
+        # The samples of a group ask for the same prompt, and often for the same response.
+        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
+        self._given = functools.lru_cache(1024)(self._encode_given)
         names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
         self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
         self._spelled = functools.cache(self._spell)
@@ -69,6 +70,9 @@ class Chat:
 
         Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
         """
+        return list(self._given(tuple(responses)))
+
+    def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
         if not any(map(self._control.search, responses)):
             return self._encode(self._tool_text(responses))
         text, *pieces = self._tool_pieces(len(responses))

@@ -89,12 +89,12 @@ class Replica:
             self._engine.shutdown(0.1)
 
     def _tap(self) -> Any:
-        from vllm.v1.metrics.loggers import StatLoggerBase
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
 
         replica = self
 
-        class Tap(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+        class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader
+            def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None: ...
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is None:
@@ -112,6 +112,10 @@ class Replica:
                 )
 
             def log_engine_initialized(self) -> None: ...
+
+            def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
+
+            def record_admission_rejection(self, *_: Any, **__: Any) -> None: ...
 
         return Tap
 
@@ -142,6 +146,7 @@ class Replica:
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,  # nobody else has these
         )
         self._enter()
         try:

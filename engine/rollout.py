@@ -80,6 +80,7 @@ class _Draft:
     """A turn under way."""
 
     start: int
+    read: int  # up to where the parser has read
     queued_at: float
     stream: TextStream
     started_at: float = 0.0
@@ -89,7 +90,6 @@ class _Draft:
     finish: str | None = None
     calls: list[_Call] = field(default_factory=list)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
-    read: int = 0  # how many of its tokens the parser has read
 
 
 class Rollouts:
@@ -205,7 +205,8 @@ class _Rollout:
 
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
-        draft = _Draft(len(self.buffer), self.timeline.now(), self.chat.stream())
+        start = len(self.buffer)
+        draft = _Draft(start, start, self.timeline.now(), self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(draft, tools)
@@ -236,19 +237,21 @@ class _Rollout:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
                 buffer.append_sampled(delta)
                 if not closers.isdisjoint(delta.token_ids):
-                    self._read(draft, tools)
+                    # Up to that token only: a character that is not whole yet would hold back the text before it.
+                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)
+                    self._read(draft, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
             buffer.label(version, start + begin, start + end)
         draft.finish, draft.finished_at = delta.finish, self.timeline.now()
         if draft.finish == "stop":
-            self._read(draft, tools)
+            self._read(draft, tools, len(buffer))
             for call in draft.parser.finish():
                 self._dispatch(call, draft.calls, tools)
 
-    def _read(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
-        """The parser reads what was sampled since it last did."""
-        text = draft.stream.step(self.buffer.ids[draft.start + draft.read :])
-        draft.read = len(self.buffer) - draft.start
+    def _read(self, draft: _Draft, tools: asyncio.TaskGroup, end: int) -> None:
+        """The parser reads what was sampled since it last did, up to `end`."""
+        text = draft.stream.step(self.buffer.ids[draft.read : end])
+        draft.read = end
         for call in draft.parser.feed(text):
             self._dispatch(call, draft.calls, tools)
 
