@@ -4,11 +4,13 @@ Invariants
 - A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
 - The text of that sequence is what the template renders for the whole conversation at once (audited at start).
 - A sampled turn ends with the end-of-turn token; tool ids begin with what the template puts after it (the newline).
+- What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,12 @@ class Chat:
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
         self._tool_pieces = functools.cache(self._cut)
-        self._encode_prompt = functools.lru_cache(1024)(self._encode)  # a group renders its prompt many times
+        # The samples of a group ask for the same prompt, and often for the same response.
+        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
+        self._given = functools.lru_cache(1024)(self._encode_given)
+        names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
+        self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
+        self._spelled = functools.cache(self._spell)
         self.audit()
 
     @classmethod
@@ -56,11 +63,40 @@ class Chat:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the rendered messages, ending with the opening of the assistant's turn."""
-        return list(self._encode_prompt(self._render(messages, generate=True)))
+        return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
 
     def tool_ids(self, responses: Sequence[str]) -> list[int]:
-        """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn."""
-        return self._encode(self._tool_text(responses))
+        """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn.
+
+        Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
+        """
+        return list(self._given(tuple(responses)))
+
+    def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
+        if not any(map(self._control.search, responses)):
+            return self._encode(self._tool_text(responses))
+        text, *pieces = self._tool_pieces(len(responses))
+        ids: list[int] = []
+        for response, piece in zip(responses, pieces, strict=True):
+            before, *rest = self._control.split(response)
+            text += before
+            for name, after in zip(rest[::2], rest[1::2], strict=True):
+                ids += self._encode(text) + self._spelled(name)
+                text = after
+            text += piece
+        return ids + self._encode(text)
+
+    def closers(self, tag: str) -> frozenset[int]:
+        """Ids of the tokens that can complete `tag`: no other one has text in which it ends."""
+        ids = sorted(self._fast.get_vocab(with_added_tokens=True).values())
+        texts = self._fast.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        last = tag[-1]
+
+        def completes(text: str) -> bool:
+            heads = (text[: at + 1] for at, char in enumerate(text) if char == last)
+            return any(head.endswith(tag) or tag.endswith(head) for head in heads)
+
+        return frozenset(token for token, text in zip(ids, texts, strict=True) if last in text and completes(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
@@ -85,6 +121,29 @@ class Chat:
         for probe in _PROBES:
             if self.decode(self._encode(probe)) != probe:
                 raise TemplateError(f"the tokenizer does not give {probe!r} back after encoding and decoding it")
+        self._audit_control()
+
+    def _audit_control(self) -> None:
+        """A tool that prints the end-of-turn token's name: the model must read the name."""
+        printed = [f"a{self.end_of_turn_text}b"]
+        ids = self.tool_ids(printed)
+        if self.decode(ids) != self._tool_text(printed) or ids.count(self.end_of_turn) != self._ends(printed):
+            raise TemplateError(f"the tokenizer cannot spell {self.end_of_turn_text!r} in a tool's response as text")
+
+    def _ends(self, responses: Sequence[str]) -> int:
+        """How many end-of-turn tokens the template itself puts around the responses."""
+        return sum(piece.count(self.end_of_turn_text) for piece in self._tool_pieces(len(responses)))
+
+    def _spell(self, name: str) -> list[int]:
+        """The name of a control token as ordinary tokens."""
+        before = self._fast.encode_special_tokens
+        self._fast.encode_special_tokens = True
+        try:
+            ids = self._encode(name)
+            # An added token that is not flagged as special is found all the same, unless its text is cut.
+            return ids if ids != [self._fast.token_to_id(name)] else self._encode(name[:1]) + self._encode(name[1:])
+        finally:
+            self._fast.encode_special_tokens = before
 
     def _tool_text(self, responses: Sequence[str]) -> str:
         first, *pieces = self._tool_pieces(len(responses))
@@ -115,19 +174,22 @@ class Chat:
             roles = [message["role"] for message in messages]
             raise TemplateError(f"the chat template fails on roles {roles}: {error}") from error
 
+    def _encode_prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
+        return self._encode(self._render([dict(message) for message in messages], generate=True))
+
     def _encode(self, text: str) -> list[int]:
         return self._fast.encode(text, add_special_tokens=False).ids
 
 
 class TextStream:
-    """Decodes one token at a time; text comes out when its bytes are complete characters."""
+    """Decodes as tokens come; text comes out when its bytes are complete characters."""
 
     def __init__(self, fast_tokenizer: Any) -> None:
         self._tokenizer = fast_tokenizer
         self._stream = DecodeStream(skip_special_tokens=False)
 
-    def step(self, token_id: int) -> str:
-        return self._stream.step(self._tokenizer, token_id) or ""
+    def step(self, token_ids: Sequence[int]) -> str:
+        return self._stream.step(self._tokenizer, list(token_ids)) or ""
 
 
 def _compare(pieces: str, whole: str) -> None:

@@ -73,6 +73,10 @@ class FleetConfig:
             raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
 
 
+class Superseded(RuntimeError):
+    """New weights ended the turn: its trajectory begins again from the prompt."""
+
+
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
 
 

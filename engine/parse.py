@@ -10,11 +10,13 @@ Invariants
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ class ToolCallParser:
         text = self._outside + text
         at = text.find(OPEN)
         if at < 0:
-            self._outside = text[len(text) - _overlap(text, OPEN) :]
+            self._outside = text[len(text) - _overlap(text, OPEN) :] if "<" in text[1 - len(OPEN) :] else ""
             return ""
         self._reset()
         self._body = []
@@ -95,25 +97,38 @@ class ToolCallParser:
     def _collect(self, text: str) -> tuple[str | None, str]:
         """Inside a call: its body once the closing tag came outside a JSON string, and the text after it."""
         assert self._body is not None
-        for at, char in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-                continue
-            self._tag += char
-            if not CLOSE.startswith(self._tag):
-                self._tag = char if char == "<" else ""
-                self._in_string = char == '"'
-            elif self._tag == CLOSE:
-                body = "".join(self._body) + text[: at + 1]
-                self._reset()
-                return body[: -len(CLOSE)], text[at + 1 :]
+        at = 0
+        while at < len(text):
+            if self._tag:
+                self._tag += text[at]
+                if self._tag == CLOSE:
+                    body = "".join(self._body) + text[: at + 1]
+                    self._reset()
+                    return body[: -len(CLOSE)], text[at + 1 :]
+                if CLOSE.startswith(self._tag):
+                    at += 1
+                else:
+                    self._tag = ""  # this character may begin a string or another tag
+            elif self._escaped:
+                self._escaped = False
+                at += 1
+            else:
+                found = (_IN_STRING if self._in_string else _IN_BODY).search(text, at)
+                if found is None:
+                    break
+                self._mark(found[0])
+                at = found.end()
         self._body.append(text)
         return None, ""
+
+    def _mark(self, char: str) -> None:
+        """Inside a call: a character at which something begins or ends."""
+        if char == "<":
+            self._tag = char
+        elif char == '"':
+            self._in_string = not self._in_string
+        else:
+            self._escaped = True
 
     def _reset(self) -> None:
         self._outside, self._body, self._tag = "", None, ""

@@ -7,6 +7,8 @@ Invariants
   the trajectory's end cuts off is recorded as killed.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
 - Every trajectory ends: token, turn, call and wall-time budgets are checked here.
+- A trajectory whose turn is superseded by new weights begins again from its prompt, with fresh tools; the tokens that
+  it had are counted as discarded.
 - A stateful tool is opened once for each trajectory and closed with it, however it ends; a trajectory that moves to
   another replica keeps it.
 """
@@ -19,13 +21,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from engine.chat import Chat
+from engine.buffer import TokenBuffer
+from engine.chat import Chat, TextStream
 from engine.errors import first_error
-from engine.fleet import Fleet
-from engine.parse import MalformedCall, ToolCall, ToolCallParser
-from engine.ports import Delta, ReplicaDied, Sampling, StatefulTool, Tool, ToolReply
+from engine.fleet import Fleet, Superseded
+from engine.parse import CLOSE, MalformedCall, ToolCall, ToolCallParser
+from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool, ToolReply
 from engine.trace import Timeline
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 
@@ -61,31 +62,6 @@ class Tally:
     tokens: int = 0
 
 
-class _Buffer:
-    """The append-only tokens of one trajectory."""
-
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self.ids: list[int] = list(prompt_ids)
-        self.sampled = [False] * len(self.ids)
-        self.logprobs = [0.0] * len(self.ids)
-        self.versions = [-1] * len(self.ids)
-
-    def append_sampled(self, delta: Delta) -> None:
-        count = len(delta.token_ids)
-        assert len(delta.logprobs) == count, (delta, count)
-        self.ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.sampled += [True] * count
-        self.versions += [delta.version] * count
-
-    def append_given(self, token_ids: Sequence[int]) -> None:
-        count = len(token_ids)
-        self.ids += token_ids
-        self.logprobs += [0.0] * count
-        self.sampled += [False] * count
-        self.versions += [-1] * count
-
-
 @dataclass(slots=True)
 class _Call:
     """A call under way: when it closed, and its reply once there is one."""
@@ -104,13 +80,16 @@ class _Draft:
     """A turn under way."""
 
     start: int
+    read: int  # up to where the parser has read
     queued_at: float
+    stream: TextStream
     started_at: float = 0.0
     finished_at: float | None = None  # None: cut short while it was generated
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None
     calls: list[_Call] = field(default_factory=list)
+    parser: ToolCallParser = field(default_factory=ToolCallParser)
 
 
 class Rollouts:
@@ -128,6 +107,7 @@ class Rollouts:
         self.config = config
         self.chat = chat
         self.seed = seed
+        self.closers = chat.closers(CLOSE)
         self.tokens_sampled = 0
         self._fleet = fleet
         self._tools = tools
@@ -139,29 +119,37 @@ class Rollouts:
 
         tally: counts its sampled tokens; the only trace of them when it is cancelled.
         """
-        self._keys += 1
-        rollout = _Rollout(self, prompt, sample, group, self._keys, tally or Tally())
-        async with AsyncExitStack() as opened:
-            return await rollout.run(opened)
+        started_at, discarded = self._timeline.now(), 0
+        ends_at = asyncio.get_running_loop().time() + self.config.deadline_s
+        while True:
+            self._keys += 1
+            rollout = _Rollout(self, prompt, sample, group, self._keys, tally or Tally())
+            async with AsyncExitStack() as opened:
+                try:
+                    return await rollout.run(opened, ends_at, started_at, discarded)
+                except Superseded:
+                    discarded += sum(turn.end - turn.start for turn in rollout.turns)
 
 
 class _Rollout:
+    """One attempt at a trajectory."""
+
     def __init__(self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally) -> None:
-        self.tally = tally
         self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
+        self.tally = tally
         self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
         self.timeline = owner._timeline
-        self.buffer = _Buffer(self.chat.prompt_ids(prompt.messages))
+        self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}
 
-    async def run(self, opened: AsyncExitStack) -> Trajectory:
-        started_at = self.timeline.now()
+    async def run(self, opened: AsyncExitStack, ends_at: float, started_at: float, discarded: int) -> Trajectory:
+        """ends_at: on the loop's clock. Raises Superseded when it has to begin again."""
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
         try:
-            async with asyncio.timeout(self.config.deadline_s) as budget:
+            async with asyncio.timeout_at(ends_at) as budget:
                 for tool in self.owner._tools:
                     own = tool if callable(tool) else await opened.enter_async_context(tool.open())
                     self.tools[tool.name] = own
@@ -175,28 +163,29 @@ class _Rollout:
         except _ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
-            self.fleet.leave(self.key, len(self.buffer.ids), finished=stop in _BY_ITSELF)
+            self.fleet.leave(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
-        buffer = self.buffer
+        token_ids_T, sampled_T, logprobs_T, versions_T = self.buffer.arrays()
         return Trajectory(
             prompt=self.prompt,
             sample=self.sample,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, 0),
             temperature=self.config.temperature,
-            token_ids_T=np.asarray(buffer.ids, np.int32),
-            sampled_T=np.asarray(buffer.sampled, np.bool_),
-            logprobs_T=np.asarray(buffer.logprobs, np.float32),
-            versions_T=np.asarray(buffer.versions, np.int32),
+            token_ids_T=token_ids_T,
+            sampled_T=sampled_T,
+            logprobs_T=logprobs_T,
+            versions_T=versions_T,
             turns=tuple(self.turns),
             text="".join(self.text),
             stop=stop,
             started_at=started_at,
             finished_at=self.timeline.now(),
             error=error,
+            discarded_tokens=discarded,
         )
 
     async def _turns(self, lane: int) -> StopReason:
-        if len(self.buffer.ids) >= self.config.max_tokens:
+        if len(self.buffer) >= self.config.max_tokens:
             return StopReason.LENGTH
         while True:
             turn = await self._turn(lane)
@@ -207,7 +196,7 @@ class _Rollout:
             if len(self.turns) == self.config.max_turns:
                 return StopReason.TURNS
             given = self.chat.tool_ids([use.response for use in turn.tool_uses])
-            if len(self.buffer.ids) + len(given) >= self.config.max_tokens:
+            if len(self.buffer) + len(given) >= self.config.max_tokens:
                 return StopReason.LENGTH
             self.buffer.append_given(given)
 
@@ -216,23 +205,26 @@ class _Rollout:
 
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
-        draft = _Draft(start=len(self.buffer.ids), queued_at=self.timeline.now())
+        start = len(self.buffer)
+        draft = _Draft(start, start, self.timeline.now(), self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(draft, tools)
                 if draft.calls:
-                    self.fleet.turn_done(self.key, len(self.buffer.ids))
+                    self.fleet.turn_done(self.key, len(self.buffer))
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
-            if len(self.buffer.ids) > draft.start:
+            if len(self.buffer) > draft.start:
                 self.turns.append(self._close(draft, lane))
         return self.turns[-1]
 
     async def _generate(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
-        """Streams the turn's tokens into the buffer; each call is dispatched as it closes."""
-        buffer, start = self.buffer, draft.start
-        parser, stream = ToolCallParser(), self.chat.stream()
+        """Streams the turn's tokens into the buffer; each call is dispatched as it closes.
+
+        Only a token that can complete the closing tag can complete a call, so nothing is decoded before one comes.
+        """
+        buffer, start, closers = self.buffer, draft.start, self.owner.closers
         sampling = Sampling(
             max_tokens=self.config.max_tokens - start,
             temperature=self.config.temperature,
@@ -240,28 +232,33 @@ class _Rollout:
             stop_token_ids=(self.chat.end_of_turn,),
         )
         async with aclosing(self.fleet.turn(self.key, self.group, buffer.ids, sampling)) as deltas:
-            async for replica, delta in deltas:
+            async for draft.replica, delta in deltas:
                 if len(buffer.ids) == start:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
-                draft.replica, draft.finish = replica, delta.finish
                 buffer.append_sampled(delta)
-                for token_id in delta.token_ids:
-                    text = stream.step(token_id)
-                    self.text.append(text)
-                    for call in parser.feed(text):
-                        self._dispatch(call, draft.calls, tools)
-            for version, begin, end in delta.spans:
-                buffer.versions[start + begin : start + end] = [version] * (end - begin)
-        draft.finished_at = self.timeline.now()
+                if not closers.isdisjoint(delta.token_ids):
+                    self._read(draft, tools)
+        for version, begin, end in delta.spans:
+            buffer.label(version, start + begin, start + end)
+        draft.finish, draft.finished_at = delta.finish, self.timeline.now()
         if draft.finish == "stop":
-            for call in parser.finish():
+            self._read(draft, tools)
+            for call in draft.parser.finish():
                 self._dispatch(call, draft.calls, tools)
 
+    def _read(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
+        """The parser reads what was sampled since it last did."""
+        text = draft.stream.step(self.buffer.ids[draft.read :])
+        draft.read = len(self.buffer)
+        for call in draft.parser.feed(text):
+            self._dispatch(call, draft.calls, tools)
+
     def _close(self, draft: _Draft, lane: int) -> Turn:
-        now, end = self.timeline.now(), len(self.buffer.ids)
+        now, end = self.timeline.now(), len(self.buffer)
         finished_at = now if draft.finished_at is None else draft.finished_at
         self.owner.tokens_sampled += end - draft.start
         self.tally.tokens += end - draft.start
+        self.text.append(self.chat.decode(self.buffer.ids[draft.start :]))
         self.timeline.span(
             "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
         )
@@ -303,9 +300,9 @@ class _Rollout:
             reply = await self.tools[call.name](call.arguments)
         finally:
             call.finished_at = self.timeline.now()
+        call.reply = reply
         if reply.outcome == "lost":
             raise _ToolLost(reply.text or "the sandbox lost the call")
-        call.reply = reply
 
     def _use(self, call: _Call, turn_finished_at: float) -> ToolUse:
         reply = call.reply or _UNANSWERED

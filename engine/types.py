@@ -111,7 +111,8 @@ class Trajectory:
 
     token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
-    after another, without prompt and tool responses. reward is None until graded.
+    after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
+    weights made it begin again.
     """
 
     prompt: Prompt
@@ -129,6 +130,7 @@ class Trajectory:
     finished_at: float
     error: RolloutError | None = None
     reward: float | None = None
+    discarded_tokens: int = 0
 
     @property
     def tool_uses(self) -> list[ToolUse]:

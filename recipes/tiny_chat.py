@@ -93,7 +93,7 @@ async def episode(
             ids += delta.token_ids
             finish = delta.finish
             for token in delta.token_ids:
-                text = text_stream.step(token)
+                text = text_stream.step([token])
                 console.print(
                     text.removesuffix(chat.end_of_turn_text), end="", markup=False, highlight=False, soft_wrap=True
                 )

@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
+from engine.fleet import Superseded
 from engine.ports import ToolReply
-from engine.rollout import RolloutConfig, derive_seed
-from engine.tools import PythonTool
+from engine.rollout import RolloutConfig, Tally, derive_seed
+from engine.tools import PythonSessions, PythonTool
 from engine.types import Boundary, StopReason
 from sandbox.wire import ToolResult
-from tests.engine.node import ANSWER, CHAT, END, Setup, call
-from tests.fakes import Die, Gate, ScriptedRunner, settle
+from tests.engine.node import ANSWER, CHAT, END, Setup, call, check
+from tests.fakes import Die, Gate, ScriptedRunner, ScriptedSessions, a_prompt, settle
 
 
 def whole(trajectory):
@@ -284,7 +285,101 @@ async def test_cancelling_a_rollout_cancels_its_call_and_its_request():
         assert (replica.in_flight, len(replica.aborted)) == (0, 1)
 
 
+async def test_every_lost_call_of_a_turn_is_recorded_and_the_first_types_the_trajectory():
+    class Lost:
+        name = "lost"
+
+        async def __call__(self, arguments):
+            await asyncio.sleep(0)
+            return ToolReply(outcome="lost", text=arguments["code"])
+
+    tools = [Lost(), PythonTool(ScriptedRunner(hold=True))]
+    text = call("first", "lost") + call("second", "lost") + call("held") + END
+    async with Setup([text], tools=tools) as node:
+        trajectory = await node.run()
+    assert [(use.outcome, use.response) for use in trajectory.tool_uses] == [
+        ("lost", "first"),
+        ("lost", "second"),
+        ("killed", ""),
+    ]
+    assert (trajectory.error.boundary, trajectory.error.message) == (Boundary.SANDBOX, "first")
+
+
+# New weights
+
+
+class Update:
+    """Supersedes each turn that reaches its place in a script, `times` times."""
+
+    def __init__(self, times=1):
+        self.times = times
+
+    def into(self, replica):
+        inner = replica._script
+
+        def script(token_ids, sampling):
+            for piece in inner(token_ids, sampling):
+                yield piece
+                if isinstance(piece, str) and "<here>" in piece and self.times:
+                    self.times -= 1
+                    raise Superseded("version 1 came")
+
+        replica._script = script
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_superseded_trajectory_begins_again_from_its_prompt(times):
+    turns = [call("print(1)") + END], ["<here>", f"so{END}"]
+    runner = ScriptedRunner()
+    async with Setup(*turns, runner=runner, prepare=Update(times).into) as node:
+        tally = Tally()
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0, tally=tally)
+        check(trajectory)
+        starts = [ids for ids, _, _ in node.replicas.made[0].requests]
+    async with Setup(*turns) as node:
+        undisturbed = await node.run()
+    assert whole(trajectory) == whole(undisturbed)
+    assert trajectory.seed == undisturbed.seed
+    assert starts[0] == starts[2] == list(undisturbed.token_ids_T[: undisturbed.turns[0].start])
+    lost = undisturbed.turns[0].end - undisturbed.turns[0].start + len(CHAT._encode("<here>"))
+    assert trajectory.discarded_tokens == times * lost
+    assert undisturbed.discarded_tokens == 0
+    assert tally.tokens == trajectory.sampled_tokens + trajectory.discarded_tokens
+    assert len(runner.calls) == times + 1
+
+
+async def test_a_superseded_turn_kills_its_calls_and_the_deadline_holds_for_all_attempts():
+    runner, passed = ScriptedRunner(hold=True), Gate()
+    passed.release()
+    turn = [call("print(1)"), passed, "<here>", END]
+    async with Setup(turn, runner=runner, prepare=Update(2).into, deadline_s=0.05) as node:
+        trajectory = await node.run()
+    assert (runner.cancelled, len(runner.calls)) == (3, 3)
+    assert trajectory.stop is StopReason.DEADLINE
+    assert trajectory.discarded_tokens == 2 * len(CHAT._encode(call("print(1)") + "<here>"))
+
+
+async def test_a_superseded_trajectory_gets_a_new_session():
+    sessions = ScriptedSessions()
+    turns = [call("x = 1") + END], ["<here>", END]
+    async with Setup(*turns, tools=[PythonSessions(sessions)], prepare=Update().into) as node:
+        await node.run()
+    assert [[code for code, _, _ in session.calls] for session in sessions.made] == [["x = 1"], ["x = 1"]]
+    assert not any(session.open for session in sessions.made)
+
+
 # Seeds and counts
+
+
+async def test_the_tokens_of_a_cancelled_rollout_are_counted():
+    rest, tally = Gate(), Tally()
+    async with Setup([call("print(1)"), rest, END]) as node:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(node.rollouts.run(a_prompt(), 0, 0, tally=tally))
+            await rest.started.wait()
+            await settle()
+            running.cancel()
+        assert tally.tokens == node.rollouts.tokens_sampled == len(CHAT._encode(call("print(1)")))
 
 
 def test_seeds_differ_by_every_part_and_fit_into_63_bits():

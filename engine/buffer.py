@@ -1,0 +1,70 @@
+"""The tokens of one trajectory while it grows.
+
+Invariants
+- Append-only: what was appended is never changed, so that a request may read the ids while the next ones come.
+- Every sampled token has a log-probability and a weight version; nothing else has.
+- Memory is eight bytes per token: trajectories of many thousand tokens live by the thousand.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.ports import Delta
+from engine.types import Bools, Floats, Ids
+
+
+class TokenBuffer:
+    """Begins with the ids of the prompt. `ids` is for reading.
+
+    >>> buffer = TokenBuffer([5, 6])
+    >>> buffer.append_sampled(Delta([7], [-0.5], "stop", version=3))
+    >>> ids_T, sampled_T, logprobs_T, versions_T = buffer.arrays()
+    >>> ids_T.tolist(), sampled_T.tolist(), logprobs_T.tolist(), versions_T.tolist()
+    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 3])
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.ids = array("i", prompt_ids)
+        self._logprobs = array("f")  # of the sampled tokens
+        self._given = [(0, len(self.ids))]
+        self._version = -1
+        self._versions: list[tuple[int, int, int]] = []  # (version, begin, end); a later one overrides an earlier one
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def append_sampled(self, delta: Delta) -> None:
+        """The delta's version holds from here on; its spans are left to `label`."""
+        assert len(delta.logprobs) == len(delta.token_ids), delta
+        if delta.version != self._version:
+            self._version = delta.version
+            self._versions.append((delta.version, len(self.ids), -1))
+        self.ids.extend(delta.token_ids)
+        self._logprobs.extend(delta.logprobs)
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        """What the policy did not sample: tool responses."""
+        self._given.append((len(self.ids), len(self.ids) + len(token_ids)))
+        self.ids.extend(token_ids)
+
+    def label(self, version: int, begin: int, end: int) -> None:
+        """The tokens [begin, end) were sampled by this version after all, whatever their deltas said."""
+        self._versions.append((version, begin, end))
+
+    def arrays(self) -> tuple[Ids, Bools, Floats, Ids]:
+        """(token_ids_T, sampled_T, logprobs_T, versions_T) as in `Trajectory`; nothing may be appended afterwards."""
+        size = len(self.ids)
+        sampled_T = np.ones(size, np.bool_)
+        for begin, end in self._given:
+            sampled_T[begin:end] = False
+        logprobs_T = np.zeros(size, np.float32)
+        logprobs_T[sampled_T] = self._logprobs
+        versions_T = np.full(size, -1, np.int32)
+        for version, begin, end in self._versions:
+            versions_T[begin : size if end < 0 else end] = version
+        versions_T[~sampled_T] = -1
+        return np.asarray(self.ids, np.int32), sampled_T, logprobs_T, versions_T
