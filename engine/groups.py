@@ -25,14 +25,15 @@ from engine.types import Group, Prompt, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupConfig:
-    """samples: trajectories per group. The rest trades exact repetition and some bias for time; it is off by default.
+    """samples: trajectories per group. graders: trajectories graded at once, over all groups; the others wait.
 
-    extra_samples: rollouts started beyond `samples`; the last to end are cancelled. Favours short trajectories.
+    The rest is off by default. It buys time or fuller batches with a bias, and groups then depend on which rollout ends
+    first, so that a seed no longer repeats a run.
+    extra_samples: rollouts started beyond `samples`; those that are last are cancelled. Favours short trajectories.
     stop_flat_after: a group whose first so many rewards are all equal is stopped and dropped as flat. Loses rare
     successes and rare failures.
-    refills: prompts that may follow one after another under a lease when a group would be dropped (the dynamic
-    sampling of DAPO, arXiv 2503.14476, bounded). What is trained is then no fair draw of the prompts.
-    graders: trajectories graded at once; the deadline of a grading begins when it does.
+    refills: prompts that may follow one after another under a lease while a group would be dropped: the dynamic
+    sampling of DAPO (arXiv 2503.14476), bounded. Favours prompts that the policy solves sometimes.
     """
 
     samples: int
@@ -120,7 +121,7 @@ def groups(
     """Ticket -> Group, selected: with `kept`, or with the reason for its drop.
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
-    from; when it is exhausted there are none. A stage needs a worker per lease.
+    from; when it is exhausted there are none. Each worker of the stage holds one lease at a time.
     """
     keeper = _Keeper(
         rollouts=rollouts,
