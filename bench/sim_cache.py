@@ -32,7 +32,7 @@ class KvCache:
     def found(self, key: int, group: int, shared: int) -> int:
         """Blocks of the trajectory that are there, its group's prompt included."""
         prompt = shared if group in self._users else self._cached.get(-1 - group, 0)
-        return prompt + (self._cached.get(key, 0) if prompt == shared else 0)
+        return prompt + self._cached.get(key, 0)
 
     def on_host(self, key: int) -> int:
         return self._host.get(key, 0)
@@ -43,8 +43,7 @@ class KvCache:
         prompt = self._cached.pop(-1 - group, 0)
         self._cached_blocks -= own + prompt
         there = self._users.get(group, 0)
-        if not there and prompt < shared:
-            own = 0  # a prefix has no hole: without the prompt's tail what follows is worthless
+        assert there or prompt == shared or not own, "the prompt is freed after what follows it, and evicted after it"
         self._users[group] = there + 1
         self.free -= own + prompt
         self.take(blocks - own - (shared if there else prompt))

@@ -4,7 +4,8 @@ What it keeps of vLLM V1
 - Waiting requests are taken first come first served, at most max_num_seqs, a prompt in chunks within
   max_num_batched_tokens; running requests grow before anything is admitted.
 - Without a block for growth the youngest running request is preempted: it goes to the head of the queue and is
-  computed again from what the prefix cache still holds (`bench.sim_cache`); nothing is admitted in that step.
+  computed again from what the prefix cache still holds (`bench.sim_cache`). It needs what it held, so that nothing is
+  admitted until something ends.
 
 What it leaves out: the blocks of a whole prompt are taken when its first chunk is; no scheduling bubble between steps.
 
@@ -96,8 +97,7 @@ class Engine:
     def begin(self, now: float) -> float | None:
         """Opens a segment; the time of its end, or None when there is nothing to do."""
         self._make_room()
-        if not self._preempted:
-            self._admit()
+        self._admit()
         if not self._running:
             assert not self._waiting, "an empty engine takes any request that fits at all"
             return None
@@ -189,14 +189,14 @@ class Engine:
     def _growth(self, steps: int) -> int:
         """Blocks that decoding requests need for that many steps."""
         size = self.machine.block_size
+        if steps == 1:
+            return self._phases[-self.steps % size]
         rounds, rest = divmod(steps, size)
         blocks = rounds * (len(self._running) - len(self._prefilling))
         return blocks + sum(self._phases[-(self.steps + step) % size] for step in range(rest))
 
     def _quiet_steps(self) -> int:
         """Decoding steps in which nothing ends and nothing is preempted."""
-        if self._preempted:
-            return 1  # the next step may admit again
         first = self._first_end()
         assert first is not None
         steps = min(self.longest_segment, first.last_step - self.steps)
@@ -221,6 +221,8 @@ class Engine:
             self._preempted += 1
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         machine = self.machine
         growth = self._growth(1)
         budget = machine.max_num_batched_tokens - len(self._running) + len(self._prefilling)

@@ -51,10 +51,10 @@ QUICK = (OURS, "static", "round_robin", "thunder")
 
 
 def size_for(kind: str, replicas: int) -> Size:
-    """At 8 replicas 128 x 32 (agentic 64 x 16), at 64 16,384 (agentic 8,192), more in proportion."""
+    """At 8 replicas 128 x 32 (agentic 64 x 16), from 64 on 512 groups: 16,384 and 8,192 trajectories."""
     full = workload.FULL[kind]
     factor = max(1.0, replicas / (8 if kind == "agentic" else 16))
-    return Size(groups=round(full.groups * factor), samples=full.samples)
+    return replace(full, groups=min(512, round(full.groups * factor)))
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -140,7 +140,7 @@ def summary(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, 
 def table(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, float]) -> list[list[str]]:
     """A row per workload, size and policy; means over seeds.
 
-    /LB: over the lower bound; recomp: recomputed tokens per generated one; us: real time per decision.
+    /LB: over the lower bound; recomp: recomputed tokens per generated one; us: CPU time of a decision.
     """
     rows = []
     for kind, replicas in dict.fromkeys(cell[:2] for cell in results):

@@ -46,11 +46,12 @@ class Growth:
     """
 
     def __init__(self, max_tokens: int, evenness: float = 2.0, history: int = 4096) -> None:
-        self.bin_tokens = max(1, -(-max_tokens // BINS))
+        self.bin_tokens = -(-max_tokens // BINS)
+        self._bins = -(-max_tokens // self.bin_tokens)
         self.version = 0
         self._evenness = evenness
         self._ended: deque[int] = deque(maxlen=history)
-        self._deaths_B: Ints = np.zeros(BINS, np.int64)
+        self._deaths_B: Ints = np.zeros(self._bins, np.int64)
         self._edges_H: Ints
         self._hazard_B: Reals
         self._rest_B: Reals
@@ -58,7 +59,7 @@ class Growth:
 
     def end(self, kin: Kin, size: int) -> None:
         """A member came to its end by itself."""
-        place = self._bin(size)
+        place = min(size // self.bin_tokens, self._bins - 1)
         if len(self._ended) == self._ended.maxlen:
             self._deaths_B[self._ended[0]] -= 1
         self._ended.append(place)
@@ -67,11 +68,10 @@ class Growth:
 
     def refresh(self, sizes_N: Ints, kin_N: Sequence[Kin], kins: Sequence[Kin]) -> None:
         """Learns from those that are going on now: their sizes and groups. kins: every group that is there."""
-        going_B = np.bincount(np.minimum(sizes_N // self.bin_tokens, BINS), minlength=BINS + 1)[:BINS]
-        ends_B = self._deaths_B + PRIOR / BINS
+        going_B = np.bincount(self._place(sizes_N), minlength=self._bins + 1)
+        ends_B = self._deaths_B + PRIOR / self._bins
         # at risk in a bin: who ended in it or later, and who has come beyond it
-        risk_B = np.cumsum((ends_B + np.append(going_B[1:], 0))[::-1])[::-1]
-        risk_B = risk_B + np.sum(sizes_N // self.bin_tokens >= BINS)
+        risk_B = np.cumsum((ends_B + going_B[1:])[::-1])[::-1]
         marginal_B = np.cumsum(-np.log1p(-np.minimum(ends_B / risk_B, 1 - 1e-9)))
         marginal_B = np.minimum(np.concatenate(([0.0], marginal_B)), LAST)
         marginal_B[-1] = LAST
@@ -81,8 +81,8 @@ class Growth:
         self._rest_B = self.bin_tokens * (beyond_B / alive_B - 0.5)
         self._edges_H = (np.array(HORIZONS) * self.mean_tokens()).astype(np.int64)
         for kin in kins:
-            kin.hazard = float(np.sum(self._hazard_B[self._bins(np.array(kin.ended, np.int64))]))
-        through_N = self._hazard_B[self._bins(sizes_N)]
+            kin.hazard = float(np.sum(self._hazard_B[self._place(np.array(kin.ended, np.int64))]))
+        through_N = self._hazard_B[self._place(sizes_N)]
         for kin, through in zip(kin_N, through_N.tolist(), strict=True):
             kin.hazard += through
         self.version += 1
@@ -93,19 +93,16 @@ class Growth:
 
     def rest_tokens(self, sizes_N: Any) -> Any:
         """Expected tokens still to come at these sizes."""
-        return self._rest_B[self._bins(sizes_N)]
+        return self._rest_B[self._place(sizes_N)]
 
     def predict(self, sizes_N: Ints, kin_N: Sequence[Kin]) -> Ints:
         """Expected tokens held (N, H) when each has gone on by a horizon: its size then, times the chance of it."""
         shape_N1 = self._evenness + np.array([[len(kin.ended)] for kin in kin_N], np.float64)
         rate_N1 = self._evenness + np.array([[kin.hazard] for kin in kin_N], np.float64)
         then_NH = sizes_N[:, None] + self._edges_H
-        to_come_NH = self._hazard_B[self._bins(then_NH)] - self._hazard_B[self._bins(sizes_N)][:, None]
+        to_come_NH = self._hazard_B[self._place(then_NH)] - self._hazard_B[self._place(sizes_N)][:, None]
         alive_NH = np.exp(-shape_N1 * np.log1p(to_come_NH / rate_N1))
         return np.rint(then_NH * alive_NH).astype(np.int64)
 
-    def _bin(self, size: int) -> int:
-        return min(size // self.bin_tokens, BINS - 1)
-
-    def _bins(self, sizes: Any) -> Any:
-        return np.minimum(sizes // self.bin_tokens, BINS)
+    def _place(self, sizes: Any) -> Any:
+        return np.minimum(sizes // self.bin_tokens, self._bins)

@@ -26,7 +26,7 @@ from engine.steptime import StepTime
 
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
-FORECASTS = 4  # replicas per decision whose forecast is made anew: it takes a millisecond at 512 trajectories
+FORECASTS = 1024  # trajectories per decision whose growth is predicted anew: a millisecond or two
 LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
 
 
@@ -42,7 +42,7 @@ class KvAware:
     def __init__(
         self,
         max_tokens: int,
-        fill: float = 0.85,
+        fill: float = 0.8,
         hold_s: float | None = None,
         history: int = 4096,
         moves: int = 3,
@@ -61,6 +61,7 @@ class KvAware:
         self.costs = StepTime()
         self._books = Books(self.growth)
         self._stale: set[int] = set()  # replicas whose forecast is to be made again
+        self._outdated: set[int] = set()  # those whose forecast is from before what was learnt last
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
         self._ended = 0  # since then
         self._steps = 0
@@ -76,6 +77,7 @@ class KvAware:
         self._books.drop_replica(replica)
         self.costs.forget(replica)
         self._stale.discard(replica)
+        self._outdated.discard(replica)
 
     def replica_drain(self, replica: int) -> None:
         state = self._books.replicas[replica]
@@ -142,7 +144,7 @@ class KvAware:
         placed += self._flee()
         if crowded:
             self._refresh(now)
-            placed += self._admit()
+            placed += [] if self._outdated else self._admit()  # or those with a new forecast would get all
         elif now >= self._look_at:
             placed += self._level(now)
         return placed
@@ -154,9 +156,9 @@ class KvAware:
     def waiting(self) -> int:
         return self._books.waiting()
 
-    def reserved_tokens(self) -> int:
-        """Sum of the reservations at all horizons."""
-        return sum(int(replica.reserved_H.sum()) for replica in self._books.replicas.values())
+    def reserved_blocks(self) -> float:
+        """Sum over the replicas of what is reserved at the fullest horizon."""
+        return sum(int(state.reserved_H.max()) / state.block_size for state in self._books.replicas.values())
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -181,9 +183,14 @@ class KvAware:
             self._ended, self._learnt_at = 0, self._steps
             self._hold_now_s = self._hold()
             self._stale.update(books.replicas)
-        for index in sorted(self._stale)[:FORECASTS]:
-            books.forecast(books.replicas[index])
-            self._stale.remove(index)
+            self._outdated.update(books.replicas)
+        done = 0
+        for index in sorted(self._stale):
+            if done < FORECASTS:  # the rest has its turn soon: whoever is active there brings an event
+                done += len(books.replicas[index].active)
+                books.forecast(books.replicas[index])
+                self._stale.remove(index)
+                self._outdated.discard(index)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []

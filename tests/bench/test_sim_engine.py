@@ -96,6 +96,14 @@ def test_the_youngest_is_preempted_and_its_cached_prefix_found_again() -> None:
     assert ended[2] == 12.0 + 3, "tokens 10, 11 and 12"
 
 
+def test_nobody_overtakes_a_preempted_request() -> None:
+    engine = Engine(SMALL)
+    for number, (tokens, generate) in enumerate([(8, 12), (8, 12), (20, 1)]):
+        engine.submit(request(number, tokens, generate))
+    assert run(engine) == {0: 12.0, 1: 15.0, 2: 17.0}
+    assert engine.preemptions == 1
+
+
 def test_a_group_shares_its_prompt() -> None:
     engine = Engine(SMALL)
     engine.submit(request(1, tokens=8, generate=2, group=0, prompt=8))
