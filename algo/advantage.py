@@ -32,7 +32,7 @@ def group_advantages(
     """(r - mean) / (std + eps) with the group's sample deviation (ddof = 1), unless `std` gives another one.
 
     divide_by_std False: r - mean as in Dr. GRPO. leave_one_out: the mean is that of the others, G / (G - 1) times as
-    far away; without the division that is RLOO. std: the deviation over the whole batch, for instance.
+    far away; without the division that is RLOO. std: that of all centred rewards of the batch, for instance.
     Source: GRPO (arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), RLOO (arXiv 2402.14740).
     Returns float64 [G]. Raises ValueError when a reward is not finite or the array is not one-dimensional.
 

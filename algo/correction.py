@@ -9,7 +9,7 @@ Invariants
 Weights compose by multiplication with each other, with rejections and with the losses of `algo.objective`:
 
     ratios_M = token_ratios(logprobs_M, rollout_logprobs_M)
-    weights_M = ratios_M.clamp(max=2.0) * no_outlier(ratios_M, sequence_M, sequences, lower=1e-4)  # truncated, with veto
+    weights_M = ratios_M.clamp(max=2.0) * no_outlier(ratios_M, sequence_M, sequences, lower=1e-4)  # TIS with a veto
     losses_M = weights_M * ppo_clip(logprobs_M, old_logprobs_M, advantages_M, clip_low=0.2, clip_high=0.28)
 
 Truncated importance sampling (TIS) is `ratios_M.clamp(max=cap)` at any level; the divergences of `algo.kl` with

@@ -78,10 +78,10 @@ def avg_at_k(scores_PK: NDArray[np.float64], confidence: float = 0.95) -> Interv
 def paired_difference(
     ours_PK: NDArray[np.float64], theirs_PK: NDArray[np.float64], confidence: float = 0.95
 ) -> Interval:
-    """Mean of ours - theirs over the same problems; how hard a problem is cancels, so it is far narrower than two intervals.
+    """Mean of ours - theirs over the same problems: how hard a problem is cancels, unlike in two intervals.
 
-    Source: arXiv 2411.00640, section 4. The numbers of samples may differ. Raises ValueError for other problems or
-    fewer than two.
+    Source: arXiv 2411.00640, section 4. The numbers of samples may differ; with problems drawn at random the interval
+    is Student's. Raises ValueError unless there are two problems or more, the same number of each.
     """
     ours_P, theirs_P = np.asarray(ours_PK, np.float64).mean(1), np.asarray(theirs_PK, np.float64).mean(1)
     if ours_P.shape != theirs_P.shape or len(ours_P) < 2:

@@ -1,9 +1,9 @@
 """Estimators of a Kullback-Leibler divergence from sampled tokens, and the entropy of a distribution.
 
-logprobs_M are those of the tokens' sampler (the policy), ref_logprobs_M those of the other model, and the estimate is of
-KL(policy || reference) per token: k1 is unbiased and noisy, k2 biased with the right gradient, k3 unbiased and never
-negative (Schulman, "Approximating KL divergence", 2020). As a loss they differ in their gradients: k2's is that of the
-divergence for on-policy tokens, k1's has mean 0.
+logprobs_M are the policy's, which sampled the tokens, ref_logprobs_M those of the other model; the estimate is of
+KL(policy || reference) per token. k1 is unbiased and noisy, k2 biased, k3 unbiased and never negative (Schulman,
+"Approximating KL Divergence", 2020). As losses they differ: k2 has the divergence's gradient on average, that of k1
+has mean 0.
 
 Shape legend: M positions with loss, V vocabulary.
 """

@@ -17,7 +17,7 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.py"} | {
     f"algo/{name}.py" for name in ("loss", "objective", "aggregate", "correction", "kl")
 }
-CODE_LINES = 7600  # holds what there is
+CODE_LINES = 7800  # holds what there is
 ALLOWED = {
     "sandbox": ("sandbox",),
     "engine": ("engine", "sandbox.wire"),

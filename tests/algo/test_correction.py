@@ -50,7 +50,7 @@ def bounds(params):
 
 
 def verl_keeps(case, rule, threshold):
-    """One of verl's rejections: its statistics are of KL(sampler || learner), its k1 bounds those of sampler / learner."""
+    """One of verl's rejections: divergences are of KL(sampler || learner), bounds of k1 those of sampler / learner."""
     level, _, kind = rule.rpartition("_")
     if kind == "k1":
         low, high = map(float, threshold.split("_"))
@@ -66,20 +66,23 @@ def slime_mis(case, params):
     """Weights and kept tokens of slime's combination of truncation, rejection, veto and normalisation."""
     ratios = case.level(params["tis_level"])
     low, high = params["tis_lower"], params["tis_upper"]
-    if params["tis_mode"] == "mask":
-        weights = icepop(ratios, low, high)
+    if params["tis_mode"] == "mask":  # IcePop, with the zeros in its mask instead of its weights
+        weights, keep = ratios, within(ratios, low, high)
     else:
         weights = ratios.clamp(min=low if params["tis_mode"] == "clip" else None, max=high)
-    keep = torch.ones_like(ratios, dtype=torch.bool)
+        keep = torch.ones_like(ratios, dtype=torch.bool)
     if params["use_rs"]:
         rs_low, rs_high = params["rs_lower"], params["rs_upper"]
-        keep &= within(case.level(params["rs_level"]), low if rs_low is None else rs_low, high if rs_high is None else rs_high)
+        rs_high = high if rs_high is None else rs_high
+        keep &= within(case.level(params["rs_level"]), rs_low or low or 1 / rs_high, rs_high)
     if params["veto"] is not None:
         keep &= no_outlier(case.token, *case.segments, lower=params["veto"])
     if params["batch_normalize"]:
         weights = (
             normalised(weights) if params["tis_level"] == "token" else normalised_by_sequence(weights, *case.segments)
         )
+        if params["tis_level"] != "token":  # slime counts a sequence without a token as one of weight 0
+            weights = weights * case.row.sequences / len(case.row.sequence_M.unique())
     return weights, keep
 
 
@@ -162,26 +165,25 @@ def check_loss(chosen, losses, outputs, tolerance):
 
 
 def areal_weights(case):
-    """Behaviour weights of proximal / sampler after one of AReaL's rejections; without one it applies no weight."""
-    params = case.params
+    """Behaviour weights after one of AReaL's rejections: sequence ratios are geometric whatever it rejects by, its
+    divergences are of KL(proximal || sampler), and without a rejection it applies no weight.
+    """
+    params, (low, high) = case.params, (case.params.get("lower"), case.params.get("upper"))
     if params["definition"] == "no_rejection":
         return torch.ones_like(case.token)
-    low, high = bounds(params)
+    by_sequence = params["level"] == "sequence"
+    weights = case.token
     if params["metric"] == "ratio":
-        statistic = case.token
-        if params["level"] == "sequence":
-            by = {"mean": case.geometric, "sum": case.product}
-            statistic = by.get(params["agg"])
-            if statistic is None:
-                statistic = case.per_token(over_sequence(case.token, *case.segments, "max"))
-        if params["action"] == "clamp":
-            return statistic.clamp(min=low, max=high)
+        weights = case.geometric if by_sequence else case.token
+        statistic = {"mean": weights, "sum": case.product, "max": case.token}[params["agg"]]
     else:
         estimator = {"kl_k1": kl.k1, "kl_k2": kl.k2, "kl_k3": partial(kl.k3, clamp=None, result_clamp=None)}
-        statistic = estimator[params["metric"]](case.rollout, case.learner)
-        if params["level"] == "sequence":
-            statistic = case.per_token(over_sequence(statistic, *case.segments, params["agg"]))
-    return case.token * within(statistic, low, high)
+        statistic = estimator[params["metric"]](case.learner, case.rollout)
+    if by_sequence and (params["agg"] == "max" or params["metric"] != "ratio"):
+        statistic = case.per_token(over_sequence(statistic, *case.segments, params["agg"]))
+    if params["action"] == "clamp":
+        return weights.clamp(min=low, max=high)
+    return weights * within(statistic, low, high)
 
 
 @pytest.mark.parametrize("row", rows("decoupled_ppo"), ids=name)
@@ -201,3 +203,47 @@ def test_decoupled_ppo_matches_golden(row):
     check_loss(chosen, losses, outputs, tolerance)
     if outputs.get("weights") is not None:
         chosen.check_tokens(weights, outputs["weights"], tolerance)
+
+
+ratios = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
+
+
+@given(ratios, st.integers(0, 99))
+def test_normalised_weights_have_mean_one_and_keep_their_proportions(values, seed):
+    weights_M = torch.tensor(values, dtype=torch.float64)
+    sequence_M = torch.randint(0, 4, (len(values),), generator=torch.Generator().manual_seed(seed))
+    ours_M = normalised(weights_M)
+    assert ours_M.mean().item() == pytest.approx(1)
+    assert (ours_M / weights_M).tolist() == pytest.approx([ours_M[0].item() / values[0]] * len(values))
+    constant_M = over_sequence(weights_M, sequence_M, 4, "mean")[sequence_M]
+    by_sequence = over_sequence(normalised_by_sequence(constant_M, sequence_M, 4), sequence_M, 4, "mean")
+    assert by_sequence[sequence_M.unique()].mean().item() == pytest.approx(1)
+
+
+def test_weights_of_nothing_and_weights_that_are_all_zero_stay():
+    nothing, segments = torch.zeros(0), (torch.zeros(0, dtype=torch.long), 3)
+    assert normalised(nothing).tolist() == normalised_by_sequence(nothing, *segments).tolist() == []
+    assert product_ratios(nothing, nothing, *segments).tolist() == []
+    assert no_outlier(nothing, *segments, lower=0.5).tolist() == []
+    assert normalised(torch.zeros(2)).tolist() == [0, 0]
+
+
+def test_weights_carry_no_gradient_and_bounds_belong_to_the_kept_range():
+    logprobs = torch.zeros(2, requires_grad=True)
+    segments = (torch.zeros(2, dtype=torch.long), 1)
+    for weights in (
+        token_ratios(logprobs, torch.ones(2)),
+        product_ratios(logprobs, torch.ones(2), *segments),
+        geometric_ratios(logprobs, torch.ones(2), *segments),
+    ):
+        assert not weights.requires_grad
+    values = torch.tensor([0.4, 0.5, 2.0, 2.1])
+    assert within(values, 0.5, 2.0).tolist() == [False, True, True, False]
+    assert within(values).tolist() == [True] * 4
+    assert icepop(values, 0.5, 2.0).tolist() == [0, 0.5, 2.0, 0]
+
+
+def test_one_outlier_vetoes_its_sequence_only():
+    ratios_M, sequence_M = torch.tensor([1.0, 1e-5, 1.0, 200.0]), torch.tensor([0, 0, 1, 2])
+    assert no_outlier(ratios_M, sequence_M, 3, lower=1e-4).tolist() == [False, False, True, True]
+    assert no_outlier(ratios_M, sequence_M, 3, lower=1e-4, upper=100).tolist() == [False, False, True, False]

@@ -141,6 +141,8 @@ def test_the_trust_region_stops_only_the_step_that_leads_out_of_it():
         inside = partial(trusted, logprobs, rollout, advantages, low=0.2, high=0.2, divergence=divergence)
         assert inside().tolist() == [False, True, True, False]
         assert inside(both_sides=True).tolist() == [False] * 4
+        certain = torch.zeros(2)  # p = q = 1: the divergence of the two outcomes is 0 / 0 there
+        assert trusted(certain, certain, advantages[:2], low=0, high=0, divergence=divergence).all()
 
 
 def test_the_two_gradients_of_gspo_agree_where_the_advantage_is_constant_in_a_sequence():
