@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# exp(20) is about 5e8: large enough never to touch a healthy ratio, small enough to stay finite in float32.
-LOG_RATIO_CLAMP = 20.0
+from algo.aggregate import choose, total
+from algo.objective import LOG_RATIO_CLAMP, clipped
 
 
 class LossSums(NamedTuple):
@@ -53,12 +53,11 @@ def policy_loss(
     mask_M None: every position counts. The log-ratio is clamped to +-20. Differentiable in logprobs_M alone.
     """
     if mask_M is not None:
-        logprobs_M, old_logprobs_M, advantages_M = logprobs_M[mask_M], old_logprobs_M[mask_M], advantages_M[mask_M]
+        logprobs_M, old_logprobs_M, advantages_M = choose(mask_M, logprobs_M, old_logprobs_M, advantages_M)
     difference_M = logprobs_M - old_logprobs_M
     log_ratio_M = difference_M.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     ratio_M = log_ratio_M.exp()
-    clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M).sum() / total_tokens
+    loss = total(clipped(ratio_M, advantages_M, clip_low, clip_high), total_tokens)
     with torch.no_grad():
         return loss, LossSums(
             tokens=ratio_M.new_tensor(ratio_M.numel()),

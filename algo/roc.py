@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from algo import roc_release
 from algo.answer import answers
 from engine.types import Trajectory
 
@@ -38,12 +40,17 @@ def penalty(trajectory: Trajectory) -> float:
     return error_penalty(trajectory) + format_penalty(trajectory)
 
 
+Compat = Literal["paper", "release"]
+
+
 @dataclass(frozen=True, slots=True)
 class RoC:
     """Selector of `keep` trajectories; a positive is one with reward > 0.
 
     smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
     A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
+    compat: "release" selects as the published code does (`algo.roc_release`), which keeps nothing of a group smaller
+    than `keep` and fails for some odd targets.
 
     >>> RoC(keep=8)([], np.random.default_rng(0))
     []
@@ -51,12 +58,15 @@ class RoC:
 
     keep: int
     smoothing: float = 0.05
+    compat: Compat = "paper"
 
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
         if not self.smoothing > 0:
             raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
+        if self.compat not in get_args(Compat):
+            raise ValueError(f"RoC.compat must be one of {get_args(Compat)}, got {self.compat!r}")
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
         """How many of each are kept, of more than `keep` in all."""
@@ -65,18 +75,26 @@ class RoC:
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
-        for trajectory in trajectories:
-            if trajectory.reward is None or trajectory.error is not None:
-                raise ValueError(f"prompt {trajectory.prompt.id}, sample {trajectory.sample}: ungraded or failed")
+        rewards = [_reward(trajectory) for trajectory in trajectories]
+        if self.compat == "release":
+            texts = [roc_release.response_text(trajectory) for trajectory in trajectories]
+            penalties = [roc_release.error_penalty(text) + roc_release.format_penalty(text) for text in texts]
+            return roc_release.select(penalties, rewards, self.keep)
         if len(trajectories) <= self.keep:
             return list(range(len(trajectories)))
-        good = np.asarray([trajectory.reward > 0 for trajectory in trajectories])  # type: ignore[operator]
+        good = np.asarray(rewards) > 0
         positives, negatives = np.flatnonzero(good), np.flatnonzero(~good)
         wanted_positives, wanted_negatives = self.quota(len(positives), len(negatives))
-        penalties = np.asarray([penalty(trajectories[index]) for index in positives])
-        kept_positives = positives[draw(penalties, self.smoothing, wanted_positives, rng)]
+        penalties_P = np.asarray([penalty(trajectories[index]) for index in positives])
+        kept_positives = positives[draw(penalties_P, self.smoothing, wanted_positives, rng)]
         kept_negatives = rng.choice(negatives, wanted_negatives, replace=False)
         return sorted(int(index) for index in (*kept_positives, *kept_negatives))
+
+
+def _reward(trajectory: Trajectory) -> float:
+    if trajectory.reward is None or trajectory.error is not None:
+        raise ValueError(f"prompt {trajectory.prompt.id}, sample {trajectory.sample}: ungraded or failed")
+    return trajectory.reward
 
 
 def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np.random.Generator) -> NDArray[np.intp]:

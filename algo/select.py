@@ -1,4 +1,4 @@
-"""Selectors that look at nothing: all trajectories, or a random subset as the control for RoC."""
+"""Selectors beside RoC: all trajectories, a random subset as its control, and what a limit did not cut off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.types import Trajectory
+from engine.ports import Selector
+from engine.types import StopReason, Trajectory
+
+CUT_OFF = (StopReason.LENGTH, StopReason.TURNS, StopReason.DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,17 @@ class RandomSubset:
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         count = len(trajectories)
         return sorted(rng.choice(count, min(self.keep, count), replace=False).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFinished:
+    """Overlong filtering: `then` selects among the trajectories that no limit cut off.
+
+    Source: DAPO (arXiv 2503.14476, section 3.4). rStar2-Agent saw more truncation with it (arXiv 2508.20722).
+    """
+
+    then: Selector
+
+    def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
+        finished = [index for index, trajectory in enumerate(trajectories) if trajectory.stop not in CUT_OFF]
+        return [finished[index] for index in self.then([trajectories[index] for index in finished], rng)]

@@ -2,7 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
 
 FOLDER = Path(__file__).parents[1] / "golden"
 
@@ -10,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 def rows(op: str, **params: Any) -> list[Any]:
     """The rows of an operation whose parameters have these values."""
     lines = (FOLDER / f"{op}.jsonl").read_text().splitlines()
-    found = [row for row in map(json.loads, lines) if all(row["params"][name] == params[name] for name in params)]
+    found = [row for row in map(json.loads, lines) if all(row["params"].get(name) == params[name] for name in params)]
     assert found, f"no golden row for {op} {params}"
     return found
 
@@ -23,4 +27,48 @@ def numbers(value: Any) -> Any:
 
 
 def name(row: Any) -> str:
-    return f"{row['params']['peer']}-{row['params']['case']}".replace(" ", "_")
+    params = row["params"]
+    return f"{params['peer']}-{params['definition']}-{params['case']}".replace(" ", "_")
+
+
+def tensor(value: Any, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor(numbers(value), dtype=dtype)
+
+
+def expected(row: Any) -> dict[str, Any]:
+    """What a peer returns when its masked inputs that are not finite are 0."""
+    return row["outputs"].get("sanitised", row["outputs"])
+
+
+class Chosen(NamedTuple):
+    """A row's inputs [B, T] at the positions with loss, [M]; what stands elsewhere never gets in."""
+
+    logprobs_BT: Tensor  # a leaf: its gradient is checked at every position
+    at: dict[str, Tensor]
+    mask_BT: Tensor
+    sequence_M: Tensor
+    sequences: int
+
+    @classmethod
+    def of(cls, row: Any, leaf: str = "log_prob") -> "Chosen":
+        matrices = {key: tensor(value) for key, value in row["inputs"].items()}
+        finite = torch.stack([value.isfinite() for value in matrices.values()]).all(0)
+        mask = matrices.pop("mask", finite).bool()  # where a row has no mask, what is not finite is masked
+        logprobs = matrices[leaf].requires_grad_()
+        sequence = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
+        return cls(logprobs, {key: value[mask] for key, value in matrices.items()}, mask, sequence, len(mask))
+
+    def check_tokens(self, ours_M: Tensor, theirs_BT: Any, tolerance: float) -> None:
+        theirs_M = tensor(theirs_BT).expand_as(self.mask_BT)[self.mask_BT]
+        torch.testing.assert_close(ours_M.detach().double(), theirs_M, rtol=tolerance, atol=tolerance)
+
+    def check_gradient(self, loss: Tensor, theirs_BT: Any, tolerance: float) -> None:
+        """The peer's gradient where there is loss (some peers leave garbage elsewhere), exactly 0 elsewhere."""
+        loss.backward()
+        assert self.logprobs_BT.grad is not None
+        self.check_tokens(self.logprobs_BT.grad[self.mask_BT], theirs_BT, tolerance)
+        assert not self.logprobs_BT.grad[~self.mask_BT].any()
+
+
+def check(ours: Tensor, theirs: Any, tolerance: float) -> None:
+    assert ours.item() == pytest.approx(numbers(theirs), rel=tolerance, abs=tolerance)

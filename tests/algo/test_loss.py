@@ -1,20 +1,14 @@
 import pytest
 import torch
-from algo_golden import name, numbers, rows
+from algo_golden import expected, name, rows, tensor
 
 from algo.loss import policy_loss
 
 
-def tensor(values):
-    return torch.tensor(numbers(values), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("row", rows("policy_loss"), ids=name)
+@pytest.mark.parametrize("row", rows("policy_loss", definition="ppo_clip", peer="verl"), ids=name)
 def test_matches_golden_in_loss_and_gradient(row):
-    params, outputs = row["params"], row["outputs"].get("sanitised", row["outputs"])
+    params, outputs = row["params"], expected(row)
     inputs = {key: tensor(value) for key, value in row["inputs"].items()}
-    if params["case"] == "clamp_ratio_25" and params["log_ratio_clamp"] is None:
-        pytest.skip("this peer does not clamp the log-ratio")
     logprobs = inputs["log_prob"].requires_grad_()
     mask = inputs["mask"].bool()
     loss, sums = policy_loss(
@@ -29,19 +23,8 @@ def test_matches_golden_in_loss_and_gradient(row):
     loss.backward()
     assert loss.item() == pytest.approx(outputs["loss"], rel=params["tol"], abs=params["tol"])
     torch.testing.assert_close(logprobs.grad, tensor(outputs["grad_log_prob"]), rtol=params["tol"], atol=params["tol"])
-    if params["peer"] == "verl":
-        clipped = (sums.clip_low + sums.clip_high) / sums.tokens
-        assert clipped.item() == pytest.approx(outputs["clip_frac"], abs=1e-9)
-
-
-@pytest.mark.parametrize("row", rows("aggregate"), ids=name)
-def test_token_mean_matches_golden(row):
-    params, outputs = row["params"], row["outputs"].get("sanitised", row["outputs"])
-    losses, mask = tensor(row["inputs"]["loss_matrix"]), tensor(row["inputs"]["mask"]).bool()
-    zeros = torch.zeros_like(losses)  # ratio 1: the loss of a token is its negated advantage
-    total = params.get("batch_num_tokens", mask.sum())
-    loss, _ = policy_loss(zeros, zeros, -losses, mask, clip_low=0.2, clip_high=0.28, total_tokens=total)
-    assert loss.item() * params.get("dp_size", 1) == pytest.approx(outputs["loss"], rel=1e-6, abs=1e-6)
+    clipped = (sums.clip_low + sums.clip_high) / sums.tokens
+    assert clipped.item() == pytest.approx(outputs["clip_frac"], abs=1e-9)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])

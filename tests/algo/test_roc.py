@@ -13,7 +13,7 @@ from algo.roc import RoC, draw, error_penalty, format_penalty, penalty
 from algo.select import KeepAll, RandomSubset
 
 
-@pytest.mark.parametrize("row", rows("roc_penalty"), ids=name)
+@pytest.mark.parametrize("row", rows("roc_penalty", definition="paper"), ids=name)
 def test_penalties_match_the_paper(row):
     inputs, outputs = row["inputs"], row["outputs"]
     failed = inputs["n_tool_errors"]
@@ -97,7 +97,7 @@ def test_other_selectors():
 
 
 def test_misuse_is_refused():
-    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}):
+    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}, {"keep": 2, "compat": "released"}):
         with pytest.raises(ValueError, match=r"RoC\."):
             RoC(**arguments)
     with pytest.raises(ValueError, match="keep"):

@@ -1,0 +1,77 @@
+"""RoC as the public code of rStar2-Agent does it, for comparison with the paper's rule in `algo.roc`.
+
+It differs from the paper: positives and failures are not drawn but taken in order, a tool response failed when it says
+"error", the first turn is no turn, and a target that the rounding misses is an error.
+Source: microsoft/rStar, rstar2_agent/down_sample/roc.py at ecbfb943e, by its behaviour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from algo.answer import END_OF_TURN
+from engine.types import Trajectory
+
+TURN_START = "<|im_start|>assistant"
+_RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_TURN = re.compile(re.escape(TURN_START) + ".*?" + re.escape(END_OF_TURN), re.DOTALL)
+
+
+def response_text(trajectory: Trajectory) -> str:
+    """The trajectory after its prompt as the released code reads it: tool responses between the assistant's turns."""
+    said = trajectory.text.split(END_OF_TURN)
+    parts = [said[0]]
+    for turn, following in zip(trajectory.turns, said[1:], strict=False):
+        responses = "\n".join(f"<tool_response>\n{use.response}\n</tool_response>" for use in turn.tool_uses)
+        answered = f"\n<|im_start|>user\n{responses}{END_OF_TURN}\n{TURN_START}\n" if responses else ""
+        parts += [END_OF_TURN, answered, following]
+    return "".join(parts)
+
+
+def error_penalty(text: str) -> float:
+    """p_err: share of the tool responses that say "error" in any case; 0.5 without one."""
+    responses = _RESPONSE.findall(text)
+    return sum("error" in response.lower() for response in responses) / len(responses) if responses else 0.5
+
+
+def format_penalty(text: str) -> float:
+    """p_format: min(1, (answers - 1) / turns), over closed turns after the first; 1 without any or with odd tags."""
+    answers, turns = text.count("<answer>"), len(_TURN.findall(text))
+    if not answers or answers != text.count("</answer>") or not turns:
+        return 1.0
+    return min(1.0, (answers - 1) / turns)
+
+
+def quota(
+    positives: int, negatives: int, keep: int, least_positives: int = 2, least_negatives: int = 2
+) -> tuple[int, int]:
+    """How many of each are kept. Raises ValueError where the released code's assertion fails: rounding to even twice
+    misses `keep`.
+    """
+    count = positives + negatives
+    kept_positives, kept_negatives = round(positives * keep / count), round(negatives * keep / count)
+    if kept_negatives < least_negatives:
+        kept_negatives = min(negatives, least_negatives)
+        kept_positives = keep - kept_negatives
+    elif kept_positives < least_positives:
+        kept_positives = min(positives, least_positives)
+        kept_negatives = keep - kept_positives
+    if kept_positives + kept_negatives != keep or kept_positives > positives or kept_negatives > negatives:
+        raise ValueError(f"the released rule cannot keep {keep} of {positives} positives and {negatives} negatives")
+    return kept_positives, kept_negatives
+
+
+def select(
+    penalties: Sequence[float], rewards: Sequence[float], keep: int, least_positives: int = 2, least_negatives: int = 2
+) -> list[int]:
+    """Indices to keep, ascending: the positives of least penalty, then of least index, and the first negatives.
+
+    Nothing of a group smaller than `keep`. Raises ValueError as `quota`.
+    """
+    if len(rewards) <= keep:
+        return list(range(len(rewards))) if len(rewards) == keep else []
+    positives = [index for index, reward in enumerate(rewards) if reward > 0]
+    negatives = [index for index, reward in enumerate(rewards) if reward <= 0]
+    kept = quota(len(positives), len(negatives), keep, least_positives, least_negatives)
+    return sorted(sorted(positives, key=penalties.__getitem__)[: kept[0]] + negatives[: kept[1]])
