@@ -43,7 +43,7 @@ class Setup:
         if error[0] is None:
             policy = self.fleet._balancer
             policy.check()
-            assert policy.waiting() == policy.reserved_tokens() == 0
+            assert policy.waiting() == policy.reserved_blocks() == 0
             assert self.fleet._turns == self.fleet._homes == {}
             assert self.fleet._tool_waiting == set()
             assert self.runner.running == 0

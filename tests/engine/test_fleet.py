@@ -50,7 +50,7 @@ async def test_a_turn_runs_and_the_balancer_is_empty_afterwards():
         assert fleet.live == [0, 1]
         turns = [await play(fleet, key) for key in range(4)]
         assert [[token for _, token in turn] for turn in turns] == [expected()] * 4
-        assert fleet._balancer.waiting() == fleet._balancer.reserved_tokens() == 0
+        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
         assert fleet._turns == {}
     assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
 
@@ -343,7 +343,7 @@ async def test_turns_of_tasks_that_outlive_the_fleet_end_with_it():
             outer.create_task(died(fleet, "the fleet has ended"))
             await settle()
             update.cancel()
-        assert fleet._balancer.reserved_tokens() == 0
+        assert fleet._balancer.reserved_blocks() == 0
 
 
 async def test_the_run_goes_on_while_another_replica_is_being_started():

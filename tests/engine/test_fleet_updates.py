@@ -74,7 +74,7 @@ async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_i
         fresh.cancel()
         for key in (1, 2, 3):
             fleet.leave(key, 9, finished=False)
-        assert fleet._balancer.waiting() == fleet._balancer.reserved_tokens() == 0
+        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
 
 
 async def test_restart_lets_a_turn_end_that_ends_before_its_abort_arrives():
