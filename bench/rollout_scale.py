@@ -34,7 +34,7 @@ REPLICAS = 8
 RUNNING = 512  # trajectories that a replica's KV cache holds, all together 4,096
 QUEUED = 16_384
 STEP_S = 0.1
-CHUNK = 64  # VLLM_V1_OUTPUT_PROC_CHUNK_SIZE in engine.replica
+CHUNK = 64  # VLLM_V1_OUTPUT_PROC_CHUNK_SIZE in engine.replica_config
 BLOCK_SIZE = 32
 MAX_TOKENS = 256
 SAMPLES = 16
@@ -178,7 +178,7 @@ async def scale(checkpoint: Path, queued: int = QUEUED) -> dict[str, Any]:
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             for task in driving:
                 task.cancel()
-        left = len(fleet._turns if hasattr(fleet, "_turns") else fleet._waiting)
+        left = len(fleet._turns)
     tokens = rollouts.tokens_sampled
     return {
         "loop_lag_p99_ms": 1e3 * float(np.percentile(lags.wall_s, 99)),

@@ -1,83 +1,45 @@
-"""The fleet of replicas: the I/O shell around the Balancer, and their supervision.
+"""The fleet of replicas: the I/O shell around the Balancer. Their life is the supervisor's (engine/supervise.py).
 
 Invariants
-- A turn survives the death of its replica: it goes on elsewhere from its tokens, and no token is delivered twice.
-- While weights are updated nothing new is placed; afterwards every live replica has passed the canary. After an update
-  that failed nothing is placed until one succeeds.
-- A replica that dies is replaced in the background; the new one gets the current weights and passes the canary first.
+- A turn survives the death of its replica, and a move: it goes on elsewhere from its tokens, no token is delivered
+  twice, and a turn that ended by itself meanwhile has ended.
+- While weights are updated nothing begins on any replica, and after an update that failed nothing until one succeeds.
+- A turn never waits for replicas that will not come.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from engine.balance import Balancer
+from engine.balance import Balancer, Place
 from engine.canary import CanaryFailed as CanaryFailed
 from engine.canary import Weights as Weights
-from engine.canary import compare
-from engine.errors import first_error
-from engine.ports import Delta, KvSample, ReplicaDied, Sampling
+from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
+from engine.ports import Superseded as Superseded
+from engine.supervise import FleetConfig as FleetConfig
+from engine.supervise import MakeReplica, Supervisor
 from engine.trace import Timeline
-from engine.types import Floats
 
 
-class ReplicaPort(Protocol):
-    """What the fleet needs of a replica (`engine.replica.Replica`; a scripted one in tests)."""
+@dataclass(slots=True)
+class _Turn:
+    """A turn under way. replica: where its placement or a move sends it; request: what generates it now, if anything
+    does, on source; moving: that request is being aborted.
+    """
 
-    index: int
-    died: asyncio.Event
-    in_flight: int
-    pid: int
-
-    @property
-    def usable_blocks(self) -> int: ...
-
-    async def start(self) -> None: ...
-
-    def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
-    ) -> AsyncGenerator[Delta, None]: ...
-
-    async def update_weights(self, path: str, version: int) -> None: ...
-
-    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...
-
-    def stalled(self, now: float) -> bool: ...
-
-    def kill(self) -> None: ...
-
-    async def shutdown(self) -> None: ...
+    placed: asyncio.Future[None] | None = None
+    replica: ReplicaPort | None = None
+    request: str | None = None
+    source: ReplicaPort | None = None
+    moving: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: 1e-4 for fp32, more for bf16."""
-
-    replicas: int = 2
-    block_size: int = 32
-    canary_tolerance: float = 1e-4
-    watch_s: float = 5.0
-    restarts: int = 3
-    stop_deadline_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
-        if self.canary_tolerance <= 0:
-            raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
-
-
-class Superseded(RuntimeError):
-    """New weights ended the turn: its trajectory begins again from the prompt."""
-
-
-MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
+_REASONS = tuple(field.name for field in fields(Place) if field.name != "rule")  # what the timeline says of a placement
 
 
 class Fleet:
@@ -92,97 +54,98 @@ class Fleet:
         canary: Sequence[Sequence[int]] = (),
     ) -> None:
         self.config = config
-        self.canary = [list(ids) for ids in canary]
-        self.canary_max_abs = 0.0
-        self.deaths = 0
         self.last: dict[int, KvSample] = {}
         self.kv_peak: dict[int, float] = {}  # largest share of blocks in use, until the reader clears it
         self.preemptions = 0
-        self._make_replica = make_replica
+        self.prefilled = 0  # tokens of prompts computed, those of lost prefixes and preempted requests included
+        self.moves = 0
         self._balancer = balancer
         self._timeline = timeline
-        self._replicas: dict[int, ReplicaPort] = {}
-        self._weights: Weights | None = None
-        self._waiting: dict[int, asyncio.Future[ReplicaPort]] = {}
+        self._supervisor = Supervisor(config, make_replica, timeline, canary, self)
+        self._turns: dict[int, _Turn] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
+        self._born: dict[int, int] = {}  # the version of its first token, where that binds it
         self._tool_waiting: set[int] = set()
-        self._open = asyncio.Event()
-        self._open.set()
-        self._update = asyncio.Lock()
+        self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
+        self._ended: ReplicaDied | None = None
         self._scheduled = False
         self._requests = 0
-        self._supervised = config.replicas
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        try:
-            async with AsyncExitStack() as stack:
-                group = await stack.enter_async_context(asyncio.TaskGroup())
-                up = [self._loop.create_future() for _ in range(self.config.replicas)]
-                for index, future in enumerate(up):
-                    task = group.create_task(self._supervise(index, future), name=f"replica-{index}")
-                    stack.callback(task.cancel)
-                for future in up:
-                    await future
-                self._stack = stack.pop_all()
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from failures
+        await self._supervisor.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._stack.__aexit__(kind, error, trace)
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from failures
+        await self._supervisor.__aexit__(kind, error, trace)
 
     @property
     def version(self) -> int:
         """Version of the weights that new requests are sampled with."""
-        return self._weights.version if self._weights else 0
+        return self._supervisor.weights.version if self._supervisor.weights else 0
 
     @property
     def live(self) -> list[int]:
-        return sorted(self._replicas)
+        return sorted(self._supervisor.live)
+
+    @property
+    def deaths(self) -> int:
+        return self._supervisor.deaths
+
+    @property
+    def canary_max_abs(self) -> float:
+        """The largest difference of log-probabilities that a canary has shown so far."""
+        return self._supervisor.canary_max_abs
+
+    async def update_weights(self, weights: Weights) -> float:
+        """All live replicas load the weights and pass the canary; returns the canary's largest difference.
+
+        Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
+        """
+        return await self._supervisor.update_weights(weights)
 
     async def turn(
         self, key: int, group: int, token_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
-        The caller then says `turn_done` (it goes on) or `leave`. While no replica is up this waits; the fleet itself
-        ends with ReplicaDied when none will come.
+        token_ids may grow while the turn is generated, but what it holds at the call must stay. The caller then says
+        `turn_done` (it goes on) or `leave`. While no replica is up this waits. Raises ReplicaDied when none will come,
+        Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller says `leave` first.
         """
-        tokens = list(token_ids)
-        produced = 0
+        size, produced = len(token_ids), list[int]()
+        spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
-        while True:
-            replica = await self._place(key, group, len(tokens))
-            index, before = replica.index, produced
-            request = replace(
-                sampling,
-                max_tokens=sampling.max_tokens - produced,
-                seed=None if sampling.seed is None else sampling.seed + produced,
-            )
-            self._requests += 1
-            self._homes[key] = index
-            self._timeline.idle.running(index, 1, self._timeline.now())
-            try:
-                async with aclosing(replica.generate(tokens, request, f"{key}-{self._requests}")) as deltas:
-                    async for delta in deltas:
-                        tokens += delta.token_ids
-                        produced += len(delta.token_ids)
-                        spans = [(version, begin + before, end + before) for version, begin, end in delta.spans]
-                        yield index, replace(delta, spans=spans) if before else delta
-                        if delta.finish:
-                            return
-            except ReplicaDied:
-                self._timeline.instant("fleet", f"replica {index} died under trajectory {key}")
-                self._down(replica)
-            finally:
-                self._timeline.idle.running(index, -1, self._timeline.now())
+        turn = self._turns[key] = _Turn()
+        try:
+            while True:
+                replica = await self._place(turn, key, group, size + len(produced))
+                begin = len(produced)
+                tokens = [*token_ids[:size], *produced] if begin else token_ids
+                request_id = self._begin(key, turn, replica)
+                try:
+                    async with aclosing(replica.generate(tokens, _rest(sampling, begin), request_id)) as deltas:
+                        async for delta in deltas:
+                            produced += delta.token_ids
+                            if delta.finish is None:
+                                yield replica.index, delta
+                                continue
+                            spans += [(version, begin + first, begin + end) for version, first, end in delta.spans]
+                            if not (turn.moving and delta.finish == "abort"):
+                                yield replica.index, replace(delta, spans=tuple(spans))
+                                return
+                            if delta.token_ids:
+                                yield replica.index, replace(delta, finish=None, spans=())
+                            break
+                except ReplicaDied:
+                    self._timeline.instant("fleet", f"replica {replica.index} died under trajectory {key}")
+                    self._supervisor.down(replica)
+                finally:
+                    self._end(turn, replica)
+        finally:
+            del self._turns[key]
 
     def turn_done(self, key: int, tokens: int) -> None:
         """The turn ended with tool calls."""
@@ -191,125 +154,75 @@ class Fleet:
         self._timeline.idle.tools(self._homes[key], 1, self._timeline.now())
         self._schedule()
 
-    def _back_from_tool(self, key: int) -> None:
-        if key in self._tool_waiting:
-            self._tool_waiting.remove(key)
-            self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
-
     def leave(self, key: int, tokens: int, *, finished: bool) -> None:
         """The trajectory ended; finished: by itself (not: it failed or was cancelled). Idempotent."""
         self._balancer.leave(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
+        self._born.pop(key, None)
         self._schedule()
 
-    async def update_weights(self, weights: Weights) -> float:
-        """All live replicas load the weights and pass the canary; returns the canary's largest difference.
-
-        Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
+    async def drain(self, index: int) -> None:
+        """Ends a replica for good when its turns have ended or were moved; what is left there after `drain_s` goes on
+        elsewhere. Raises ValueError for one that is not up, or the last.
         """
-        started = self._timeline.now()
-        async with self._update:
-            self._open.clear()
-            self._timeline.idle.flag("weight_sync", 1, started)
-            self._weights = weights
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._renew(replica, weights), name=f"update-{index}")
-                        for index, replica in self._replicas.items()
-                    ]
-            except BaseExceptionGroup as failures:
-                raise first_error(failures) from failures
-            finally:
-                self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
-            self._open.set()
-            self._schedule()
-        ended = self._timeline.now()
-        worst = max((task.result() for task in tasks), default=0.0)
-        self.canary_max_abs = max(self.canary_max_abs, worst)
-        self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)
-        return worst
-
-    async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
-        try:
-            await replica.update_weights(weights.path, weights.version)
-            if not self.canary:
-                return 0.0
-            found = await replica.logprobs(self.canary)
-        except ReplicaDied as error:
-            self._timeline.instant("fleet", str(error))
-            self._down(replica)
-            return 0.0
-        return compare(replica.index, found, weights, self.config.canary_tolerance)
-
-    async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
-        """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
-        cores = sorted(os.sched_getaffinity(0))
-        core = cores[index % len(cores)]
-        for attempt in range(self.config.restarts + 1):
-            replica = self._make_replica(index, core, self._on_step)
-            try:
-                await replica.start()
-                async with self._update:
-                    if self._weights is not None:
-                        await self._renew(replica, self._weights)
-                    if not replica.died.is_set():
-                        self._admit(replica)
-                if not up.done():
-                    up.set_result(None)
-                await self._watch(replica)
-            except ReplicaDied as error:
-                self._timeline.instant("fleet", str(error))
-                if attempt == 0:
-                    raise
-            finally:
-                async with asyncio.timeout(self.config.stop_deadline_s):
-                    await replica.shutdown()
-            self.deaths += 1
-        self._supervised -= 1
-        if not self._supervised:
-            raise ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times")
-
-    def _admit(self, replica: ReplicaPort) -> None:
-        self._replicas[replica.index] = replica
-        self._timeline.idle.replica(replica.index, self._timeline.now())
-        self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
-        self._timeline.instant("fleet", f"replica {replica.index} up (pid {replica.pid})")
+        replica = self._supervisor.retire(index)
+        empty = self._drained[index] = asyncio.Event()
+        self._balancer.replica_drain(index)
         self._schedule()
+        if replica.in_flight:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.drain_s):
+                    await empty.wait()
+        self._supervisor.down(replica)
 
-    async def _watch(self, replica: ReplicaPort) -> None:
-        """Returns when the replica died; kills one that stalls, at the latest `watch_s` after its step deadline."""
-        while not replica.died.is_set():
-            try:
-                async with asyncio.timeout(self.config.watch_s):
-                    await replica.died.wait()
-            except TimeoutError:
-                if replica.stalled(self._timeline.now()):
-                    self._timeline.instant("fleet", f"replica {replica.index} stalled: killed")
-                    replica.kill()
-        self._down(replica)
+    def _back_from_tool(self, key: int) -> None:
+        if key in self._tool_waiting:
+            self._tool_waiting.remove(key)
+            self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
 
-    def _down(self, replica: ReplicaPort) -> None:
-        replica.died.set()
-        if self._replicas.get(replica.index) is replica:  # else not admitted, or down already
-            del self._replicas[replica.index]
-            self.last.pop(replica.index, None)
-            self._timeline.idle.down(replica.index, self._timeline.now())
-            self._balancer.replica_down(replica.index)
-            self._schedule()
+    async def _place(self, turn: _Turn, key: int, group: int, tokens: int) -> ReplicaPort:
+        """Where the turn goes on: where a move sent it, else where the balancer places it. No update is under way."""
+        while True:
+            if self._ended is not None:
+                raise ReplicaDied(str(self._ended))
+            if self._born.get(key, self.version) != self.version:
+                raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
+            if turn.replica is not None and turn.replica.died.is_set():
+                self._supervisor.down(turn.replica)
+                turn.replica = None
+            if turn.replica is None:
+                await self._placed(turn, key, group, tokens)
+            elif self._supervisor.open.is_set():
+                if self.config.on_update == "restart":
+                    self._born[key] = self.version
+                return turn.replica
+            else:
+                await self._supervisor.open.wait()
 
-    async def _place(self, key: int, group: int, tokens: int) -> ReplicaPort:
-        future: asyncio.Future[ReplicaPort] = self._loop.create_future()
-        self._waiting[key] = future
+    async def _placed(self, turn: _Turn, key: int, group: int, tokens: int) -> None:
+        turn.placed = self._loop.create_future()
         self._balancer.arrive(key, group, tokens, self._timeline.now())
         self._schedule()
         self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
         try:
-            return await future
+            await turn.placed
         finally:
             self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
-            self._waiting.pop(key, None)
+            turn.placed = None
+
+    def _begin(self, key: int, turn: _Turn, replica: ReplicaPort) -> str:
+        self._requests += 1
+        self._homes[key] = replica.index
+        self._timeline.idle.running(replica.index, 1, self._timeline.now())
+        turn.request, turn.source, turn.moving = f"{key}-{self._requests}", replica, False
+        return turn.request
+
+    def _end(self, turn: _Turn, replica: ReplicaPort) -> None:
+        turn.request = None
+        self._timeline.idle.running(replica.index, -1, self._timeline.now())
+        if replica.index in self._drained and not replica.in_flight:
+            self._drained[replica.index].set()
 
     def _schedule(self) -> None:
         """One decision per loop tick, after all events of the tick."""
@@ -319,24 +232,85 @@ class Fleet:
 
     def _decide(self) -> None:
         self._scheduled = False
-        if not self._open.is_set():
+        if self._ended is not None or not self._supervisor.open.is_set():
             return
         for place in self._balancer.decide(self._timeline.now()):
-            future = self._waiting.get(place.key)
-            if future is not None and not future.done():
-                future.set_result(self._replicas[place.replica])
-                self._timeline.instant(
-                    "fleet", place.rule, key=place.key, replica=place.replica, headroom_blocks=place.headroom_blocks
-                )
+            turn = self._turns.get(place.key)
+            if turn is not None:  # else it was closed in this tick
+                reasons = {name: getattr(place, name) for name in _REASONS}
+                self._timeline.instant("fleet", place.rule, **reasons)
+                self._send(turn, self._supervisor.live[place.replica])
 
-    def _on_step(self, index: int, sample: KvSample) -> None:
-        if index in self._replicas:
-            self.last[index] = sample
-            self.preemptions += sample.preempted
-            self._balancer.sample(index, sample, self._timeline.now())
-            blocks = self._replicas[index].usable_blocks
-            used = blocks - sample.free_blocks
-            self.kv_peak[index] = max(self.kv_peak.get(index, 0.0), used / blocks)
-            self._timeline.step(index, used, sample)
-            if self._waiting:
-                self._schedule()
+    def _send(self, turn: _Turn, replica: ReplicaPort) -> None:
+        """The turn goes on there: now if it waits, else from the tokens that it has when its request has ended."""
+        turn.replica = replica
+        self._wake(turn)
+        if turn.request is not None and not turn.moving:
+            self.moves += 1
+            self._interrupt(turn, turn.request)
+
+    def _wake(self, turn: _Turn) -> None:
+        if turn.placed is not None and not turn.placed.done():
+            turn.placed.set_result(None)
+
+    def _interrupt(self, turn: _Turn, request_id: str) -> None:
+        assert turn.source is not None
+        turn.moving = True
+        self._supervisor.tasks.create_task(self._abort(turn.source, request_id), name=f"abort-{request_id}")
+
+    async def _abort(self, replica: ReplicaPort, request_id: str) -> None:
+        try:
+            await replica.abort(request_id)
+        except ReplicaDied as error:
+            self._timeline.instant("fleet", str(error))
+            self._supervisor.down(replica)
+
+    # What the supervisor says (engine.supervise.Listener)
+
+    def on_up(self, replica: ReplicaPort) -> None:
+        self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
+        self._schedule()
+
+    def on_down(self, replica: ReplicaPort) -> None:
+        self.last.pop(replica.index, None)
+        self._balancer.replica_down(replica.index)
+        self._schedule()
+
+    def on_step(self, index: int, sample: KvSample) -> None:
+        replica = self._supervisor.live.get(index)
+        if replica is None:
+            return
+        self.last[index] = sample
+        self.preemptions += sample.preempted
+        self.prefilled += sample.prefilled
+        self._balancer.sample(index, sample, self._timeline.now())
+        used = replica.usable_blocks - sample.free_blocks
+        self.kv_peak[index] = max(self.kv_peak.get(index, 0.0), used / replica.usable_blocks)
+        self._timeline.step(index, used, sample)
+        if self._turns:
+            self._schedule()
+
+    def on_update(self) -> None:
+        for key, turn in self._turns.items():
+            if self._born.get(key, self.version) == self.version:
+                continue
+            if turn.request is not None and not turn.moving:
+                self._interrupt(turn, turn.request)
+            self._wake(turn)
+
+    def on_open(self) -> None:
+        self._schedule()
+
+    def on_end(self, error: ReplicaDied) -> None:
+        self._ended = self._ended or error
+        self._supervisor.open.set()
+        for turn in self._turns.values():
+            self._wake(turn)
+
+
+def _rest(sampling: Sampling, produced: int) -> Sampling:
+    """What is left of a turn after `produced` tokens."""
+    if not produced:
+        return sampling
+    seed = None if sampling.seed is None else sampling.seed + produced
+    return replace(sampling, max_tokens=sampling.max_tokens - produced, seed=seed)

@@ -6,6 +6,7 @@ can run on an implementation of their own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.types import Trajectory
+from engine.types import Floats, Trajectory
 from sandbox.wire import Limits, ToolResult
 
 
@@ -92,6 +93,44 @@ class ToolReply:
     text: str
     executed: bool = True
     jailed: bool = False
+
+
+class Superseded(RuntimeError):
+    """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
+
+
+class ReplicaPort(Protocol):
+    """An engine as the fleet uses it (`engine.replica.Replica`; a scripted one in tests). Its methods raise ReplicaDied
+    when the engine is gone.
+    """
+
+    index: int
+    died: asyncio.Event
+    in_flight: int
+    pid: int
+
+    @property
+    def usable_blocks(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]: ...
+
+    async def abort(self, request_id: str) -> None:
+        """The request's stream ends with finish "abort" after the tokens that it has; nothing if it has ended."""
+        ...
+
+    async def update_weights(self, path: str, version: int) -> None: ...
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...
+
+    def stalled(self, now: float) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
 
 
 class Tool(Protocol):

@@ -11,64 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import math
 import os
 import signal
-import sys
 import time
-import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 
 from engine.absent import scipy_absent
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
+from engine.replica_config import ReplicaConfig as ReplicaConfig
+from engine.replica_config import prepare_environment as prepare_environment
 from engine.types import Floats
-
-# Set before torch and vLLM are imported, inherited by the engine processes:
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # an engine is pinned to one core; two OpenMP threads on it would spin against each other
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the affinity is set by the node, per engine
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "64",  # outputs handled before the loop turns to others: its lag
-    "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
-    "TORCHDYNAMO_DISABLE": "1",  # else the first request waits some 15 s for the compilation of one sampling helper
-    "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaConfig:
-    """How an engine is built. kv_blocks x block_size tokens of KV cache; dtype float32 on the CPU.
-
-    weight_transfer: "shm" on one CPU host; "ipc" or "nccl" are vLLM's own, for GPUs.
-    """
-
-    checkpoint: str
-    max_model_len: int = 1024
-    max_num_seqs: int = 256
-    kv_blocks: int = 1024
-    block_size: int = 32
-    dtype: str = "float32"
-    weight_transfer: str = "shm"
-    start_deadline_s: float = 120.0
-    step_deadline_s: float = 60.0
-    update_deadline_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if (self.kv_blocks - 1) * self.block_size < self.max_model_len:
-            raise ValueError(
-                f"kv_blocks {self.kv_blocks} x block_size {self.block_size} do not hold one sequence of "
-                f"max_model_len {self.max_model_len} (one block is vLLM's own)"
-            )
-        if self.block_size % 32:
-            raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
 
 
 class Replica:
@@ -84,8 +42,10 @@ class Replica:
         self.in_flight = 0
         self.died = asyncio.Event()
         self.last_step_at = 0.0
+        self.usable_blocks = 0
         self._core = core
         self._on_step = on_step
+        self._updating = False
         self._engine: Any = None
         # Kept for the engine's life: the engine process dies with the thread that forked it (PR_SET_PDEATHSIG).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
@@ -96,8 +56,13 @@ class Replica:
         try:
             async with asyncio.timeout(self.config.start_deadline_s):
                 await loop.run_in_executor(self._thread, self._build)
-                self.pid = (await self._engine.collective_rpc("adopt"))[0]
+                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
+                self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
+                # one block is vLLM's own
+                self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 await self._engine.init_weight_transfer_engine(_init_request())
+                # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
+                await self._engine.get_supported_tasks()
         except Exception as error:
             await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
@@ -110,40 +75,26 @@ class Replica:
 
             import engine.weights
 
-        if self._core is not None:
+        if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
-        config = self.config
         settings = AsyncEngineArgs(
-            model=config.checkpoint,
-            skip_tokenizer_init=True,
-            dtype=config.dtype,
-            enforce_eager=True,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            # Above anything that can be scheduled at once: a prefill that is split kills a seeded request on the CPU.
-            max_num_batched_tokens=max(8192, config.max_num_seqs * config.max_model_len // 4),
-            num_gpu_blocks_override=config.kv_blocks,
-            kv_cache_memory_bytes=1 << 28,
-            block_size=config.block_size,
-            gpu_memory_utilization=0.05,
-            seed=0,
-            use_tqdm_on_load=False,
-            weight_transfer_config=WeightTransferConfig(backend=config.weight_transfer),
-            worker_extension_cls="engine.weights.WorkerExtension",
-            distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
+            **self.config.arguments(self.index),
+            weight_transfer_config=WeightTransferConfig(backend=self.config.weight_transfer),
         ).create_engine_config()
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap(settings)])
+        if not self.config.devices:
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
+        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap()])
+        if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
+            self._engine.shutdown(0.1)
 
-    def _tap(self, settings: Any) -> Any:
-        from vllm.v1.metrics.loggers import StatLoggerBase
+    def _tap(self) -> Any:
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-        usable = self.config.kv_blocks - 1  # one null block
         replica = self
 
-        class Tap(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+        class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader
+            def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None: ...
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is None:
@@ -152,23 +103,30 @@ class Replica:
                 replica._on_step(
                     replica.index,
                     KvSample(
-                        free_blocks=round((1 - scheduler_stats.kv_cache_usage) * usable),
+                        free_blocks=round((1 - scheduler_stats.kv_cache_usage) * replica.usable_blocks),
                         running=scheduler_stats.num_running_reqs,
                         waiting=scheduler_stats.num_waiting_reqs,
                         preempted=iteration_stats.num_preempted_reqs if iteration_stats else 0,
+                        prefilled=_prefilled(scheduler_stats),
                     ),
                 )
 
             def log_engine_initialized(self) -> None: ...
+
+            def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
+
+            def record_admission_rejection(self, *_: Any, **__: Any) -> None: ...
 
         return Tap
 
     def _touch(self) -> None:
         self.last_step_at = time.perf_counter()
 
-    @property
-    def usable_blocks(self) -> int:
-        return self.config.kv_blocks - 1
+    def _enter(self) -> None:
+        """A request begins: from now on a step is expected."""
+        if self.in_flight == 0:
+            self._touch()
+        self.in_flight += 1
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
@@ -188,18 +146,21 @@ class Replica:
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,  # nobody else has these
         )
-        if self.in_flight == 0:
-            self._touch()
-        self.in_flight += 1
+        self._enter()
         try:
-            async for output in self._engine.generate(tokens_input(list(token_ids)), parameters, request_id):
-                part = output.outputs[0]
-                logprobs = [next(iter(position.values())).logprob for position in part.logprobs or ()]
-                spans = _spans(part.weight_versions) if part.finish_reason else ()
-                yield Delta(
-                    part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
-                )
+            # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
+            async with aclosing(
+                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)
+            ) as outputs:
+                async for output in outputs:
+                    part = output.outputs[0]
+                    logprobs = [next(iter(position.values())).logprob for position in part.logprobs or ()]
+                    spans = _spans(part.weight_versions) if part.finish_reason else ()
+                    yield Delta(
+                        part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
+                    )
         except VLLMValidationError as error:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
@@ -208,6 +169,15 @@ class Replica:
         finally:
             self.in_flight -= 1
 
+    async def abort(self, request_id: str) -> None:
+        """Ends the request: its stream gives what it has and finish "abort". Nothing if it has ended."""
+        try:
+            async with asyncio.timeout(self.config.step_deadline_s):
+                await self._engine.abort(request_id)
+        except Exception as error:
+            self._fail()
+            raise ReplicaDied(f"replica {self.index}: abort failed: {str(error) or type(error).__name__}") from error
+
     async def update_weights(self, path: str, version: int) -> None:
         """Loads published weights. In-flight requests stall and go on with their KV recomputed.
 
@@ -215,13 +185,12 @@ class Replica:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        self._updating = True
         try:
             async with asyncio.timeout(self.config.update_deadline_s):
-                paused = self.in_flight > 0
+                paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
                 if paused:
                     await self._engine.pause_generation(mode="keep", clear_cache=True)
-                else:
-                    await self._engine.reset_prefix_cache()
                 await self._engine.start_weight_update()
                 await self._engine.update_weights(WeightTransferUpdateRequest({"path": path}))
                 await self._engine.finish_weight_update(str(version))
@@ -230,7 +199,11 @@ class Replica:
                     await self._engine.resume_generation()
         except Exception as error:
             self._fail()
-            raise ReplicaDied(f"replica {self.index}: weight update {version} failed: {error}") from error
+            cause = str(error) or type(error).__name__
+            raise ReplicaDied(f"replica {self.index}: weight update {version} failed: {cause}") from error
+        finally:
+            self._updating = False
+            self._touch()
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
         """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
@@ -246,7 +219,7 @@ class Replica:
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         last = None
-        self.in_flight += 1
+        self._enter()
         try:
             async with asyncio.timeout(self.config.update_deadline_s):
                 async for output in self._engine.generate(
@@ -263,42 +236,57 @@ class Replica:
         return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
 
     def stalled(self, now: float) -> bool:
-        """Requests are in flight but no step came for the deadline."""
-        return self.in_flight > 0 and now - self.last_step_at > self.config.step_deadline_s
+        """The engine died and nobody has noticed, or requests are in flight but no step came for the deadline (an
+        update, which has a deadline of its own, is no stall).
+        """
+        late = self.in_flight > 0 and not self._updating and now - self.last_step_at > self.config.step_deadline_s
+        return late or (self._engine is not None and self._engine.errored)
 
     def _fail(self) -> None:
         self.died.set()
 
     def kill(self) -> None:
-        """Ends a hanging engine process: its callers get ReplicaDied."""
+        """Ends a hanging engine process; its callers get ReplicaDied."""
+        self._fail()
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def shutdown(self) -> None:
-        """Ends the engine process; safe to call more than once."""
+        """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
+        self._fail()
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, 0.1)
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
+            await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine
             gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
         self._thread.shutdown(wait=False)
 
 
-def prepare_environment() -> None:
-    """Must run before torch or vLLM is imported in the process. Raises RuntimeError when it is too late."""
-    if "vllm" in sys.modules:
-        raise RuntimeError("engine.replica.prepare_environment() must be called before vllm is imported")
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
-    warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)
-
-
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
     """vLLM's spans; a label that is not a number is the engine's own before the first update."""
     return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
+
+
+def _end(engine: Any) -> None:
+    processes = engine.engine_core.resources.engine_manager.processes
+    engine.shutdown(0.1)
+    for process in processes:
+        process.join(1.0)  # else one that had to be killed stays a zombie
+
+
+def _prefilled(stats: Any) -> int:
+    """Tokens that requests admitted in this step find neither in the prefix cache nor in what was offloaded.
+
+    stats: vllm.v1.metrics.stats.SchedulerStats.
+    """
+    caches = (stats.prefix_cache_stats, stats.connector_prefix_cache_stats)
+    hits = sum(cache.hits + cache.preempted_hits for cache in caches if cache is not None)
+    return stats.prefix_cache_stats.queries + stats.prefix_cache_stats.preempted_queries - hits
 
 
 def _init_request() -> Any:

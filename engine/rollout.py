@@ -237,19 +237,21 @@ class _Rollout:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
                 buffer.append_sampled(delta)
                 if not closers.isdisjoint(delta.token_ids):
-                    self._read(draft, tools)
+                    # Up to that token only: a character that is not whole yet would hold back the text before it.
+                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)
+                    self._read(draft, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
             buffer.label(version, start + begin, start + end)
         draft.finish, draft.finished_at = delta.finish, self.timeline.now()
         if draft.finish == "stop":
-            self._read(draft, tools)
+            self._read(draft, tools, len(buffer))
             for call in draft.parser.finish():
                 self._dispatch(call, draft.calls, tools)
 
-    def _read(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
-        """The parser reads what was sampled since it last did."""
-        text = draft.stream.step(self.buffer.ids[draft.read :])
-        draft.read = len(self.buffer)
+    def _read(self, draft: _Draft, tools: asyncio.TaskGroup, end: int) -> None:
+        """The parser reads what was sampled since it last did, up to `end`."""
+        text = draft.stream.step(self.buffer.ids[draft.read : end])
+        draft.read = end
         for call in draft.parser.feed(text):
             self._dispatch(call, draft.calls, tools)
 

@@ -90,16 +90,16 @@ def repack_cpu_linears(model: torch.nn.Module) -> None:
 class WorkerExtension:
     """Methods that the node calls in the engine process (`worker_extension_cls`)."""
 
-    def adopt(self) -> int:
-        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node. Returns the pid.
+    def adopt(self, niceness: int) -> None:
+        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node.
 
         The wake-up socket of the node's event loop came along with the fork: a signal here would be seen there.
         """
         signal.set_wakeup_fd(-1)
         os.setsid()
-        _yield_cores(10)
+        if niceness:
+            _yield_cores(niceness)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        return os.getpid()
 
 
 def register() -> None:

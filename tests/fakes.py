@@ -64,7 +64,7 @@ Script = Iterable["str | Gate | Die"]
 
 
 class ScriptedReplica:
-    """Satisfies `engine.fleet.ReplicaPort` without an engine.
+    """Satisfies `engine.ports.ReplicaPort` without an engine.
 
     script: what each turn generates, by (token ids so far, seed): pieces of text, gates, deaths. A turn that went on
     from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone.
@@ -96,7 +96,9 @@ class ScriptedReplica:
         self.fail_updates = 0
         self.update_gate: Gate | None = None
         self.start_gate: Gate | None = None
+        self.abort_gate: Gate | None = None
         self.stalls = False
+        self._aborts: dict[str, asyncio.Event] = {}
         self._on_step = on_step
         self._chat = chat
         self._script = script
@@ -115,38 +117,55 @@ class ScriptedReplica:
         assert sampling.max_tokens > 0, sampling
         self.requests.append((list(token_ids), sampling, request_id))
         self.in_flight += 1
+        aborted = self._aborts[request_id] = asyncio.Event()
         sent, finished = 0, False
         spans: list[tuple[int, int, int]] = []
         try:
-            async for token, last in self._tokens(list(token_ids), sampling):
+            async for token, last in self._tokens(list(token_ids), sampling, aborted):
                 self._alive()
                 sent += 1
                 finish = "stop" if last else "length" if sent == sampling.max_tokens else None
                 finished = finish is not None
+                if finish:
+                    del self._aborts[request_id]
                 spans.append((self.version if self.engine_version is None else self.engine_version, sent - 1, sent))
                 exact = tuple(spans) if finish else ()
                 yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact)
                 if finish:
                     return
-            raise AssertionError("the script ended without the end-of-turn token")
+            assert aborted.is_set(), "the script ended without the end-of-turn token"
+            yield Delta([], [], "abort", len(token_ids), self.version, tuple(spans))
         finally:
             self.in_flight -= 1
+            self._aborts.pop(request_id, None)
             if not finished:
                 self.aborted.append(request_id)
 
-    async def _tokens(self, token_ids: list[int], sampling: Sampling) -> AsyncIterator[tuple[int, bool]]:
+    async def abort(self, request_id: str) -> None:
+        if self.abort_gate is not None:
+            await self.abort_gate.passed()
+        self._alive()
+        if request_id in self._aborts:
+            self._aborts[request_id].set()
+
+    async def _tokens(
+        self, token_ids: list[int], sampling: Sampling, aborted: asyncio.Event
+    ) -> AsyncIterator[tuple[int, bool]]:
+        """Ends without the last token when the request is aborted."""
         if self._script is None:
             prompt = len(token_ids)
             while True:
                 seed = None if sampling.seed is None else sampling.seed + len(token_ids) - prompt
                 token = next_token(token_ids, seed, sampling.stop_token_ids)
-                await self._wait(asyncio.sleep(0))
+                if await self._aborted(asyncio.sleep(0), aborted):
+                    return
                 yield token, token in sampling.stop_token_ids
                 token_ids.append(token)
         assert self._chat is not None
         for piece in self._script(token_ids, sampling):
             if isinstance(piece, Gate):
-                await self._wait(piece.passed())
+                if await self._aborted(piece.passed(), aborted):
+                    return
             elif isinstance(piece, Die):
                 if not piece.reached:
                     piece.reached = True
@@ -154,17 +173,19 @@ class ScriptedReplica:
                     self._alive()
             else:
                 for token in self._chat._encode(piece):
+                    if aborted.is_set():
+                        return
                     yield token, token in sampling.stop_token_ids
 
-    async def _wait(self, operation) -> None:
-        """The operation, or ReplicaDied when the replica dies first."""
+    async def _aborted(self, operation, aborted: asyncio.Event) -> bool:
+        """The operation; True when the request was aborted first, ReplicaDied when the replica died."""
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(operation)
-            death = group.create_task(self.died.wait())
-            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-            work.cancel()
-            death.cancel()
+            tasks = [group.create_task(each) for each in (operation, self.died.wait(), aborted.wait())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
         self._alive()
+        return aborted.is_set()
 
     def _alive(self) -> None:
         if self.died.is_set():
@@ -173,8 +194,10 @@ class ScriptedReplica:
     def die(self) -> None:
         self.died.set()
 
-    def step(self, free_blocks: int, running: int = 0, waiting: int = 0, preempted: int = 0) -> None:
-        self._on_step(self.index, KvSample(free_blocks, running, waiting, preempted))
+    def step(
+        self, free_blocks: int, running: int = 0, waiting: int = 0, preempted: int = 0, prefilled: int = 0
+    ) -> None:
+        self._on_step(self.index, KvSample(free_blocks, running, waiting, preempted, prefilled))
 
     async def update_weights(self, path: str, version: int) -> None:
         self._alive()

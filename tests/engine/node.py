@@ -44,7 +44,7 @@ class Setup:
             policy = self.fleet._balancer
             policy.check()
             assert policy.waiting() == policy.reserved_blocks() == 0
-            assert self.fleet._waiting == self.fleet._homes == {}
+            assert self.fleet._turns == self.fleet._homes == {}
             assert self.fleet._tool_waiting == set()
             assert self.runner.running == 0
             for lanes in self.timeline.lanes.values():

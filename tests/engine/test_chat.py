@@ -25,14 +25,14 @@ HERMES = (
 )
 
 
-def tokenizer(template=HERMES, eos="<|im_end|>"):
-    """Bytes and three special tokens."""
+def tokenizer(template=HERMES, eos="<|im_end|>", tags=("<tool_call>", "</tool_call>")):
+    """Bytes and a few special tokens; without `tags` those are spelled out."""
     vocabulary = {char: n for n, char in enumerate(sorted(ByteLevel.alphabet()))}
     backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = ByteLevelDecoder()
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos)
-    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<tool_call>", "</tool_call>"]})
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *tags]})
     fast.chat_template = template
     return fast
 

@@ -51,7 +51,7 @@ async def test_a_turn_runs_and_the_balancer_is_empty_afterwards():
         turns = [await play(fleet, key) for key in range(4)]
         assert [[token for _, token in turn] for turn in turns] == [expected()] * 4
         assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
-        assert fleet._waiting == {}
+        assert fleet._turns == {}
     assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
 
 
@@ -83,7 +83,7 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
         [(ids, request, _)] = second.requests
         assert ids == [2, 3, *found[:2]]
         assert request.max_tokens == 40 - 2
-        assert spans == [(0, at, at + 1) for at in range(2, len(found))]
+        assert list(spans) == [(0, at, at + 1) for at in range(2, len(found))]
         assert fleet.live == [second.index]
         fleet._balancer.check()
 
@@ -98,7 +98,7 @@ async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
             places = super().decide(now)
             placements.extend(places)
             if len(placements) == 1 and places:
-                asyncio.get_running_loop().call_soon(fleet._down, replicas.made[0])
+                asyncio.get_running_loop().call_soon(fleet._supervisor.down, replicas.made[0])
             return places
 
     async with fleet_of(replicas, balancer=DiesUnderThePlacement(max_tokens=1000)) as fleet:
@@ -153,14 +153,14 @@ async def test_a_finished_turn_leaves_nothing_in_flight():
 async def test_cancelling_a_waiting_turn_leaves_the_queue():
     replicas = Replicas()
     async with fleet_of(replicas, restarts=5) as fleet, asyncio.TaskGroup() as group:
-        fleet._open.clear()
+        fleet._supervisor.open.clear()
         waiting = group.create_task(play(fleet))
         await settle()
         assert fleet._balancer.waiting() == 1
         waiting.cancel()
         await settle()
         assert fleet._balancer.waiting() == 0
-        assert fleet._waiting == {}
+        assert fleet._turns == {}
 
 
 # Weights
@@ -304,6 +304,46 @@ async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
         await run()
     assert len(replicas.made) == 6
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
+
+
+async def died(fleet, message):
+    with pytest.raises(ReplicaDied, match=message):
+        await play(fleet)
+
+
+async def test_turns_of_tasks_that_outlive_the_fleet_end_with_it():
+    """They are not the body's own tasks, so that nobody cancels them: each is told, those that come later too."""
+    gate = Gate()
+
+    def prepare(replica):
+        if len(replicas.made) > 1:
+            replica.start_gate, replica.start_error = gate, ReplicaDied("no memory")
+
+    async def run(fleet):
+        async with fleet:
+            replicas.made[0].die()
+            await gate.started.wait()
+            waiting = outer.create_task(died(fleet, "no replica is left"))
+            await settle()
+            assert not waiting.done()
+            gate.release()
+            await asyncio.Event().wait()
+
+    replicas = Replicas(prepare)
+    async with asyncio.TaskGroup() as outer:
+        fleet = fleet_of(replicas, restarts=1)
+        with pytest.raises(ReplicaDied, match="no replica is left"):
+            await run(fleet)
+        await died(fleet, "no replica is left")
+    gate, replicas = Gate(), Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    async with asyncio.TaskGroup() as outer:
+        async with fleet_of(replicas, 2, restarts=0) as fleet, asyncio.TaskGroup() as group:
+            update = group.create_task(fleet.update_weights(weights()))
+            await gate.started.wait()
+            outer.create_task(died(fleet, "the fleet has ended"))
+            await settle()
+            update.cancel()
+        assert fleet._balancer.reserved_blocks() == 0
 
 
 async def test_the_run_goes_on_while_another_replica_is_being_started():

@@ -10,26 +10,38 @@ FLAGS = ("weight_sync", "kv_blocked", "staleness_gate", "reward")
 events = st.tuples(st.sampled_from(["run", "tool", "flag"]), st.integers(0, 3), st.booleans(), st.floats(0, 5))
 
 
+class Eager(IdleClock):
+    """Accounts at every event, not only where a count leaves or reaches zero."""
+
+    def _count(self, before, change, now):
+        self._tick(now)
+
+
 @given(st.lists(events, max_size=40))
 def test_busy_and_causes_sum_to_the_time_observed(events):
-    clock, now, counts = IdleClock(), 0.0, {}
+    clock, eager, counts = IdleClock(), Eager(), {}
     for index in (0, 1):
         clock.replica(index, float(index))
+        eager.replica(index, float(index))
     now = 1.0
     for kind, number, up, seconds in events:
         now += seconds
         key = (kind, number % 2 if kind != "flag" else number)
         change = 1 if up or not counts.get(key) else -1
         counts[key] = counts.get(key, 0) + change
-        if kind == "run":
-            clock.running(number % 2, change, now)
-        elif kind == "tool":
-            clock.tools(number % 2, change, now)
-        else:
-            clock.flag(FLAGS[number], change, now)
+        for each in (clock, eager):
+            if kind == "run":
+                each.running(number % 2, change, now)
+            elif kind == "tool":
+                each.tools(number % 2, change, now)
+            else:
+                each.flag(FLAGS[number], change, now)
     found = clock.seconds(now + 2)
     assert sum(found[0].values()) == pytest.approx(now + 2)
     assert sum(found[1].values()) == pytest.approx(now + 1)
+    for index, causes in eager.seconds(now + 2).items():
+        for cause in causes.keys() | found[index].keys():
+            assert found[index].get(cause, 0) == pytest.approx(causes.get(cause, 0)), cause
     assert {cause for causes in found.values() for cause in causes} <= {"busy", *CAUSES}
 
 

@@ -180,7 +180,7 @@ async def test_the_deadline_kills_a_call_that_is_still_running():
 
 async def test_the_deadline_ends_a_wait_for_a_replica():
     async with Setup([ANSWER], deadline_s=0.02) as node:
-        node.fleet._open.clear()
+        node.fleet._supervisor.open.clear()
         trajectory = await node.run()
     assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (StopReason.DEADLINE, (), 0)
 

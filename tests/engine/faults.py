@@ -1,0 +1,211 @@
+"""Two real engines under load while they are moved from, updated, killed, stopped. Run by test_faults_engines.py.
+
+Prints one JSON object: what each phase gave. Decoding is greedy and each turn's length is given, so that every phase
+must give the tokens of the quiet one.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+from functools import partial
+
+from engine.balance import KvAware
+from engine.errors import first_error
+from engine.fleet import Fleet, FleetConfig, Weights
+from engine.ports import ReplicaDied, Sampling
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.trace import Timeline
+
+CHECKPOINT = "recipes/tiny"
+CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)
+SEED = 7
+TURNS, TOKENS = 10, 80
+
+
+class Restless(KvAware):
+    """Moves a random running turn in every `every`-th decision; its books are KvAware's."""
+
+    def __init__(self, every=0):
+        super().__init__(max_tokens=400)
+        self.every, self.decisions, self.rng = every, 0, random.Random(SEED)
+        self.changed = asyncio.Event()
+
+    def replica_up(self, replica, blocks, block_size):
+        super().replica_up(replica, blocks, block_size)
+        self.changed.set()
+
+    async def until(self, holds):
+        """Until `holds()`, which is asked again whenever a replica comes up."""
+        while not holds():
+            self.changed.clear()
+            await self.changed.wait()
+
+    def decide(self, now):
+        places = super().decide(now)
+        self.decisions += 1
+        running = [key for key, item in self._items.items() if item.state == "running"]
+        if not self.every or self.decisions % self.every or not running or len(self._replicas) < 2:
+            return places
+        item = self._items[self.rng.choice(running)]
+        target = next(index for index in self._replicas if index != item.home)
+        self._release(item)
+        return [*places, self._go(item, target, "restless")]
+
+
+class Load:
+    """Turns on a fleet; `until` so many tokens of all of them together."""
+
+    def __init__(self, fleet):
+        self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
+        self.marks = {}
+        rng = random.Random(SEED)
+        self.prompts = [[rng.randrange(3, 500) for _ in range(rng.randrange(20, 90))] for _ in range(TURNS)]
+
+    async def play(self, prompt, tokens=TOKENS):
+        self.keys += 1
+        key, found = self.keys, []
+        sampling = Sampling(max_tokens=tokens, temperature=0.0, seed=None, stop_token_ids=(), ignore_eos=True)
+        try:
+            async for _, delta in self.fleet.turn(key, key, prompt, sampling):
+                found += delta.token_ids
+                self.total += len(delta.token_ids)
+                for mark in [mark for mark in self.marks if mark <= self.total]:
+                    self.marks.pop(mark).set()
+            self.spans += delta.spans
+        finally:
+            self.fleet.leave(key, len(prompt) + len(found), finished=True)
+        return found
+
+    def all(self):
+        self.total, self.spans = 0, []
+        return self._all()
+
+    async def _all(self):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.play(prompt), name="turn") for prompt in self.prompts]
+        return [task.result() for task in tasks]
+
+    async def until(self, tokens):
+        if self.total < tokens:
+            self.marks[tokens] = asyncio.Event()
+            await self.marks[tokens].wait()
+
+    async def kill(self, times):
+        """kill -9 of a random live engine after a random number of tokens, `times` times."""
+        rng, killed = random.Random(SEED), []
+        for begin in range(times):
+            await self.until((begin + rng.random()) * TURNS * TOKENS / times)
+            await self.fleet._balancer.until(lambda: set(pids(self.fleet)) - {*killed})
+            killed.append(rng.choice([pid for pid in pids(self.fleet) if pid not in killed]))
+            os.kill(killed[-1], signal.SIGKILL)
+        return killed
+
+
+def pids(fleet):
+    return [replica.pid for replica in fleet._supervisor.live.values()]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def fleet_of(balancer, **config):
+    settings = FleetConfig(replicas=2, watch_s=0.2, **config)
+    return Fleet(settings, partial(Replica, CONFIG), balancer, Timeline())
+
+
+async def under_faults(found):
+    balancer = Restless()
+    async with fleet_of(balancer, restarts=20, drain_s=0.05) as fleet:
+        load = Load(fleet)
+        quiet = await load.all()
+        found["quiet"] = sorted({len(tokens) for tokens in quiet})
+        found["preemptions"], found["prefilled"] = fleet.preemptions, fleet.prefilled
+
+        balancer.every = 12
+        found["moved"] = await load.all() == quiet
+        found["moves"], balancer.every = fleet.moves, 0
+
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            await load.until(TURNS * TOKENS // 3)
+            await fleet.update_weights(Weights(f"{CHECKPOINT}/model.safetensors", 1, None))
+        found["updated"] = running.result() == quiet
+        found["versions"] = sorted({version for version, _, _ in load.spans})
+
+        before = pids(fleet)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            killed = group.create_task(load.kill(3), name="killer")
+        found["killed"] = running.result() == quiet
+        found["deaths"] = fleet.deaths
+
+        await balancer.until(lambda: len(fleet.live) == 2)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            await load.until(TURNS * TOKENS // 4)
+            stopped = pids(fleet)[1]
+            os.kill(stopped, signal.SIGSTOP)
+        found["stopped"] = running.result() == quiet
+        await balancer.until(lambda: len(fleet.live) == 2)
+        found["recovered"] = await load.all() == quiet
+
+        ours = [*before, *killed.result(), stopped, *pids(fleet)]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            await load.until(TURNS * TOKENS // 4)
+            await fleet.drain(0)
+        found["drained"] = running.result() == quiet
+        found["live"] = fleet.live
+        found["reserved"] = balancer.reserved_blocks()
+    found["left"] = [pid for pid in ours if alive(pid)]
+
+
+async def all_dead(found):
+    """Both engines are killed for good: the turns, which are tasks of somebody else, end, and so does the fleet."""
+    ends = []
+
+    async def turn(load, prompt):
+        try:
+            await load.play(prompt)
+        except ReplicaDied as error:
+            ends.append(str(error))
+
+    async def fleet_life(up):
+        async with fleet_of(KvAware(max_tokens=400), restarts=0) as fleet:
+            up.set_result(fleet)
+            await asyncio.Event().wait()
+
+    try:
+        async with asyncio.TaskGroup() as turns, asyncio.TaskGroup() as group:
+            up = asyncio.get_running_loop().create_future()
+            group.create_task(fleet_life(up), name="fleet")
+            load = Load(await up)
+            for prompt in load.prompts:
+                turns.create_task(turn(load, prompt), name="turn")
+            await load.until(TURNS * TOKENS // 4)
+            for pid in pids(load.fleet):
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.Event().wait()
+    except* ReplicaDied as errors:
+        found["fleet_end"] = str(first_error(errors))
+    found["turn_ends"] = sorted(set(ends))
+    found["turns_ended"] = len(ends)
+
+
+async def main():
+    found = {}
+    await under_faults(found)
+    await all_dead(found)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    prepare_environment()
+    asyncio.run(main())

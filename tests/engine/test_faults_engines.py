@@ -1,0 +1,64 @@
+"""Real engines that are killed, stopped, updated and moved from under load: tests/engine/faults.py, in its own process.
+
+One run gives all phases, since engines are slow to start; each test reads what its phase gave.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)  # half a minute on an idle machine, most of it to start engines
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found():
+    command = [sys.executable, "-m", "tests.engine.faults"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_an_undisturbed_run_gives_every_turn_its_length(found):
+    assert found["quiet"] == [80]
+    assert found["prefilled"] > 0
+
+
+def test_turns_that_are_moved_give_the_same_tokens(found):
+    assert found["moves"] > 5
+    assert found["moved"]
+
+
+def test_an_update_in_flight_loses_no_token_and_each_tells_its_version(found):
+    """The weights are the same ones again: only the version differs."""
+    assert found["updated"]
+    assert 1 in found["versions"]
+
+
+def test_engines_killed_at_random_under_load_change_no_token(found):
+    assert found["deaths"] >= 3
+    assert found["killed"]
+
+
+def test_an_engine_that_hangs_is_killed_and_its_turns_go_on(found):
+    assert found["stopped"]
+
+
+def test_afterwards_the_fleet_is_whole_and_nothing_is_left(found):
+    assert found["recovered"]
+    assert found["reserved"] == 0
+    assert found["left"] == []
+
+
+def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
+    assert found["live"] == [1]
+    assert found["drained"]
+
+
+def test_when_all_engines_are_dead_fleet_and_turns_end_clearly(found):
+    assert found["fleet_end"] == "no replica is left: each died 1 times"
+    assert found["turns_ended"] == 10
+    assert all("no replica is left" in end for end in found["turn_ends"])

@@ -1,0 +1,66 @@
+"""How engines are configured: what is impossible is refused by name, what is possible reaches vLLM's arguments."""
+
+import pytest
+
+from engine.replica_config import ReplicaConfig
+from engine.supervise import core_of
+
+
+def config(**options):
+    return ReplicaConfig(checkpoint="x", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024"),
+        ({"kv_blocks": None}, "kv_blocks must be a number on the CPU, got None"),
+        ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
+        ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
+        ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
+        ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
+        ({"devices": (0, 0)}, r"devices must differ, got \(0, 0\)"),
+        ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
+        ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must not be negative, got -1"),
+    ],
+)
+def test_an_impossible_replica_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        config(**options)
+
+
+def test_each_replica_has_its_own_gpus():
+    pairs = config(devices=(0, 1, 4, 5), tensor_parallel=2, kv_blocks=None, block_size=16, kv_offload_bytes=3 << 29)
+    assert [pairs.devices_of(index) for index in (0, 1)] == [(0, 1), (4, 5)]
+    with pytest.raises(ValueError, match=r"devices \(0, 1, 4, 5\) hold no replica 2 of 2"):
+        pairs.devices_of(2)
+    arguments = pairs.arguments(1)
+    assert arguments["device_ids"] == [4, 5]
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["kv_offloading_size"] == 1.5
+    assert arguments["num_gpu_blocks_override"] is None
+    assert "distributed_executor_backend" not in arguments
+    assert config(devices=(3,)).arguments(0)["kv_offloading_size"] is None
+
+
+def test_on_the_cpu_a_prefill_is_never_split():
+    assert config().devices_of(7) == ()
+    assert config().arguments(7)["max_num_batched_tokens"] >= 256 * 1024 // 4
+    assert "device_ids" not in config().arguments(7)
+
+
+def test_vllm_knows_the_arguments():
+    """In its source, so that nothing heavy is imported: a field of AsyncEngineArgs for each."""
+    import importlib.util
+    import re
+    from pathlib import Path
+
+    [folder] = importlib.util.find_spec("vllm").submodule_search_locations
+    source = Path(folder, "engine/arg_utils.py").read_text()
+    for name in config(devices=(0,)).arguments(0) | config().arguments(0):
+        assert re.search(rf"^    {name}\b", source, re.MULTILINE), name
+
+
+def test_replicas_are_pinned_only_where_each_has_a_core():
+    assert [core_of(index, 2, [4, 7]) for index in (0, 1)] == [4, 7]
+    assert [core_of(index, 3, [4, 7]) for index in (0, 1, 2)] == [None] * 3
