@@ -17,7 +17,7 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.py"} | {
     f"algo/{name}.py" for name in ("loss", "objective", "aggregate", "correction", "kl")
 }
-CODE_LINES = 9400  # holds what there is
+CODE_LINES = 9700  # holds what there is
 ALLOWED = {
     "sandbox": ("sandbox",),
     "engine": ("engine", "sandbox.wire"),

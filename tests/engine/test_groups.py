@@ -4,12 +4,14 @@ import asyncio
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import measure
 from engine.errors import first_error
+from engine.fleet import Weights
 from engine.groups import Attempt, GroupConfig, Verdict, groups
 from engine.ports import GraderUnavailable
 from engine.rollout import RolloutConfig, Rollouts
@@ -541,22 +543,27 @@ async def test_what_is_cancelled_is_gone_and_counted_wherever_it_was(where):
     assert aborted == {0, generating}
 
 
-async def test_tokens_add_up_on_real_rollouts_while_replicas_die():
+@pytest.mark.parametrize("on_update", ["continue", "restart"])
+async def test_tokens_add_up_on_real_rollouts_while_replicas_die_and_weights_change(on_update):
     async def parity(trajectory):
         return float(trajectory.sampled_tokens % 2)
 
     timeline, replicas = Timeline(Clock(tick=0.001)), Replicas()
     config = {"samples": 4, "extra_samples": 2, "stop_flat_after": 3, "refills": 2}
-    async with fleet_of(replicas, 2, restarts=5, timeline=timeline) as fleet:
+    async with fleet_of(replicas, 2, restarts=5, timeline=timeline, on_update=on_update) as fleet:
         rollouts = Rollouts(RolloutConfig(max_tokens=60), CHAT, fleet, [], timeline, seed=1)
         async with Leased(12, rollouts=rollouts, reward=parity, ticks=0, **config) as stage:
-            for _ in range(6):
+            for version in range(1, 6):
                 await settle(20)
                 next(replica for replica in replicas.made if not replica.died.is_set()).die()
+                await settle(20)
+                await fleet.update_weights(Weights("weights", version, np.zeros(3, np.float32)))
         assert fleet.deaths > 3
     assert sorted(group.lease for group in stage.out) == list(range(12))
-    found = measure.step(stage.out, 0)
+    found = measure.step(stage.out, 5)
     assert found["tokens_generated"] == rollouts.tokens_sampled
     assert min(found[f"waste/{reason}_tokens"] for reason in ("surplus", "flat")) > 0
     assert found["groups_refilled"] > 0
     assert found["trajectories_failed"] == 0
+    assert found["staleness_max"] > 0
+    assert (found.get("waste/superseded_tokens", 0) > 0) == (on_update == "restart")
