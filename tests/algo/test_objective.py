@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -166,6 +167,15 @@ def test_the_two_gradients_of_gspo_agree_where_the_advantage_is_constant_in_a_se
         mean_of_means(losses_M, sequence_M, 3, count=2).backward()
         gradients.append(logprobs_M.grad)
     torch.testing.assert_close(*gradients)
+
+
+def test_a_sequence_far_above_its_clamp_stays_finite_and_has_no_gradient():
+    logprobs_M = torch.tensor([60.0, 200.0], requires_grad=True)
+    zeros_M, sequence_M = torch.zeros(2), torch.tensor([0, 0])
+    losses_M = gspo(logprobs_M, zeros_M, zeros_M - 1, sequence_M, 1, clip_low=0.2, clip_high=0.28)
+    losses_M.sum().backward()
+    assert losses_M.tolist() == pytest.approx([math.exp(10)] * 2)
+    assert logprobs_M.grad.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("definition", sorted(OBJECTIVES))
