@@ -187,3 +187,12 @@ def test_no_position_gives_zero_attached_to_the_graph(definition):
     loss = total(OBJECTIVES[definition](row["params"], chosen), 1)
     assert loss.item() == 0
     chosen.check_gradient(loss, [0.0], 0)
+
+
+@pytest.mark.parametrize("definition", sorted(OBJECTIVES))
+def test_a_value_that_is_not_finite_where_there_is_loss_reaches_the_loss(definition):
+    row = rows("policy_loss", definition=definition, case="basic")[0]
+    row["inputs"]["log_prob"][0][0] = "nan"
+    chosen = Chosen.of(row)
+    assert chosen.mask_BT[0, 0]
+    assert total(OBJECTIVES[definition](row["params"], chosen), 1).isnan()
