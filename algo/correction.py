@@ -110,7 +110,7 @@ def decoupled_ppo(
     """PPO's clip around the proximal policy, weighted by proximal / sampler as the caller bounded it.
 
     The weight is always applied: 1 everywhere is the caller's own statement that the sampler was the proximal policy.
-    Source: AReaL (arXiv 2505.24298, eq. 5), after arXiv 2110.00641.
+    Source: AReaL (arXiv 2505.24298), after arXiv 2110.00641.
     """
     losses_M = ppo_clip(
         logprobs_M,

@@ -103,8 +103,9 @@ def _wilson(mean: float, count: float, quantile: float) -> Interval:
 
 
 def _quantile(confidence: float, freedom: int) -> float:
-    """Student's two-sided quantile: exact for 1 and 2 degrees of freedom, from 3 on within 1 % (Abramowitz and Stegun,
-    26.7.5). Raises ValueError unless confidence is in (0, 1).
+    """Student's two-sided quantile: exact for 1 and 2 degrees of freedom, beyond within 1 % up to a confidence of 0.99.
+
+    Source: Abramowitz and Stegun, 26.7.5. Raises ValueError unless confidence is in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")

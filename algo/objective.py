@@ -39,8 +39,8 @@ def ppo_clip(
 ) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 at most -dual_clip A.
 
-    Source: PPO (arXiv 1707.06347, eq. 7), separate bounds of DAPO (arXiv 2503.14476), dual clip (arXiv 1912.09729,
-    eq. 5), where dual_clip is above 1.
+    Source: PPO (arXiv 1707.06347, eq. 7), separate bounds of DAPO (arXiv 2503.14476), dual clip (arXiv 1912.09729),
+    where dual_clip is above 1.
     """
     ratio_M = log_ratio(logprobs_M, old_logprobs_M, clamp).exp()
     return clipped(ratio_M, advantages_M, clip_low, clip_high, dual_clip)
@@ -73,7 +73,7 @@ def gspo(
 
     token_gradient: each token's gradient is its own with its own advantage (GSPO-token); otherwise it flows through the
     sequence's mean. The two are equal where the advantage is constant in a sequence. clamp: of the mean's logarithm,
-    from above. Meant to be averaged by `aggregate.mean_of_means`. Source: GSPO (arXiv 2507.18071, eq. 5 and 14).
+    from above. Meant to be averaged by `aggregate.mean_of_means`. Source: GSPO (arXiv 2507.18071).
     """
     means_S = over_sequence(logprobs_M - old_logprobs_M, sequence_M, sequences, "mean")
     mean_M = means_S[sequence_M]
@@ -118,7 +118,8 @@ def trusted(
     The divergence is that of the two outcomes "this token" and "another one": total variation |p - q|, or
     KL(q || p), with p the learner's and q the sampler's probability. A > 0 is stopped beyond `high` when p > q, A < 0
     beyond `low` when p < q. both_sides: beyond `high` upwards and `low` downwards whatever the advantage (IPO).
-    Source: prime-rl, src/prime_rl/trainer/rl/loss.py; SkyRL, skyrl/backends/skyrl_train/utils/ppo_utils.py.
+    Source: DPPO (arXiv 2602.04879); bounds and signs as in prime-rl, src/prime_rl/trainer/rl/loss.py, and SkyRL,
+    skyrl/backends/skyrl_train/utils/ppo_utils.py.
     """
     p_M, q_M = logprobs_M.detach().exp(), rollout_logprobs_M.exp()
     distance_M = (p_M - q_M).abs() if divergence == "tv" else _two_outcome_kl(q_M, p_M)

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -241,6 +242,13 @@ def test_weights_carry_no_gradient_and_bounds_belong_to_the_kept_range():
     assert within(values, 0.5, 2.0).tolist() == [False, True, True, False]
     assert within(values).tolist() == [True] * 4
     assert icepop(values, 0.5, 2.0).tolist() == [0, 0.5, 2.0, 0]
+
+
+def test_the_ratio_of_a_long_sequence_stays_finite():
+    logprobs_M, segments = torch.full((1000,), -1.0), (torch.zeros(1000, dtype=torch.long), 1)
+    assert product_ratios(logprobs_M, logprobs_M - 1, *segments).tolist() == pytest.approx([math.exp(20)] * 1000)
+    assert product_ratios(logprobs_M - 1, logprobs_M, *segments).tolist() == pytest.approx([math.exp(-20)] * 1000)
+    assert geometric_ratios(logprobs_M, logprobs_M - 1, *segments).tolist() == pytest.approx([math.e] * 1000)
 
 
 def test_one_outlier_vetoes_its_sequence_only():

@@ -31,10 +31,19 @@ def test_impossible_counts_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("freedom", "table"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (29, 2.045), (1000, 1.962)]
+    ("freedom", "at_95", "at_99"),
+    [
+        (1, 12.7062, 63.6567),
+        (2, 4.30265, 9.92484),
+        (3, 3.18245, 5.84091),
+        (5, 2.57058, 4.03214),
+        (29, 2.04523, 2.75639),
+    ],
 )
-def test_quantiles_of_student_match_the_table(freedom, table):
-    assert _quantile(0.95, freedom) == pytest.approx(table, rel=0.01)
+def test_quantiles_of_student_match_the_table(freedom, at_95, at_99):
+    tolerance = {1: 1e-5, 2: 1e-5, 3: 0.01, 5: 1e-3, 29: 1e-5}[freedom]
+    assert _quantile(0.95, freedom) == pytest.approx(at_95, rel=tolerance)
+    assert _quantile(0.99, freedom) == pytest.approx(at_99, rel=tolerance)
 
 
 @pytest.mark.parametrize(("problems", "samples"), [(30, 16), (30, 1), (200, 4)])

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -168,6 +169,15 @@ def test_the_two_gradients_of_gspo_agree_where_the_advantage_is_constant_in_a_se
     torch.testing.assert_close(*gradients)
 
 
+def test_a_sequence_far_above_its_clamp_stays_finite_and_has_no_gradient():
+    logprobs_M = torch.tensor([60.0, 200.0], requires_grad=True)
+    zeros_M, sequence_M = torch.zeros(2), torch.tensor([0, 0])
+    losses_M = gspo(logprobs_M, zeros_M, zeros_M - 1, sequence_M, 1, clip_low=0.2, clip_high=0.28)
+    losses_M.sum().backward()
+    assert losses_M.tolist() == pytest.approx([math.exp(10)] * 2)
+    assert logprobs_M.grad.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("definition", sorted(OBJECTIVES))
 def test_no_position_gives_zero_attached_to_the_graph(definition):
     row = rows("policy_loss", definition=definition)[0]
@@ -177,3 +187,12 @@ def test_no_position_gives_zero_attached_to_the_graph(definition):
     loss = total(OBJECTIVES[definition](row["params"], chosen), 1)
     assert loss.item() == 0
     chosen.check_gradient(loss, [0.0], 0)
+
+
+@pytest.mark.parametrize("definition", sorted(OBJECTIVES))
+def test_a_value_that_is_not_finite_where_there_is_loss_reaches_the_loss(definition):
+    row = rows("policy_loss", definition=definition, case="basic")[0]
+    row["inputs"]["log_prob"][0][0] = "nan"
+    chosen = Chosen.of(row)
+    assert chosen.mask_BT[0, 0]
+    assert total(OBJECTIVES[definition](row["params"], chosen), 1).isnan()

@@ -11,18 +11,19 @@ SOFT = [row for row in rows("overlong") if row["params"]["definition"] != "filte
 
 
 @pytest.mark.parametrize("row", SOFT, ids=name)
-def test_matches_golden_up_to_the_longest_length(row):
+def test_matches_golden(row):
     params, inputs = row["params"], row["inputs"]
-    longest = params["max_response_length"]
-    beyond = 0
-    for length, reward, theirs in zip(inputs["lengths"], inputs["rewards"], row["outputs"]["rewards"], strict=True):
-        ours = reward + overlong_penalty(length, longest=longest, buffer=params["buffer"], factor=params["factor"])
-        if length > longest:  # ours stays as in the paper; verl and AReaL go on falling, SkyRL gives reward 0
-            beyond += 1
-            assert ours == reward - params["factor"]
-        else:
-            assert ours == pytest.approx(theirs, rel=params["tol"], abs=params["tol"])
-    assert beyond < len(inputs["lengths"])
+    limits = {"longest": params["max_response_length"], "buffer": params["buffer"], "factor": params["factor"]}
+    ours = [
+        reward + overlong_penalty(length, **limits)
+        for length, reward in zip(inputs["lengths"], inputs["rewards"], strict=True)
+    ]
+    assert ours == pytest.approx(row["outputs"]["rewards"], rel=params["tol"], abs=params["tol"])
+
+
+def test_beyond_the_longest_length_the_penalty_stays_as_in_the_paper():
+    """verl and AReaL go on falling there, SkyRL sets the reward to 0."""
+    assert [overlong_penalty(length, longest=16, buffer=8, factor=0.5) for length in (16, 17, 99)] == [-0.5] * 3
 
 
 def test_a_buffer_outside_the_length_is_refused():
