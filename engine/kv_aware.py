@@ -254,24 +254,35 @@ class KvAware:
         return placed
 
     def _level(self, now: float) -> list[Place]:
-        """Nobody waits: from the slowest replica one that runs moves to the fastest, if that pays."""
+        """Nobody waits: trajectories move from the fullest replica to the emptiest, if that pays; a few at a time."""
         live = [state for state in self._books.replicas.values() if not state.draining]
-        slowest = max(live, key=lambda state: state.running, default=None)
-        step_s = None if slowest is None else self.costs.step_s(slowest.running)
-        if slowest is None or step_s is None:
+        step_s = self.costs.step_s(max((len(state.active) for state in live), default=0))
+        if step_s is None or not live:
             return []
         self._look_at = now + LOOK_STEPS * step_s
-        running = [item for item in slowest.active.values() if item.state == "running" and item.moves < self.moves]
+        placed: list[Place] = []
+        for _ in range(1 + len(live) // 4):
+            fullest = max(live, key=lambda state: len(state.active))
+            place = self._move_one(fullest)
+            if place is None:
+                break
+            placed.append(place)
+        return placed
+
+    def _move_one(self, state: Replica) -> Place | None:
+        """Of those that run there and may move, one with much to come and little to compute again."""
+        running = [item for item in state.active.values() if item.state == "running" and item.moves < self.moves]
         if not running:
-            return []
+            return None
         rests_N = self.growth.rest_tokens(self._books.sizes(running))
-        costs_N = np.array([self._books.length(item) for item in running])
-        for place in np.argsort(costs_N - rests_N)[:4]:
-            found = self._faster(running[place], slowest, slowest.running)
+        lengths_N = np.array([self._books.length(item) for item in running])
+        for place in np.argsort(lengths_N - rests_N)[:4]:
+            item = running[place]
+            found = self._faster(item, state, len(state.active))
             if found is not None:
-                running[place].moves += 1
-                return [self._go(running[place], found[0], "level", found[1], found[2])]
-        return []
+                item.moves += 1
+                return self._go(item, found[0], "level", found[1], found[2])
+        return None
 
     def _faster(self, item: Item, home: Replica, load: int) -> tuple[Replica, float, float] | None:
         """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too; with both
