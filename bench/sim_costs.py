@@ -9,10 +9,8 @@ one of its context. Legend: _s seconds, _B a value per replica of the batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,32 +84,11 @@ class Fit:
     outliers: int
 
 
-def read_steps(path: str | Path, blocks: int, block_size: int) -> tuple[Values, Values]:
-    """Of a record of engine steps, one JSON object a line {"replica", "t", "free_blocks", "running", "waiting",
-    "preempted", "prefilled"}: features [steps, 4] = (1, n, S, P) and seconds [steps].
-
-    A step's seconds are the distance to the engine's sample before it, where the engine was busy then. Raises
-    ValueError when fewer than 100 steps are left.
-    """
-    rows, seconds = [], []
-    last: dict[int, tuple[float, int]] = {}
-    for line in Path(path).read_text().splitlines():
-        step = json.loads(line)
-        replica, t, running = step["replica"], step["t"], step["running"]
-        before = last.get(replica)
-        last[replica] = (t, running)
-        if before is not None and before[1] > 0 and running > 0:
-            # what ended in the step decoded in it and is not in the sample any more: between both samples
-            decoding = max(before[1], running)
-            rows.append((1.0, decoding, (blocks - step["free_blocks"]) * block_size, step["prefilled"]))
-            seconds.append(t - before[0])
-    if len(rows) < 100:
-        raise ValueError(f"{path} holds {len(rows)} steps of busy engines, too few for a fit")
-    return np.asarray(rows, np.float64), np.asarray(seconds, np.float64)
-
-
 def fit(features: Values, seconds: Values) -> Fit:
-    """Least squares without outliers (a step in which the machine did something else), non-negative constants."""
+    """Least squares without outliers (steps in which the machine did something else), constants not negative.
+
+    features: (1, n, S, P) [steps, 4]; seconds [steps].
+    """
     kept = np.ones(len(seconds), bool)
     for _ in range(4):
         constants = _non_negative(features[kept], seconds[kept])
@@ -142,19 +119,19 @@ def _non_negative(features: Values, seconds: Values) -> Values:
 
 def lower_bound_s(trace: Sequence[Traced], machine: Machine, replicas: int) -> float:
     """No schedule ends earlier: the larger of all work at full KV without recompute, spread evenly, and of the longest
-    trajectory alone on an engine with its tools. Tool-waiting KV costs nothing here, so that it is loose for long tools.
+    trajectory alone on an engine with its tools. Tool-waiting KV costs nothing here: loose where tools are slow.
     """
     chain_s = max(_alone_s(row, machine) for row in trace)
     return max(_work_s(trace, machine) / replicas, chain_s)
 
 
 def _alone_s(row: Traced, machine: Machine) -> float:
+    """A turn's first token comes with its prompt; another of the group may have computed the first prompt."""
     costs, tokens, total_s = machine.costs, 0, 0.0
-    for turn in row.turns:
-        compute_s = costs.d * turn.prompt_new_tokens
+    for number, turn in enumerate(row.turns):
         tokens += turn.prompt_new_tokens
-        mean = tokens + turn.gen_tokens / 2
-        total_s += max(0.0, compute_s - costs.w) + turn.gen_tokens * costs.step_s(1, mean) + turn.tool_latency_s
+        total_s += costs.step_s(0, 0, turn.prompt_new_tokens if number else 0)
+        total_s += (turn.gen_tokens - 1) * costs.step_s(1, tokens + turn.gen_tokens / 2) + turn.tool_latency_s
         tokens += turn.gen_tokens
     return total_s
 
@@ -179,8 +156,9 @@ def _work_s(trace: Iterable[Traced], machine: Machine) -> float:
             length += turn.prompt_new_tokens
             mean = length + turn.gen_tokens / 2
             own = mean - shared * (1 - 1 / samples[row.group])
-            shares += turn.gen_tokens * max(own / machine.kv_tokens, 1 / machine.max_num_seqs)
-            linear_s += turn.gen_tokens * (costs.b + costs.c * mean)
-            tokens += turn.gen_tokens
+            decoded = turn.gen_tokens - 1  # the first token comes with the prompt
+            shares += decoded * max(own / machine.kv_tokens, 1 / machine.max_num_seqs)
+            linear_s += decoded * (costs.b + costs.c * mean)
+            tokens += decoded
             length += turn.gen_tokens
     return linear_s + shares * costs.o + max(shares * costs.w, (tokens + prompts) * costs.d)

@@ -1,29 +1,26 @@
-"""A vLLM engine as a discrete-event model: blocks, queue and prefix cache exact, seconds from `bench.sim_costs`.
+"""A vLLM engine as a discrete-event model: queue, blocks and prefix cache step by step, seconds by `bench.sim_costs`.
 
 What it keeps of vLLM V1
 - Waiting requests are taken first come first served, at most max_num_seqs, a prompt in chunks within
   max_num_batched_tokens; running requests grow before anything is admitted.
 - Without a block for growth the youngest running request is preempted: it goes to the head of the queue and is
-  computed again from what the prefix cache still holds.
-- Freed blocks stay in the prefix cache, the least recently freed are evicted first and of one request its tail first; a
-  group's prompt is shared and counted by reference.
+  computed again from what the prefix cache still holds (`bench.sim_cache`). It needs what it held, so that nothing is
+  admitted until something ends.
 
-What it leaves out: the blocks of a whole prompt are taken when its first chunk is; blocks that were never full are
-reused first; no scheduling bubble between steps.
+What it leaves out: the blocks of a whole prompt are taken when its first chunk is; no scheduling bubble between steps.
 
 Between two events all steps are alike but for one token more per request. `begin` opens a segment of as many of them as
 nothing can happen in; `end` closes it. `cut` shortens it to the next step boundary when a request comes or goes.
-
-Invariants (`check`): blocks held, cached and free add up to all of them; the sums over requests are those kept.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
+from bench.sim_cache import KvCache
 from bench.sim_costs import Machine
 from engine.ports import KvSample
 
@@ -57,45 +54,36 @@ class Outcome:
 
 
 class Engine:
-    """host_blocks: KV blocks in host memory to which all that is computed is copied (0: none)."""
+    """host_blocks: KV blocks in host memory to which all that is computed is copied (0: none).
+
+    longest_segment: steps; an engine that runs gives a sample at least that often.
+    """
 
     def __init__(self, machine: Machine, host_blocks: int = 0, longest_segment: int = 32) -> None:
         self.machine = machine
-        self.longest_segment = longest_segment  # steps; an engine reports at least that often
+        self.longest_segment = longest_segment
+        self.cache = KvCache(machine.blocks, host_blocks)
         self.busy_s = 0.0
+        self.steps = 0
         self.preemptions = 0
         self.prefilled_tokens = 0
-        self.recomputed_tokens = 0
+        self.recomputed_tokens = 0  # of them: had been computed before
         self.restored_tokens = 0
-        self.steps = 0
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # in order of admission
         self._prefilling: dict[int, Request] = {}
-        self._ends: list[tuple[int, int, Request]] = []
-        self._free = machine.blocks
-        self._cached: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # own blocks of a trajectory, or of group g's prompt: -1 - g
-        self._cached_blocks = 0
-        self._users: dict[int, int] = {}  # of a group's prompt
+        self._ends: list[tuple[int, int, Request]] = []  # a heap by the step in which they end
+        self._serial = 0
         self._phases = [0] * machine.block_size  # decoding requests by (tokens in cache - steps) modulo the block
         self._kv_tokens = 0  # of decoding requests
-        self._serial = 0
         self._aborts: set[int] = set()
-        self._host: OrderedDict[int, int] = OrderedDict()
-        self._host_blocks, self._host_used = host_blocks, 0
         self._segment: tuple[float, float, float, int] | None = None  # start, first step's seconds, growth, steps
         self._chunks: list[tuple[Request, int]] = []
-        self._preempted = self._prefilled = self._restoring = 0
+        self._preempted = self._prefilled = self._restored = 0  # in the segment
 
     @property
     def idle(self) -> bool:
         return self._segment is None
-
-    @property
-    def free_blocks(self) -> int:
-        """As vLLM counts them: with what the prefix cache holds."""
-        return self._free + self._cached_blocks
 
     def submit(self, request: Request) -> None:
         if math.ceil((request.tokens + request.generate) / self.machine.block_size) > self.machine.blocks:
@@ -109,8 +97,7 @@ class Engine:
     def begin(self, now: float) -> float | None:
         """Opens a segment; the time of its end, or None when there is nothing to do."""
         self._make_room()
-        if not self._preempted:
-            self._admit()
+        self._admit()
         if not self._running:
             assert not self._waiting, "an empty engine takes any request that fits at all"
             return None
@@ -128,7 +115,7 @@ class Engine:
                 work += chunk * (request.tokens - request.left + chunk / 2)
         else:
             steps = self._quiet_steps()
-        first_s = costs.step_s(decoding, self._kv_tokens, self._prefilled, work) + costs.restore * self._restoring
+        first_s = costs.step_s(decoding, self._kv_tokens, self._prefilled, work) + costs.restore * self._restored
         self._segment = (now, first_s, costs.c * decoding, steps)
         return now + self._seconds(steps)
 
@@ -153,7 +140,7 @@ class Engine:
         steps, seconds = self._segment[3], self._seconds(self._segment[3])
         decoding = len(self._running) - len(self._prefilling)
         if decoding:
-            self._take(self._growth(steps))
+            self.cache.take(self._growth(steps))
         self.steps += steps
         self.busy_s += seconds
         self._kv_tokens += steps * decoding
@@ -169,7 +156,7 @@ class Engine:
         aborted = [stopped for key in sorted(self._aborts) if (stopped := self._stop(key)) is not None]
         self._aborts.clear()
         sample = KvSample(
-            free_blocks=self.free_blocks,
+            free_blocks=self.cache.free,
             running=len(self._running),
             waiting=len(self._waiting),
             preempted=self._preempted,
@@ -177,26 +164,22 @@ class Engine:
             steps=steps,
         )
         self.prefilled_tokens += self._prefilled
-        self.restored_tokens += self._restoring
+        self.restored_tokens += self._restored
         self.preemptions += self._preempted
-        self._segment, self._chunks, self._preempted, self._prefilled, self._restoring = None, [], 0, 0, 0
+        self._segment, self._chunks, self._preempted, self._prefilled, self._restored = None, [], 0, 0, 0
         return Outcome(sample, finished, aborted)
 
     def check(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
-        size = self.machine.block_size
+        """Raises AssertionError when an invariant does not hold: call it between segments."""
         decoding = [request for request in self._running.values() if not request.left]
-        held = sum(self._own_blocks(request) for request in self._running.values())
-        shared = {request.group: request.prompt_tokens // size for request in self._running.values()}
-        assert held + sum(shared.values()) + self._cached_blocks + self._free == self.machine.blocks
-        assert self._free >= 0
-        assert self._cached_blocks == sum(self._cached.values())
-        assert all(count > 0 for count in self._cached.values())
-        assert set(shared) == set(self._users)
-        assert sum(self._users.values()) == len(self._running)
         assert self._kv_tokens == sum(self._in_cache(request) for request in decoding)
         assert sum(self._phases) == len(decoding) == len(self._running) - len(self._prefilling)
-        assert not self._running.keys() & self._cached.keys()
+        self.cache.check(
+            [
+                (request.key, request.group, self._shared(request), self._blocks(request))
+                for request in self._running.values()
+            ]
+        )
 
     def _seconds(self, steps: int) -> float:
         assert self._segment is not None
@@ -206,18 +189,18 @@ class Engine:
     def _growth(self, steps: int) -> int:
         """Blocks that decoding requests need for that many steps."""
         size = self.machine.block_size
+        if steps == 1:
+            return self._phases[-self.steps % size]
         rounds, rest = divmod(steps, size)
         blocks = rounds * (len(self._running) - len(self._prefilling))
         return blocks + sum(self._phases[-(self.steps + step) % size] for step in range(rest))
 
     def _quiet_steps(self) -> int:
         """Decoding steps in which nothing ends and nothing is preempted."""
-        if self._preempted:
-            return 1  # the next step may admit again
         first = self._first_end()
         assert first is not None
         steps = min(self.longest_segment, first.last_step - self.steps)
-        while self._growth(steps) > self.free_blocks:
+        while self._growth(steps) > self.cache.free:
             steps -= 1
         return steps
 
@@ -232,68 +215,35 @@ class Engine:
 
     def _make_room(self) -> None:
         """Preempts the youngest until the others can decode one step."""
-        while self._growth(1) > self.free_blocks:
+        while self._growth(1) > self.cache.free:
             request = next(reversed(self._running.values()))
             self._waiting.appendleft(self._interrupt(request))
             self._preempted += 1
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         machine = self.machine
         growth = self._growth(1)
         budget = machine.max_num_batched_tokens - len(self._running) + len(self._prefilling)
         budget -= sum(request.left for request in self._prefilling.values())
         while self._waiting and len(self._running) < machine.max_num_seqs and budget > 0:
             request = self._waiting[0]
-            there, own, unused = self._hits(request)
-            blocks = math.ceil(request.tokens / machine.block_size)
-            in_use = request.prompt_tokens // machine.block_size if request.group in self._users else 0
-            if blocks - in_use > self.free_blocks - growth:
+            shared, blocks = self._shared(request), math.ceil(request.tokens / machine.block_size)
+            in_use = shared if self.cache.in_use(request.group) else 0
+            if blocks - in_use > self.cache.free - growth:
                 return
             self._waiting.popleft()
-            self._hold(request, own, unused)
-            self._take(blocks - there)
             most = (request.tokens - 1) // machine.block_size  # the last token is always computed
-            hit = min(there, most)
-            restored = max(0, min(self._host.get(request.key, 0), most) - hit)
+            hit = min(most, self.cache.found(request.key, request.group, shared))
+            restored = max(0, min(most, self.cache.on_host(request.key)) - hit)
+            self.cache.hold(request.key, request.group, shared, blocks)
             found = (hit + restored) * machine.block_size
-            self._restoring += restored * machine.block_size
+            self._restored += restored * machine.block_size
             self.recomputed_tokens += max(0, request.held - found)
             request.left = request.tokens - found
             self._running[request.key] = self._prefilling[request.key] = request
             budget -= request.left
-
-    def _hits(self, request: Request) -> tuple[int, int, int]:
-        """Blocks of it that are there: all, its own that are cached, its group's prompt that nobody uses now."""
-        shared = request.prompt_tokens // self.machine.block_size
-        unused = self._cached.get(-1 - request.group, 0)
-        there = shared if request.group in self._users else unused
-        own = self._cached.get(request.key, 0) if there == shared else 0
-        return there + own, own, unused
-
-    def _hold(self, request: Request, own: int, unused: int) -> None:
-        """Takes its blocks and its group's prompt out of what may be evicted."""
-        self._cached_blocks -= own + unused
-        if own:
-            del self._cached[request.key]
-        if unused:
-            del self._cached[-1 - request.group]
-        self._users[request.group] = self._users.get(request.group, 0) + 1
-
-    def _take(self, blocks: int) -> None:
-        """Blocks for use: the unused, then the longest unused of the cache."""
-        fresh = min(blocks, self._free)
-        self._free -= fresh
-        blocks -= fresh
-        while blocks:
-            entry = next(iter(self._cached))
-            count = self._cached[entry]
-            evicted = min(count, blocks)
-            if evicted == count:
-                del self._cached[entry]
-            else:
-                self._cached[entry] = count - evicted
-            self._cached_blocks -= evicted
-            blocks -= evicted
 
     def _decode(self, request: Request) -> None:
         """Its prompt is in the cache and its first token sampled."""
@@ -308,41 +258,23 @@ class Engine:
         """Tokens of it that were computed."""
         return request.tokens - request.left if request.left else request.tokens + self.steps - request.start
 
-    def _own_blocks(self, request: Request) -> int:
-        size = self.machine.block_size
+    def _shared(self, request: Request) -> int:
+        """Full blocks of its group's prompt."""
+        return request.prompt_tokens // self.machine.block_size
+
+    def _blocks(self, request: Request) -> int:
         tokens = request.tokens if request.left else self._in_cache(request)
-        return math.ceil(tokens / size) - request.prompt_tokens // size
+        return math.ceil(tokens / self.machine.block_size)
 
     def _release(self, request: Request) -> None:
-        """Its blocks become evictable; what it computed stays cached."""
-        size, shared = self.machine.block_size, request.prompt_tokens // self.machine.block_size
-        computed, own = self._in_cache(request), self._own_blocks(request)
-        cached = max(0, computed // size - shared)
+        size, computed = self.machine.block_size, self._in_cache(request)
+        self.cache.release(request.key, request.group, self._shared(request), self._blocks(request), computed // size)
         del self._running[request.key]
         if request.left:
             del self._prefilling[request.key]
         else:
             self._phases[(request.tokens - request.start) % size] -= 1
             self._kv_tokens -= computed
-        self._free += own - cached
-        self._cached_blocks += cached
-        if cached:
-            self._cached[request.key] = cached
-        self._users[request.group] -= 1
-        if not self._users[request.group]:
-            del self._users[request.group]
-            if shared:
-                self._cached[-1 - request.group] = shared
-                self._cached_blocks += shared
-        self._copy_to_host(request.key, computed // size)
-
-    def _copy_to_host(self, key: int, blocks: int) -> None:
-        if not self._host_blocks:
-            return
-        self._host_used += blocks - self._host.pop(key, 0)
-        self._host[key] = blocks
-        while self._host_used > self._host_blocks:
-            self._host_used -= self._host.popitem(last=False)[1]
 
     def _interrupt(self, request: Request) -> Request:
         """Stops a running one; it holds what is still to be done."""
