@@ -309,7 +309,8 @@ def test_steps_are_joined_with_groups_of_their_own() -> None:
 
 def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--replicas", "2", "--groups", "4", "--seeds", "1,2", "--kv", "0.1"]
-    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", "--offload", "2", "--overlap", "2"])
+    further = ["--offload", "2", "--overlap", "2", "--deaths", "3"]
+    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", *further])
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     metrics = line["metrics"]
     assert line["bench"] == "sim_fleet"
@@ -319,7 +320,7 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     assert metrics["preemptions_static"] >= 0
     assert metrics["recomputed_tokens_kv_aware"] >= 0
     assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"] >= 1
-    for metric in ("offload_speedup_static", "overlap_speedup_static"):
+    for metric in ("host_speedup_static", "deaths_speedup_static", "overlap_speedup_static"):
         assert metrics[metric].keys() == {"bimodal@2"}
 
 
