@@ -45,7 +45,7 @@ class Growth:
     group's own past counts. history: how many ended trajectories are remembered.
     """
 
-    def __init__(self, max_tokens: int, evenness: float = 2.0, history: int = 4096) -> None:
+    def __init__(self, max_tokens: int, evenness: float = 4.0, history: int = 4096) -> None:
         self.bin_tokens = -(-max_tokens // BINS)
         self._bins = -(-max_tokens // self.bin_tokens)
         self.version = 0
@@ -96,8 +96,9 @@ class Growth:
         return self._rest_B[self._place(sizes_N)]
 
     def predict(self, sizes_N: Ints, kin_N: Sequence[Kin]) -> Ints:
-        """Tokens held when each has gone on by a horizon (its size then, if it comes so far): their expectations and then
-        their variances (N, 2 H), as integers.
+        """Tokens held when each has gone on by a horizon (its size then, if it comes so far).
+
+        (N, 2 H): the expectations, then the variances, as integers.
         """
         shape_N1 = self._evenness + np.array([[len(kin.ended)] for kin in kin_N], np.float64)
         rate_N1 = self._evenness + np.array([[kin.hazard] for kin in kin_N], np.float64)

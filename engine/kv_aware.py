@@ -36,7 +36,8 @@ class KvAware:
     A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below
     `fill` of its blocks at every horizon (`engine.growth`) and vLLM's live free blocks hold what must be computed now.
     A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
-    place up and queues as parked. When nobody waits for a place, trajectories move from slow replicas to fast ones.
+    place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
+    for a place, trajectories move from slow replicas to fast ones.
     """
 
     def __init__(
@@ -189,8 +190,17 @@ class KvAware:
             if done < FORECASTS:  # the rest has its turn soon: whoever is active there brings an event
                 done += len(books.replicas[index].active)
                 books.forecast(books.replicas[index])
+                self._relieve(books.replicas[index])
                 self._stale.remove(index)
                 self._outdated.discard(index)
+
+    def _relieve(self, state: Replica) -> None:
+        """More is held than there is: the engine has lost the prefixes of those who wait longest for tools."""
+        capacity_tokens = state.blocks * state.block_size
+        if state.reserved_H[0] > capacity_tokens:
+            for item in [item for item in self._books.idle.values() if item.home == state.index]:
+                if state.reserved_H[0] > capacity_tokens:
+                    self._books.release(item)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
