@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.balance import Place
 from engine.growth import Growth
-from engine.kv_books import Books, Item, Replica
+from engine.kv_books import Books, H, Item, Replica
 from engine.ports import KvSample
 from engine.steptime import StepTime
 
@@ -36,13 +36,14 @@ class KvAware:
     A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below
     `fill` of its blocks at every horizon (`engine.growth`) and vLLM's live free blocks hold what must be computed now.
     A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
-    place up and queues as parked. When nobody waits for a place, trajectories move from slow replicas to fast ones.
+    place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
+    for a place, trajectories move from slow replicas to fast ones.
     """
 
     def __init__(
         self,
         max_tokens: int,
-        fill: float = 0.8,
+        fill: float = 0.85,
         hold_s: float | None = None,
         history: int = 4096,
         moves: int = 3,
@@ -158,7 +159,7 @@ class KvAware:
 
     def reserved_blocks(self) -> float:
         """Sum over the replicas of what is reserved at the fullest horizon."""
-        return sum(int(state.reserved_H.max()) / state.block_size for state in self._books.replicas.values())
+        return sum(int(state.reserved_H[:H].max()) / state.block_size for state in self._books.replicas.values())
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -189,8 +190,17 @@ class KvAware:
             if done < FORECASTS:  # the rest has its turn soon: whoever is active there brings an event
                 done += len(books.replicas[index].active)
                 books.forecast(books.replicas[index])
+                self._relieve(books.replicas[index])
                 self._stale.remove(index)
                 self._outdated.discard(index)
+
+    def _relieve(self, state: Replica) -> None:
+        """More is held than there is: the engine has lost the prefixes of those who wait longest for tools."""
+        capacity_tokens = state.blocks * state.block_size
+        if state.reserved_H[0] > capacity_tokens:
+            for item in [item for item in self._books.idle.values() if item.home == state.index]:
+                if state.reserved_H[0] > capacity_tokens:
+                    self._books.release(item)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
@@ -217,7 +227,7 @@ class KvAware:
 
     def _go(self, item: Item, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0) -> Place:
         self._books.enter(item, state)
-        headroom = self.fill * state.blocks - int(state.reserved_H.max()) / state.block_size
+        headroom = self.fill * state.blocks - int(state.reserved_H[:H].max()) / state.block_size
         return Place(item.key, state.index, rule, headroom, stay_s, go_s)
 
     def _return(self, item: Item, crowded: bool) -> Place:
@@ -244,24 +254,35 @@ class KvAware:
         return placed
 
     def _level(self, now: float) -> list[Place]:
-        """Nobody waits: from the slowest replica one that runs moves to the fastest, if that pays."""
+        """Nobody waits: trajectories move from the fullest replica to the emptiest, if that pays; a few at a time."""
         live = [state for state in self._books.replicas.values() if not state.draining]
-        slowest = max(live, key=lambda state: state.running, default=None)
-        step_s = None if slowest is None else self.costs.step_s(slowest.running)
-        if slowest is None or step_s is None:
+        step_s = self.costs.step_s(max((len(state.active) for state in live), default=0))
+        if step_s is None or not live:
             return []
         self._look_at = now + LOOK_STEPS * step_s
-        running = [item for item in slowest.active.values() if item.state == "running" and item.moves < self.moves]
+        placed: list[Place] = []
+        for _ in range(1 + len(live) // 4):
+            fullest = max(live, key=lambda state: len(state.active))
+            place = self._move_one(fullest)
+            if place is None:
+                break
+            placed.append(place)
+        return placed
+
+    def _move_one(self, state: Replica) -> Place | None:
+        """Of those that run there and may move, one with much to come and little to compute again."""
+        running = [item for item in state.active.values() if item.state == "running" and item.moves < self.moves]
         if not running:
-            return []
+            return None
         rests_N = self.growth.rest_tokens(self._books.sizes(running))
-        costs_N = np.array([self._books.length(item) for item in running])
-        for place in np.argsort(costs_N - rests_N)[:4]:
-            found = self._faster(running[place], slowest, slowest.running)
+        lengths_N = np.array([self._books.length(item) for item in running])
+        for place in np.argsort(lengths_N - rests_N)[:4]:
+            item = running[place]
+            found = self._faster(item, state, len(state.active))
             if found is not None:
-                running[place].moves += 1
-                return [self._go(running[place], found[0], "level", found[1], found[2])]
-        return []
+                item.moves += 1
+                return self._go(item, found[0], "level", found[1], found[2])
+        return None
 
     def _faster(self, item: Item, home: Replica, load: int) -> tuple[Replica, float, float] | None:
         """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too; with both

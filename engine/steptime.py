@@ -12,7 +12,7 @@ from engine.growth import Reals
 from engine.ports import KvSample
 
 MEMORY = 1 - 1 / 4096  # weight of all that was before, per step
-ENOUGH = 64  # steps before anything is said
+ENOUGH = 64  # samples before anything is said, and between two solutions
 PAUSE = 20.0  # a gap of so many usual steps is none (weights are updated, the process was stopped)
 
 
@@ -21,10 +21,10 @@ class StepTime:
 
     def __init__(self) -> None:
         self._moments = np.zeros((4, 4))  # of (1, running, prefilled, seconds)
+        self._rows: list[tuple[float, float, float, float, int]] = []  # not yet in them; the last number is a weight
         self._last: dict[int, tuple[float, bool]] = {}
         self._seen = 0
         self._mean_s = 0.0
-        self._solved_at = 0
         self._solution = np.zeros(3)
 
     def forget(self, replica: int) -> None:
@@ -38,11 +38,11 @@ class StepTime:
         step_s = (now - before[0]) / sample.steps
         if step_s <= 0 or (self._seen >= ENOUGH and step_s > PAUSE * self._mean_s):
             return
-        self._seen += sample.steps
+        self._seen += 1
         self._mean_s += (step_s - self._mean_s) / min(self._seen, 256)
-        row = np.array((1.0, sample.running, sample.prefilled / sample.steps, step_s))
-        self._moments *= MEMORY**sample.steps
-        self._moments += sample.steps * np.outer(row, row)
+        self._rows.append((1.0, sample.running, sample.prefilled / sample.steps, step_s, sample.steps))
+        if len(self._rows) >= ENOUGH:
+            self._solve()
 
     def step_s(self, running: float) -> float | None:
         """Seconds of a step that generates a token for each of `running` requests."""
@@ -56,12 +56,15 @@ class StepTime:
 
     def _coefficients(self) -> Reals | None:
         """(seconds, seconds per running request, seconds per prefilled token), none negative."""
-        if self._seen < ENOUGH or self._moments[2, 2] == 0:
-            return None
-        if self._seen - self._solved_at >= ENOUGH:
-            self._solved_at = self._seen
-            left, right = self._moments[:3, :3], self._moments[:3, 3]
-            scale = np.sqrt(np.diag(left))
-            scaled = left / np.outer(scale, scale) + 1e-6 * np.eye(3)
-            self._solution = np.maximum(np.linalg.solve(scaled, right / scale) / scale, 0.0)
-        return self._solution
+        return None if self._moments[2, 2] == 0 else self._solution
+
+    def _solve(self) -> None:
+        rows_N5 = np.array(self._rows)
+        self._rows.clear()
+        values_N4, weights_N = rows_N5[:, :4], rows_N5[:, 4]
+        self._moments *= MEMORY ** weights_N.sum()
+        self._moments += (values_N4 * weights_N[:, None]).T @ values_N4
+        left, right = self._moments[:3, :3], self._moments[:3, 3]
+        scale = np.sqrt(np.diag(left)) + 1e-12
+        scaled = left / np.outer(scale, scale) + 1e-6 * np.eye(3)
+        self._solution = np.maximum(np.linalg.solve(scaled, right / scale) / scale, 0.0)

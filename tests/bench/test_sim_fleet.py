@@ -12,7 +12,7 @@ import pytest
 from bench import sim_fleet, workload
 from bench.sim_costs import H200, Costs, Machine, lower_bound_s
 from bench.sim_fleet import POLICIES
-from bench.sim_run import Result, Simulation
+from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced, Turn
 from engine.balance import Balancer, Place
 from engine.kv_aware import KvAware
@@ -66,11 +66,19 @@ class Wandering(RoundRobin):
         super().leave(key, tokens, finished)
         self.running.pop(key, None)
 
+    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+        super().arrive(key, group, tokens, now)
+        self.running.pop(key, None)
+
     def decide(self, now: float) -> list[Place]:
         moved = []
         if self.samples >= 7:
             self.samples = 0
-            moved = [Place(key, 1 - replica, "wander", 0.0) for key, replica in list(self.running.items())[::3]]
+            moved = [
+                Place(key, 1 - replica, "wander", 0.0)
+                for key, replica in list(self.running.items())[::3]
+                if 1 - replica in self._engines
+            ]
         places = super().decide(now)
         self.running |= {place.key: place.replica for place in [*moved, *places]}
         return [*moved, *places]
@@ -123,6 +131,87 @@ def test_moves_lose_and_repeat_nothing() -> None:
     for engine in simulation.engines:
         engine.check()
         assert engine.cache.free == 99
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_replicas_may_die_at_any_time(name: str) -> None:
+    """Every trajectory ends with all its tokens; what a replica had is computed again."""
+    rows = trace("math8k")
+    ends: dict[int, int] = {}
+
+    def hear(event: str, *arguments) -> None:
+        if event == "leave":
+            ends[arguments[0]] = arguments[1]
+
+    deaths = [Death(n % 2, 0.3 + 0.7 * n, 0.5) for n in range(8)]
+    policy = POLICIES[name](max(row.total_tokens for row in rows))
+    result, simulation = simulate(Watched(policy, hear), rows, deaths=deaths)
+    calm, _ = simulate(POLICIES[name](max(row.total_tokens for row in rows)), rows)
+    assert len(simulation.dead) == 8
+    assert ends == {row.traj: row.total_tokens for row in rows}
+    assert result.makespan_s > calm.makespan_s
+    assert result.prefilled_tokens > calm.prefilled_tokens
+    for engine in simulation.engines + simulation.dead:
+        engine.check()
+        assert engine.cache.free == 99
+    if isinstance(policy, KvAware):
+        policy.check()
+        assert policy.reserved_blocks() == 0
+
+
+UNIT = replace(TINY, costs=Costs(o=1.0, b=0.0, c=0.0, d=0.0))  # every step takes a second
+ALONE = [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=64, gen_tokens=10),))]
+
+
+def test_a_dead_replica_finishes_its_step_and_forgets_everything() -> None:
+    simulation = Simulation(RoundRobin(), ALONE, UNIT, 1, tick_s=0.0, deaths=[Death(0, 5.5, 1.0)])
+    result = simulation.run()
+    assert result.makespan_s == 6 + 1 + 4, "6 tokens, a second without replica, 4 tokens"
+    assert result.prefilled_tokens == 64 + 70
+    assert result.recomputed_tokens == 64, "of 69 in the cache 2 whole blocks"
+
+
+class Mover:
+    """Places on replica 1, and after three seconds moves to replica 0."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self.waiting: list[int] = []
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: None
+
+    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+        self.arrivals.append(now)
+        self.waiting.append(key)
+
+    def decide(self, now: float) -> list[Place]:
+        waiting, self.waiting = self.waiting, []
+        moved = [Place(0, 0, "move", 0.0)] if now == 3.0 else []
+        return moved + [Place(key, 1, "home", 0.0) for key in waiting]
+
+
+def test_the_goal_of_a_move_may_die_first() -> None:
+    """It arrives again at the step boundary where it would have moved."""
+    policy = Mover()
+    simulation = Simulation(policy, ALONE, UNIT, 2, tick_s=0.0, longest_segment=1, deaths=[Death(0, 3.5, 9.0)])
+    assert simulation.run().makespan_s == 10.0
+    assert simulation.moves == 1
+    assert policy.arrivals == [0.0, 4.0]
+
+
+def test_replicas_die_while_trajectories_move() -> None:
+    rows = trace("agentic")
+    ends: dict[int, int] = {}
+
+    def hear(event: str, *arguments) -> None:
+        if event == "leave":
+            ends[arguments[0]] = arguments[1]
+
+    deaths = [Death(n % 2, 0.05 + 0.211 * n, 0.1) for n in range(30)]
+    result, _ = simulate(Watched(Wandering(), hear), rows, deaths=deaths)
+    assert result.moves > 20
+    assert ends == {row.traj: row.total_tokens for row in rows}
 
 
 def test_a_policy_hears_what_a_live_one_does() -> None:
@@ -220,7 +309,8 @@ def test_steps_are_joined_with_groups_of_their_own() -> None:
 
 def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--replicas", "2", "--groups", "4", "--seeds", "1,2", "--kv", "0.1"]
-    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", "--offload", "2", "--overlap", "2"])
+    further = ["--offload", "2", "--overlap", "2", "--deaths", "3"]
+    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", *further])
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     metrics = line["metrics"]
     assert line["bench"] == "sim_fleet"
@@ -230,7 +320,7 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     assert metrics["preemptions_static"] >= 0
     assert metrics["recomputed_tokens_kv_aware"] >= 0
     assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"] >= 1
-    for metric in ("offload_speedup_static", "overlap_speedup_static"):
+    for metric in ("host_speedup_static", "deaths_speedup_static", "overlap_speedup_static"):
         assert metrics[metric].keys() == {"bimodal@2"}
 
 

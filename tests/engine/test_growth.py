@@ -24,7 +24,10 @@ def test_at_first_all_sizes_up_to_the_bound_are_alike():
     assert growth.rest_tokens(500) == pytest.approx(250, rel=0.03)
     assert growth.rest_tokens(1000) < growth.bin_tokens
     rows_NH = growth.predict(sizes(0), [Kin(0)])
-    assert rows_NH.max() == pytest.approx(250, rel=0.05), "h (1 - h) at the half"
+    mean_H, variance_H = rows_NH[0, : len(HORIZONS)], rows_NH[0, len(HORIZONS) :]
+    assert mean_H.max() == pytest.approx(250, rel=0.05), "h (1 - h) at the half"
+    then_H = np.array([int(horizon * growth.mean_tokens()) for horizon in HORIZONS])
+    assert variance_H == pytest.approx(mean_H * (then_H - mean_H), rel=0.02, abs=500), "of a size that is there or not"
 
 
 def test_the_mean_of_what_ended_is_found():
@@ -74,6 +77,6 @@ def test_the_chance_over_groups_is_that_over_all():
     growth = learnt([100, 200, 300, 400] * 50)
     kin = Kin(0)
     then_H = np.array(HORIZONS) * growth.mean_tokens()
-    alive_H = growth.predict(sizes(0), [kin])[0][1:] / then_H[1:]
+    alive_H = growth.predict(sizes(0), [kin])[0][1 : len(HORIZONS)] / then_H[1:]
     expected_H = [np.mean([size >= then for size in (100, 200, 300, 400)]) for then in then_H[1:]]
     assert alive_H == pytest.approx(expected_H, abs=0.06)
