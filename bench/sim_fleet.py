@@ -216,11 +216,12 @@ def calibrate(options: argparse.Namespace) -> None:
         [
             found.kind,
             found.policy,
-            f"{found.live_s:.2f}",
-            f"{found.simulated_s:.2f}",
+            f"{found.live.makespan_s:.2f} / {found.simulated.makespan_s:.2f}",
             f"{found.ratio:.3f}",
-            f"{found.live_preemptions:.0f} / {found.simulated_preemptions:.0f}",
-            f"{found.live_prefilled:.0f} / {found.simulated_prefilled:.0f}",
+            f"{found.steady_ratio:.3f}",
+            f"{found.live.steps:.0f} / {found.simulated.steps:.0f}",
+            f"{found.live.preemptions:.0f} / {found.simulated.preemptions:.0f}",
+            f"{found.live.prefilled_tokens:.0f} / {found.simulated.prefilled_tokens:.0f}",
         ]
         for found in compared
     ]
@@ -232,9 +233,11 @@ def calibrate(options: argparse.Namespace) -> None:
         "steps": fit.steps,
         "outliers": fit.outliers,
         "live_ratio": {f"{found.kind} {found.policy}": found.ratio for found in compared},
+        "live_ratio_steady": {f"{found.kind} {found.policy}": found.steady_ratio for found in compared},
         "worst_deviation": max(abs(found.ratio - 1) for found in compared),
+        "worst_deviation_steady": max(abs(found.steady_ratio - 1) for found in compared),
     }
-    header = ("workload", "policy", "live s", "simulated s", "ratio", "preempted live / sim", "prefilled live / sim")
+    header = ("live / simulated", "policy", "s", "ratio", "steady", "steps", "preempted", "prefilled")
     config = {"calibrate": str(options.calibrate), "groups": options.groups}
     title = "Two live replicas and their simulation"
     finish("sim_fleet", title, header, rows, config=config, metrics=metrics, environment=machine_before)
