@@ -88,7 +88,8 @@ class ToolCallParser:
         text = self._outside + text
         at = text.find(OPEN)
         if at < 0:
-            self._outside = text[len(text) - _overlap(text, OPEN) :] if "<" in text[1 - len(OPEN) :] else ""
+            tail = text[text.rfind("<") :] if "<" in text else ""
+            self._outside = tail if OPEN.startswith(tail) else ""
             return ""
         self._reset()
         self._body = []
@@ -133,11 +134,6 @@ class ToolCallParser:
     def _reset(self) -> None:
         self._outside, self._body, self._tag = "", None, ""
         self._in_string = self._escaped = False
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest proper beginning of tag that ends text."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _refuse(constant: str) -> NoReturn:
