@@ -47,6 +47,8 @@ class ToolCallParser:
     []
     """
 
+    __slots__ = ("_body", "_escaped", "_in_string", "_outside", "_tag")
+
     def __init__(self) -> None:
         self._outside = ""  # tail that may be the beginning of an opening tag
         self._body: list[str] | None = None  # text since the opening tag
