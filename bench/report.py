@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,5 +40,16 @@ def finish(
     table = Table(*header, title=title)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    (Console() if sys.stdout.isatty() else Console(width=160)).print(table)
     print(json.dumps({"bench": bench, "environment": environment, "config": config, "metrics": metrics}))
+
+
+def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """A type for argparse: comma-separated names, each of them known."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := set(text.split(",")) - set(known):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: it knows {', '.join(known)}")
+        return text.split(",")
+
+    return parse

@@ -53,7 +53,8 @@ class KvSample:
     """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
 
     preempted: requests that lost their blocks in this step. prefilled: tokens of prompts that it computed, those of
-    preempted requests and of lost prefixes included.
+    preempted requests and of lost prefixes included. steps: how many steps the sample stands for, 1 on a live engine; a
+    simulator jumps over steps between which nothing begins or ends. preempted and prefilled are sums over them.
     """
 
     free_blocks: int
@@ -61,6 +62,7 @@ class KvSample:
     waiting: int
     preempted: int
     prefilled: int = 0
+    steps: int = 1
 
 
 class Generator(Protocol):

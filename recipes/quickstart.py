@@ -41,9 +41,9 @@ from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import measure, stages
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
+from engine.kv_aware import KvAware
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied, Selector

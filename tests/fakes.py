@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling, ToolReply
 from engine.trace import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn

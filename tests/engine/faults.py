@@ -11,7 +11,7 @@ import random
 import signal
 from functools import partial
 
-from engine.balance import KvAware
+from engine.balance import Place
 from engine.errors import first_error
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.ports import ReplicaDied, Sampling
@@ -24,34 +24,58 @@ SEED = 7
 TURNS, TOKENS = 10, 80
 
 
-class Restless(KvAware):
-    """Moves a random running turn in every `every`-th decision; its books are KvAware's."""
+class Restless:
+    """A Balancer: each turn goes where fewest run; every `every`-th decision moves a random one."""
 
-    def __init__(self, every=0):
-        super().__init__(max_tokens=400)
-        self.every, self.decisions, self.rng = every, 0, random.Random(SEED)
+    def __init__(self):
+        self.every, self.decisions, self.rng = 0, 0, random.Random(SEED)
+        self.up, self.waiting, self.running = [], [], {}
         self.changed = asyncio.Event()
 
     def replica_up(self, replica, blocks, block_size):
-        super().replica_up(replica, blocks, block_size)
+        self.up.append(replica)
         self.changed.set()
 
+    def replica_down(self, replica):
+        self.up = [other for other in self.up if other != replica]
+        self.running = {key: home for key, home in self.running.items() if home != replica}
+        self.changed.set()
+
+    def replica_drain(self, replica):
+        self.up.remove(replica)
+
+    def sample(self, replica, sample, now): ...
+
+    def arrive(self, key, group, tokens, now):
+        self.waiting.append(key)
+
+    def turn_done(self, key, tokens, now):
+        self.running.pop(key, None)
+
+    def leave(self, key, tokens, finished):
+        self.running.pop(key, None)
+        self.waiting = [other for other in self.waiting if other != key]
+
+    def decide(self, now):
+        places = []
+        self.decisions += 1
+        while self.up and self.waiting:
+            homes = [*self.running.values()]
+            places.append(self._go(self.waiting.pop(0), min(self.up, key=homes.count), "fewest"))
+        if self.every and not self.decisions % self.every and self.running and len(self.up) > 1:
+            key = self.rng.choice([*self.running])
+            places.append(self._go(key, next(index for index in self.up if index != self.running[key]), "restless"))
+        return places
+
+    def _go(self, key, replica, rule):
+        self.running[key] = replica
+        return Place(key, replica, rule, 0.0)
+
     async def until(self, holds):
-        """Until `holds()`, which is asked again whenever a replica comes up."""
+        """Until `holds()`, which is asked again whenever a replica comes or goes."""
         while not holds():
             self.changed.clear()
             await self.changed.wait()
-
-    def decide(self, now):
-        places = super().decide(now)
-        self.decisions += 1
-        running = [key for key, item in self._items.items() if item.state == "running"]
-        if not self.every or self.decisions % self.every or not running or len(self._replicas) < 2:
-            return places
-        item = self._items[self.rng.choice(running)]
-        target = next(index for index in self._replicas if index != item.home)
-        self._release(item)
-        return [*places, self._go(item, target, "restless")]
 
 
 class Load:
@@ -163,12 +187,14 @@ async def under_faults(found):
             await fleet.drain(0)
         found["drained"] = running.result() == quiet
         found["live"] = fleet.live
-        found["reserved"] = balancer.reserved_blocks()
+        found["in_books"] = [*balancer.waiting, *balancer.running]
     found["left"] = [pid for pid in ours if alive(pid)]
 
 
 async def all_dead(found):
-    """Both engines are killed for good: the turns, which are tasks of somebody else, end, and so does the fleet."""
+    """Both engines are killed for good, one of them while it is idle: the turns, which are tasks of somebody else, end,
+    and so does the fleet.
+    """
     ends = []
 
     async def turn(load, prompt):
@@ -178,7 +204,7 @@ async def all_dead(found):
             ends.append(str(error))
 
     async def fleet_life(up):
-        async with fleet_of(KvAware(max_tokens=400), restarts=0) as fleet:
+        async with fleet_of(Restless(), restarts=0) as fleet:
             up.set_result(fleet)
             await asyncio.Event().wait()
 
@@ -187,11 +213,13 @@ async def all_dead(found):
             up = asyncio.get_running_loop().create_future()
             group.create_task(fleet_life(up), name="fleet")
             load = Load(await up)
+            os.kill(pids(load.fleet)[0], signal.SIGKILL)
+            await load.fleet._balancer.until(lambda: len(load.fleet.live) == 1)
+            found["noticed"] = True
             for prompt in load.prompts:
                 turns.create_task(turn(load, prompt), name="turn")
             await load.until(TURNS * TOKENS // 4)
-            for pid in pids(load.fleet):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(*pids(load.fleet), signal.SIGKILL)
             await asyncio.Event().wait()
     except* ReplicaDied as errors:
         found["fleet_end"] = str(first_error(errors))

@@ -11,7 +11,7 @@ from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import balance, ports
-from engine.balance import KvAware
+from engine.kv_aware import KvAware
 from engine.ports import ToolReply
 from engine.tools import PythonSessions, PythonTool
 from engine.types import StopReason

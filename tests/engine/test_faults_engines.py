@@ -49,13 +49,17 @@ def test_an_engine_that_hangs_is_killed_and_its_turns_go_on(found):
 
 def test_afterwards_the_fleet_is_whole_and_nothing_is_left(found):
     assert found["recovered"]
-    assert found["reserved"] == 0
+    assert found["in_books"] == []
     assert found["left"] == []
 
 
 def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
     assert found["live"] == [1]
     assert found["drained"]
+
+
+def test_the_death_of_an_idle_engine_is_noticed(found):
+    assert found["noticed"]
 
 
 def test_when_all_engines_are_dead_fleet_and_turns_end_clearly(found):

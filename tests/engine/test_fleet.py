@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.balance import KvAware, Place
+from engine.balance import Place
 from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
+from engine.kv_aware import KvAware
 from engine.ports import ReplicaDied, Sampling
 from engine.trace import Timeline
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
@@ -268,6 +269,23 @@ async def test_a_stalled_replica_is_killed_and_replaced():
         assert fleet.live == [0]
 
 
+async def test_a_replica_that_does_not_end_is_killed_and_the_others_go_on():
+    class Endless(ScriptedReplica):
+        async def shutdown(self):
+            await asyncio.Event().wait()
+
+    def make(index, core, on_step):
+        made.append(ScriptedReplica(index, on_step) if made else Endless(index, on_step))
+        return made[-1]
+
+    made = []
+    async with fleet_of(make, stop_deadline_s=0.01) as fleet:
+        made[0].die()
+        assert [token for _, token in await play(fleet)] == expected()
+    assert made[0].events == ["start", "kill"]
+    assert made[1].events == ["start", "shutdown"]
+
+
 async def test_turns_wait_while_no_replica_is_up_and_go_on_with_the_next():
     gate = Gate()
 
@@ -413,7 +431,7 @@ async def test_samples_reach_the_balancer_and_the_peaks():
         assert fleet.last[0].free_blocks == 80
         assert fleet.kv_peak == {0: 0.6}
         assert fleet.preemptions == 3
-        assert fleet._balancer._replicas[0].free == 80
+        assert fleet._balancer._books.free_blocks_R[0] == 80 - 2
 
 
 async def test_every_second_of_a_replica_has_a_cause():
@@ -467,6 +485,36 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
 
     async with fleet_of(Replicas(), 3, balancer=Last()) as fleet:
         assert {replica for replica, _ in await play(fleet)} == {2}
+
+
+@pytest.mark.parametrize("method", ["decide", "sample"])
+async def test_a_bug_of_the_policy_ends_the_run(method):
+    class Buggy(KvAware):
+        at = None
+
+        def decide(self, now):
+            self._bug("decide")
+            return super().decide(now)
+
+        def sample(self, replica, sample, now):
+            self._bug("sample")
+            super().sample(replica, sample, now)
+
+        def _bug(self, method):
+            if self.at == method:
+                raise LookupError(f"in {method}")
+
+    async def run():
+        async with fleet_of(replicas, balancer=policy):
+            policy.at = method
+            replicas.made[0].step(90)
+            replicas.made[0].die()
+            await asyncio.Event().wait()
+
+    policy = Buggy(max_tokens=1000)
+    replicas = Replicas()
+    with pytest.raises(LookupError, match=f"in {method}"):
+        await run()
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0)])

@@ -249,8 +249,8 @@ async def test_a_trajectory_goes_on_elsewhere_when_its_replica_dies_in_mid_turn(
     assert [use.response for use in trajectory.tool_uses] == ["print(1)"]
     turn = trajectory.turns[0]
     versions = trajectory.versions_T[turn.start : turn.end].tolist()
-    assert versions == sorted(versions), "the first part is of replica 0 (version 0), the rest of replica 1 (version 1)"
-    assert set(versions) == {0, 1}
+    assert versions == sorted(versions), "the first part is of replica 0 (version 0), the rest of another"
+    assert len(set(versions)) == 2
 
 
 async def test_versions_are_exact_across_an_update_in_flight():

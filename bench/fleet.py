@@ -1,0 +1,185 @@
+"""Does placement by KV cache pay on real engines? Policies against each other on two vLLM replicas with a small cache.
+
+    python -m bench.fleet [--quick] [--rounds 5] [--kinds math8k,...] [--policies kv_aware,...] [--record FILE]
+
+Traces of multi-turn rollouts (bench/traces) are replayed token for token on the CPU: one core and 100 blocks of 32
+tokens per replica, 3 M random parameters in fp32. A round runs every policy once, in random order, on the same engines
+with empty prefix caches; round r uses seed r of the trace. `makespan_ratio_<policy>` is theirs / ours: the median over
+rounds, for all kinds their geometric mean. Counts are means per run. `bound_ratio` is ours / a lower bound
+(bench/fleet_bound.py). On this kind of machine decoding is bound by fixed costs, so that filling the KV cache buys less
+than on a GPU: read the counts first. `--record` writes each engine step as a JSON line, for the simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.fleet_bound import Engine
+from bench.fleet_engines import VOCABULARY, Engines, write_model
+from bench.fleet_figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
+from bench.fleet_plot import plot
+from bench.fleet_replay import Record, Timed, replay
+from bench.report import environment, finish, names
+from bench.workload import KINDS, Traced, Turn, load
+from engine.balance import Balancer
+from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
+from engine.replica import ReplicaConfig, prepare_environment
+from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
+from engine.trace import Timeline
+
+# By name, from the tokens that a trajectory has at most. Intervals and buffers are those of the rivals' sources, scaled
+# as the traces are (tokens 1/14, seconds about 1/10).
+POLICIES: dict[str, Callable[[int], Balancer]] = {
+    OURS: lambda max_tokens: KvAware(max_tokens=max_tokens),
+    "static": lambda _: StaticSplit(),
+    "static_barrier": lambda _: StaticSplit(barrier=True),
+    "round_robin": lambda _: RoundRobin(),
+    "cap8": lambda _: LeastInFlight(cap=8),
+    "cap12": lambda _: LeastInFlight(cap=12),
+    "cap16": lambda _: LeastInFlight(cap=16),
+    "budget": lambda max_tokens: TokenBudget(max_tokens),
+    "aimd": lambda max_tokens: Aimd(max_tokens, interval_s=0.5),
+    "thunder": lambda _: ThunderLike(interval_s=0.1, buffer_tokens=36),
+}
+QUICK = (OURS, "static", "round_robin", "cap12")
+ENGINE = Engine(replicas=2, blocks=99, block_size=32, max_num_seqs=64)
+WARM_UP = [Traced(traj=n, group=n, turns=(Turn(prompt_new_tokens=64, gen_tokens=64),)) for n in range(8)]
+TRACES = Path(__file__).parent / "traces"
+PLOTS = Path("runs/bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a round gives to every policy."""
+
+    round: int
+    kind: str
+    seed: int
+    traces: Sequence[Traced]
+
+
+async def run_once(engines: Engines, case: Case, policy: str) -> Run:
+    """One policy, from empty caches. Raises RuntimeError when an engine died."""
+    inner = POLICIES[policy](max(trace.total_tokens for trace in case.traces))
+    balancer = Timed(inner)
+    record = Record(block_size=ENGINE.block_size)
+    config = FleetConfig(replicas=ENGINE.replicas, block_size=ENGINE.block_size)
+    async with Fleet(config, engines.make, balancer, Timeline()) as fleet:
+        await engines.forget()
+        engines.on_sample = record.sample
+        try:
+            await replay(fleet, case.traces, record, case.seed, VOCABULARY)
+        finally:
+            engines.on_sample = lambda index, sample: None
+        if fleet.deaths:
+            raise RuntimeError(f"{fleet.deaths} engines died")
+    if (check := getattr(inner, "check", None)) is not None:
+        check()
+    return Run(
+        round=case.round,
+        kind=case.kind,
+        seed=case.seed,
+        policy=policy,
+        traces=case.traces,
+        record=record,
+        balancer_cpu_share=balancer.cpu_s / record.makespan_s,
+        decide_us=1e6 * balancer.decide_s / max(1, balancer.decisions),
+    )
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    for number in range(options.rounds):
+        seed = options.seeds[number % len(options.seeds)]
+        for kind in options.kinds:
+            rows = load(TRACES / f"{kind}.{seed}.jsonl.gz")
+            yield Case(number, kind, seed, [row for row in rows if row.group < options.groups])
+
+
+async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> tuple[list[Run], list[str]]:
+    """All runs, and what failed."""
+    runs: list[Run] = []
+    failures: list[str] = []
+    shuffled = random.Random(0)
+    if not options.checkpoint:
+        write_model(folder)
+    config = ReplicaConfig(
+        checkpoint=options.checkpoint or str(folder),
+        max_model_len=2048,
+        max_num_seqs=ENGINE.max_num_seqs,
+        kv_blocks=ENGINE.blocks + 1,  # one is vLLM's own
+        block_size=ENGINE.block_size,
+    )
+    async with Engines(config) as engines:
+        say("engines start")
+        await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
+        for case in cases(options):
+            for policy in shuffled.sample(options.policies, len(options.policies)):
+                say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
+                try:
+                    async with asyncio.timeout(options.deadline_s):
+                        runs.append(await run_once(engines, case, policy))
+                except (TimeoutError, RuntimeError, AssertionError, ExceptionGroup) as error:
+                    failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
+                    say(f"FAILED {failures[-1]}")
+    return runs, failures
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one workload, half of it, four policies, one round")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--kinds", type=names(KINDS), help=",".join(KINDS))
+    parser.add_argument("--policies", type=names(list(POLICIES)), help=",".join(POLICIES))
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[101, 102, 103])
+    parser.add_argument("--groups", type=int, help="of each trace, the first so many")
+    parser.add_argument("--checkpoint", help="a model folder instead of 3 M random parameters")
+    parser.add_argument("--deadline-s", type=float, default=300.0, help="of one run; one that exceeds it failed")
+    parser.add_argument("--record", type=Path, help="write each engine step to this file")
+    options = parser.parse_args(given)
+    quick = {"rounds": 1, "kinds": ["math8k"], "policies": list(QUICK), "groups": 6}
+    full = {"rounds": 5, "kinds": list(KINDS), "policies": list(POLICIES), "groups": 1000}
+    for name, value in (quick if options.quick else full).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if OURS not in options.policies:
+        parser.error(f"--policies must hold {OURS}: the others are compared with it")
+    return options
+
+
+def main() -> None:
+    prepare_environment()
+    options = arguments()
+    machine = environment()
+    console = Console(file=sys.stderr, highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        runs, failures = asyncio.run(measure(options, Path(folder), console.print))
+    machine["load_after"] = os.getloadavg()[0]
+    if options.record:
+        write_steps(options.record, runs)
+    workloads, rows = {}, []
+    for kind in options.kinds:
+        if of_kind := [run for run in runs if run.kind == kind]:
+            workloads[kind] = workload_metrics(of_kind, ENGINE)
+            rows += table(kind, workloads[kind])
+            plot(of_kind, ENGINE.blocks, PLOTS / f"fleet_{kind}.png")
+    metrics = overall(workloads) | {"workloads": workloads, "failures": failures}
+    title = f"Policies on two real replicas (KV use over time: {PLOTS}/fleet_*.png)"
+    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    finish("fleet", title, HEADER, rows, config=config, metrics=metrics, environment=machine)
+    if failures:
+        sys.exit(f"{len(failures)} runs failed: {failures[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The rival policies: where each puts what, and that its books stay right."""
+
+import pytest
+
+from engine.ports import KvSample
+from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
+from tests import contracts
+
+BLOCK = 10
+ALL = [
+    StaticSplit,
+    lambda: StaticSplit(barrier=True),
+    RoundRobin,
+    LeastInFlight,
+    lambda: LeastInFlight(cap=3),
+    lambda: TokenBudget(200),
+    lambda: Aimd(200),
+    lambda: ThunderLike(buffer_tokens=20),
+]
+
+
+def up(policy, replicas=2, blocks=10):
+    for index in range(replicas):
+        policy.replica_up(index, blocks, BLOCK)
+    return policy
+
+
+def arrive(policy, *keys, tokens=10, now=0.0):
+    for key in keys:
+        policy.arrive(key, key, tokens, now)
+
+
+def decided(policy, now=0.0):
+    return {place.key: place.replica for place in policy.decide(now)}
+
+
+def sample(policy, *, free_blocks, waiting=0, preempted=0):
+    for index in range(2):
+        policy.sample(index, KvSample(free_blocks, 1, waiting, preempted), 0.0)
+
+
+@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_contract(make, seed):
+    contracts.check_balancer(make, seed=seed)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_trajectory_stays_on_its_replica_and_leaves_one_that_drains(make):
+    policy = up(make())
+    arrive(policy, 1, 2)
+    home = decided(policy)[1]
+    policy.turn_done(1, 20, 1.0)
+    policy.turn_done(2, 20, 1.0)
+    arrive(policy, 2, 1, tokens=20)
+    assert decided(policy, 1.0)[1] == home
+    policy.replica_drain(home)
+    policy.turn_done(1, 30, 2.0)
+    policy.leave(2, 20, True)
+    policy.replica_down(home)
+    arrive(policy, 1, tokens=30)
+    assert decided(policy, 2.0) == {1: 1 - home}
+    assert policy.waiting() == 0
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_events_that_cannot_be_are_refused(make):
+    policy = up(make())
+    with pytest.raises(ValueError, match="replica 0 is up already"):
+        policy.replica_up(0, 1, 1)
+    arrive(policy, 1)
+    with pytest.raises(ValueError, match="trajectory 1 arrives while waiting"):
+        arrive(policy, 1)
+    with pytest.raises(ValueError, match="trajectory 1 ends a turn while it waits"):
+        policy.turn_done(1, 10, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LeastInFlight(0), "cap must be at least 1, got 0"),
+        (lambda: TokenBudget(0), "max_tokens must be at least 1, got 0"),
+        (lambda: Aimd(0), "max_tokens must be at least 1, got 0"),
+        (lambda: Aimd(5, 0), "interval_s must be positive, got 0"),
+        (lambda: ThunderLike(-1), "interval_s must be positive, got -1"),
+    ],
+)
+def test_wrong_numbers_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_static_split_cuts_into_contiguous_parts_and_goes_on_with_the_next_replica():
+    policy = up(StaticSplit(), replicas=3)
+    arrive(policy, *range(7))
+    assert decided(policy) == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
+    arrive(policy, 7)
+    assert decided(policy) == {7: 0}
+    arrive(policy, 8, 9)
+    assert decided(policy) == {8: 1, 9: 2}
+
+
+def test_a_barrier_waits_for_the_slowest_trajectory():
+    policy = up(StaticSplit(barrier=True))
+    arrive(policy, 1, 2)
+    assert decided(policy) == {1: 0, 2: 1}
+    policy.turn_done(1, 20, 1.0)
+    arrive(policy, 1, tokens=25)
+    assert decided(policy) == {}
+    policy.leave(2, 50, True)
+    assert decided(policy) == {1: 0}
+
+
+def test_round_robin_alternates_whatever_is_there():
+    policy = up(RoundRobin())
+    arrive(policy, 1, 2, 3)
+    assert decided(policy) == {1: 1, 2: 0, 3: 1}
+
+
+def test_least_in_flight_counts_tool_waiting_ones_and_stops_at_its_cap():
+    policy = up(LeastInFlight(cap=2))
+    arrive(policy, *range(5))
+    assert decided(policy) == {0: 0, 1: 1, 2: 0, 3: 1}
+    policy.turn_done(1, 20, 1.0)
+    assert decided(policy) == {}
+    policy.leave(3, 30, True)
+    assert decided(policy) == {4: 1}
+
+
+def test_a_token_budget_admits_what_surely_fits_and_at_least_one():
+    policy = up(TokenBudget(45))  # 5 blocks each, 10 per replica
+    arrive(policy, *range(5))
+    assert decided(policy) == {0: 0, 1: 1, 2: 0, 3: 1}
+    policy = up(TokenBudget(500))
+    arrive(policy, *range(3))
+    assert decided(policy) == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("state", "bound"),
+    [
+        ({"free_blocks": 8}, 5.0),
+        ({"free_blocks": 3}, 4.0),
+        ({"free_blocks": 1}, 4 * 0.7 / 0.9),
+        ({"free_blocks": 8, "waiting": 1}, 3.6),
+        ({"free_blocks": 8, "preempted": 1}, 3.2),
+    ],
+)
+def test_aimd_follows_kv_use_queues_and_preemptions(state, bound):
+    policy = up(Aimd(50, interval_s=5.0))
+    arrive(policy, *range(9))
+    assert len(decided(policy)) == 4
+    sample(policy, **state)
+    assert decided(policy, 4.9) == {}, "not before its time"
+    decided(policy, 5.0)
+    assert policy.bound == pytest.approx(bound)
+
+
+def test_aimd_does_not_grow_beyond_what_is_used_and_keeps_one_per_replica():
+    policy = up(Aimd(50, interval_s=5.0))
+    arrive(policy, 1)
+    decided(policy)
+    sample(policy, free_blocks=9)
+    decided(policy, 5.0)
+    assert policy.bound == 4
+    for now in range(10, 100, 5):
+        sample(policy, free_blocks=0, preempted=1)
+        decided(policy, now)
+    assert policy.bound == 2
+
+
+def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones():
+    policy = up(ThunderLike(interval_s=1.0, buffer_tokens=0), replicas=1)
+    arrive(policy, 1, 2, 3, tokens=20)
+    assert decided(policy) == {1: 0, 2: 0, 3: 0}
+    policy.turn_done(1, 30, 0.0)
+    policy.turn_done(2, 25, 0.0)
+    arrive(policy, 4, tokens=20)
+    for _ in range(25):  # the third grows to 45: 100 of 100
+        policy.sample(0, KvSample(0, 1, 0, 0), 0.0)
+    assert decided(policy, 0.9) == {}
+    assert decided(policy, 1.0) == {}, "the smaller one lost its place, and 75 are in use"
+    arrive(policy, 2, tokens=25)
+    arrive(policy, 1, tokens=30)
+    assert decided(policy, 1.1) == {1: 0}, "it kept its place"
+    policy.leave(3, 45, True)
+    assert list(decided(policy, 1.2)) == [2, 4]
+
+
+def test_thunder_fills_the_fullest_replica_that_has_room():
+    policy = up(ThunderLike(buffer_tokens=0))
+    arrive(policy, 1, tokens=50)
+    arrive(policy, 2, tokens=30)
+    arrive(policy, 3, tokens=40)
+    assert decided(policy) == {1: 0, 2: 0, 3: 1}
