@@ -39,9 +39,9 @@ from bench.report import environment, finish
 from bench.rollout_load import Measured, Recorder, Repeater, Schedule, bare, rolled
 from bench.rollout_scale import QUEUED, RUNNING, scale
 from bench.rollout_scale import REPLICAS as MANY
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.rollout_load import Repeater
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.ports import Delta, KvSample, Sampling
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
