@@ -164,7 +164,7 @@ def load_metrics(rounds: dict[str, list[Measured]]) -> dict[str, Any]:
         "turn": sum(len(trajectory.turns) for trajectory in one.trajectories),
         "trajectory": len(one.trajectories),
     }
-    metrics |= {f"{name}s": count for name, count in counts.items()}
+    metrics |= {"tokens": counts["token"], "turns": counts["turn"], "trajectories": counts["trajectory"]}
     for name in rounds:
         metrics[f"tokens_per_s_{name}"] = typical(name, "tokens_per_s")
         for what, count in counts.items():
