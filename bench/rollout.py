@@ -39,9 +39,9 @@ from bench.report import environment, finish
 from bench.rollout_load import Measured, Recorder, Repeater, Schedule, bare, rolled
 from bench.rollout_scale import QUEUED, RUNNING, scale
 from bench.rollout_scale import REPLICAS as MANY
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
@@ -164,7 +164,7 @@ def load_metrics(rounds: dict[str, list[Measured]]) -> dict[str, Any]:
         "turn": sum(len(trajectory.turns) for trajectory in one.trajectories),
         "trajectory": len(one.trajectories),
     }
-    metrics |= {f"{name}s": count for name, count in counts.items()}
+    metrics |= {"tokens": counts["token"], "turns": counts["turn"], "trajectories": counts["trajectory"]}
     for name in rounds:
         metrics[f"tokens_per_s_{name}"] = typical(name, "tokens_per_s")
         for what, count in counts.items():

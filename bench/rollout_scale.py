@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.rollout_load import Repeater
-from engine.balance import KvAware
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.ports import Delta, KvSample, Sampling
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
@@ -34,7 +34,7 @@ REPLICAS = 8
 RUNNING = 512  # trajectories that a replica's KV cache holds, all together 4,096
 QUEUED = 16_384
 STEP_S = 0.1
-CHUNK = 64  # VLLM_V1_OUTPUT_PROC_CHUNK_SIZE in engine.replica_config
+CHUNK = 32  # VLLM_V1_OUTPUT_PROC_CHUNK_SIZE in engine.replica_config
 BLOCK_SIZE = 32
 MAX_TOKENS = 256
 SAMPLES = 16

@@ -27,6 +27,8 @@ class TokenBuffer:
     ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 3])
     """
 
+    __slots__ = ("_given", "_logprobs", "_version", "_versions", "ids")
+
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.ids = array("i", prompt_ids)
         self._logprobs = array("f")  # of the sampled tokens

@@ -47,6 +47,8 @@ class ToolCallParser:
     []
     """
 
+    __slots__ = ("_body", "_escaped", "_in_string", "_outside", "_tag")
+
     def __init__(self) -> None:
         self._outside = ""  # tail that may be the beginning of an opening tag
         self._body: list[str] | None = None  # text since the opening tag
@@ -88,7 +90,8 @@ class ToolCallParser:
         text = self._outside + text
         at = text.find(OPEN)
         if at < 0:
-            self._outside = text[len(text) - _overlap(text, OPEN) :] if "<" in text[1 - len(OPEN) :] else ""
+            tail = text[text.rfind("<") :] if "<" in text else ""
+            self._outside = tail if OPEN.startswith(tail) else ""
             return ""
         self._reset()
         self._body = []
@@ -133,11 +136,6 @@ class ToolCallParser:
     def _reset(self) -> None:
         self._outside, self._body, self._tag = "", None, ""
         self._in_string = self._escaped = False
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest proper beginning of tag that ends text."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -348,7 +348,7 @@ async def test_a_superseded_trajectory_begins_again_from_its_prompt(times):
     assert len(runner.calls) == times + 1
 
 
-async def test_a_superseded_turn_kills_its_calls_and_the_deadline_holds_for_all_attempts():
+async def test_a_superseded_turn_kills_its_calls():
     runner, passed = ScriptedRunner(hold=True), Gate()
     passed.release()
     turn = [call("print(1)"), passed, "<here>", END]
@@ -357,6 +357,12 @@ async def test_a_superseded_turn_kills_its_calls_and_the_deadline_holds_for_all_
     assert (runner.cancelled, len(runner.calls)) == (3, 3)
     assert trajectory.stop is StopReason.DEADLINE
     assert trajectory.discarded_tokens == 2 * len(CHAT._encode(call("print(1)") + "<here>"))
+
+
+async def test_the_deadline_holds_for_all_attempts_together():
+    async with Setup(["<here>", END], prepare=Update(5000).into, deadline_s=0.02) as node:
+        trajectory = await node.run()
+    assert trajectory.stop is StopReason.DEADLINE
 
 
 async def test_a_superseded_trajectory_gets_a_new_session():
