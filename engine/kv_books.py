@@ -103,7 +103,6 @@ class Books:
     def remove(self, item: Item) -> None:
         self.dequeue(item)
         self.release(item)
-        self.idle.pop(item.key, None)
         del self.items[item.key]
         item.kin.members -= 1
         group = self.groups.pop(item.key)
