@@ -96,13 +96,16 @@ class Growth:
         return self._rest_B[self._place(sizes_N)]
 
     def predict(self, sizes_N: Ints, kin_N: Sequence[Kin]) -> Ints:
-        """Expected tokens held (N, H) when each has gone on by a horizon: its size then, times the chance of it."""
+        """Tokens held when each has gone on by a horizon (its size then, if it comes so far): their expectations and then
+        their variances (N, 2 H), as integers.
+        """
         shape_N1 = self._evenness + np.array([[len(kin.ended)] for kin in kin_N], np.float64)
         rate_N1 = self._evenness + np.array([[kin.hazard] for kin in kin_N], np.float64)
         then_NH = sizes_N[:, None] + self._edges_H
         to_come_NH = self._hazard_B[self._place(then_NH)] - self._hazard_B[self._place(sizes_N)][:, None]
         alive_NH = np.exp(-shape_N1 * np.log1p(to_come_NH / rate_N1))
-        return np.rint(then_NH * alive_NH).astype(np.int64)
+        held_NH = then_NH * alive_NH
+        return np.rint(np.concatenate((held_NH, held_NH * then_NH * (1 - alive_NH)), axis=1)).astype(np.int64)
 
     def _place(self, sizes: Any) -> Any:
         return np.minimum(sizes // self.bin_tokens, self._bins)

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.balance import Place
 from engine.growth import Growth
-from engine.kv_books import Books, Item, Replica
+from engine.kv_books import Books, H, Item, Replica
 from engine.ports import KvSample
 from engine.steptime import StepTime
 
@@ -42,7 +42,7 @@ class KvAware:
     def __init__(
         self,
         max_tokens: int,
-        fill: float = 0.8,
+        fill: float = 0.85,
         hold_s: float | None = None,
         history: int = 4096,
         moves: int = 3,
@@ -158,7 +158,7 @@ class KvAware:
 
     def reserved_blocks(self) -> float:
         """Sum over the replicas of what is reserved at the fullest horizon."""
-        return sum(int(state.reserved_H.max()) / state.block_size for state in self._books.replicas.values())
+        return sum(int(state.reserved_H[:H].max()) / state.block_size for state in self._books.replicas.values())
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -217,7 +217,7 @@ class KvAware:
 
     def _go(self, item: Item, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0) -> Place:
         self._books.enter(item, state)
-        headroom = self.fill * state.blocks - int(state.reserved_H.max()) / state.block_size
+        headroom = self.fill * state.blocks - int(state.reserved_H[:H].max()) / state.block_size
         return Place(item.key, state.index, rule, headroom, stay_s, go_s)
 
     def _return(self, item: Item, crowded: bool) -> Place:

@@ -15,6 +15,8 @@ import numpy as np
 from engine.growth import HORIZONS, Growth, Ints, Kin, Reals
 from engine.ports import KvSample
 
+H = len(HORIZONS)
+SPREAD = 1.0  # standard deviations of the predicted use that must fit too
 WAITING = ("ready", "parked", "fresh")
 SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
 
@@ -58,7 +60,7 @@ class Books:
         self.kins: dict[int, Kin] = {}
         self.groups: dict[int, int] = {}  # by trajectory
         self.replicas: dict[int, Replica] = {}
-        self.reserved_RH: Ints = np.zeros((0, len(HORIZONS)), np.int64)
+        self.reserved_RH: Ints = np.zeros((0, 2 * H), np.int64)
         self.open_tokens_R: Reals = np.zeros(0)  # size of those that take trajectories, 0 of others
         self.block_size_R: Reals = np.ones(0)
         self.free_blocks_R: Reals = np.zeros(0)  # of the last sample, less a block for each that runs
@@ -128,7 +130,7 @@ class Books:
             replica.active[item.key] = item
             item.kin.replicas[replica.index] = item.kin.replicas.get(replica.index, 0) + 1
             if item.kin.replicas[replica.index] == 1:
-                replica.reserved_H += item.kin.prompt_tokens
+                replica.reserved_H[:H] += item.kin.prompt_tokens
             item.reserved_H = self.reservation(item, replica.block_size)
             replica.reserved_H += item.reserved_H
         item.state, item.steps = "running", replica.steps
@@ -144,7 +146,7 @@ class Books:
         item.kin.replicas[item.home] -= 1
         if not item.kin.replicas[item.home]:
             del item.kin.replicas[item.home]
-            replica.reserved_H -= item.kin.prompt_tokens
+            replica.reserved_H[:H] -= item.kin.prompt_tokens
         item.home, item.reserved_H = None, None
         self.idle.pop(item.key, None)
 
@@ -176,7 +178,8 @@ class Books:
         name = id(item.kin), size, len(item.kin.ended), block_size
         found = self._known.get(name)
         if found is None:
-            found = self.growth.predict(np.array([size]), [item.kin])[0] + block_size // 2
+            found = self.growth.predict(np.array([size]), [item.kin])[0]
+            found[:H] += block_size // 2
             self._known[name] = found
         return found
 
@@ -188,7 +191,9 @@ class Books:
         """
         length, kin = self.length(item), item.kin
         row_H = self.reservation(item, int(self.block_size_R[0]))
-        headroom_R = fill * self.open_tokens_R - (self.reserved_RH + row_H).max(axis=1) - kin.prompt_tokens
+        total_RH = self.reserved_RH + row_H
+        peak_R = (total_RH[:, :H] + SPREAD * np.sqrt(total_RH[:, H:])).max(axis=1)
+        headroom_R = fill * self.open_tokens_R - peak_R - kin.prompt_tokens
         live_R = self.free_blocks_R - self.sent_blocks_R2.sum(axis=1) - length / self.block_size_R - 1
         for index in kin.replicas:
             headroom_R[index] += kin.prompt_tokens
@@ -204,11 +209,11 @@ class Books:
             assert not replica.reserved_H.any()
             return
         rows_NH = self.growth.predict(self.sizes(items), [item.kin for item in items])
-        rows_NH += replica.block_size // 2
+        rows_NH[:, :H] += replica.block_size // 2
         replica.reserved_H[:] = rows_NH.sum(axis=0)
         for item, row_H in zip(items, rows_NH, strict=True):
             item.reserved_H = row_H
-        replica.reserved_H += sum(kin.prompt_tokens for kin in {id(item.kin): item.kin for item in items}.values())
+        replica.reserved_H[:H] += sum(kin.prompt_tokens for kin in {id(item.kin): item.kin for item in items}.values())
 
     def sizes(self, items: Sequence[Item]) -> Ints:
         steps: dict[int | None, int] = {index: replica.steps for index, replica in self.replicas.items()}
@@ -226,14 +231,14 @@ class Books:
         for name, queue in self.queues.items():
             assert all(item.state == name and self.items[key] is item for key, item in queue.items()), name
         for index, replica in self.replicas.items():
-            total_H: Reals | Ints = np.zeros(len(HORIZONS), np.int64)
+            total_H: Reals | Ints = np.zeros(2 * H, np.int64)
             for item in replica.active.values():
                 assert item.home == index, item
                 assert item.state in ("running", "tool", "ready"), item
                 assert item.reserved_H is not None
                 total_H = total_H + item.reserved_H
             kins = {id(item.kin): item.kin for item in replica.active.values()}.values()
-            total_H = total_H + sum(kin.prompt_tokens for kin in kins)
+            total_H[:H] += sum(kin.prompt_tokens for kin in kins)
             assert replica.reserved_H.base is self.reserved_RH
             assert np.array_equal(total_H, replica.reserved_H), (index, total_H, replica.reserved_H)
             assert not (replica.draining and any(item.state != "running" for item in replica.active.values()))
@@ -253,7 +258,7 @@ class Books:
             assert kin.replicas == {home: homes.count(home) for home in homes}, kin
 
     def _extend(self, count: int) -> None:
-        self.reserved_RH = np.concatenate((self.reserved_RH, np.zeros((count, len(HORIZONS)), np.int64)))
+        self.reserved_RH = np.concatenate((self.reserved_RH, np.zeros((count, 2 * H), np.int64)))
         self.open_tokens_R = np.concatenate((self.open_tokens_R, np.zeros(count)))
         self.block_size_R = np.concatenate((self.block_size_R, np.ones(count)))
         self.free_blocks_R = np.concatenate((self.free_blocks_R, np.zeros(count)))
