@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import random
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 
 from bench.fleet_bound import Engine
@@ -123,6 +125,7 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
     async with Engines(config) as engines:
         say("engines start")
         await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
+        gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
         for case in cases(options):
             for policy in shuffled.sample(options.policies, len(options.policies)):
                 say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
@@ -163,7 +166,7 @@ def main() -> None:
     machine = environment()
     console = Console(file=sys.stderr, highlight=False)
     with tempfile.TemporaryDirectory() as folder:
-        runs, failures = asyncio.run(measure(options, Path(folder), console.print))
+        runs, failures = uvloop.run(measure(options, Path(folder), console.print))
     machine["load_after"] = os.getloadavg()[0]
     if options.record:
         write_steps(options.record, runs)

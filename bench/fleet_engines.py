@@ -92,9 +92,9 @@ class KeptReplica(Replica):
             await self.close()
 
     async def forget(self) -> None:
-        """Empties the prefix cache. Raises RuntimeError while requests hold blocks."""
-        if not await self._engine.reset_prefix_cache():
-            raise RuntimeError(f"replica {self.index} still holds blocks of the run before")
+        """Empties the prefix cache, once the requests of a run that failed have let go of their blocks."""
+        while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 (an engine does not tell by itself)
+            await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         await super().shutdown()
@@ -134,7 +134,7 @@ class Engines:
         return KeptReplica(self.config, index, core)
 
     async def forget(self, deadline_s: float = 30.0) -> None:
-        """Empties every prefix cache. Raises TimeoutError, or RuntimeError while requests hold blocks."""
+        """Empties every prefix cache. Raises TimeoutError when an engine is silent or its requests keep blocks."""
         async with asyncio.timeout(deadline_s):
             for replica in self.replicas.values():
                 if not replica.died.is_set():

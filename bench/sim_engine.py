@@ -169,6 +169,12 @@ class Engine:
         self._segment, self._chunks, self._preempted, self._prefilled, self._restored = None, [], 0, 0, 0
         return Outcome(sample, finished, aborted)
 
+    def drop(self) -> list[Request]:
+        """Ends all requests, between segments; they hold what is still to be done."""
+        dropped = [self._interrupt(request) for request in list(self._running.values())] + list(self._waiting)
+        self._waiting.clear()
+        return dropped
+
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold: call it between segments."""
         decoding = [request for request in self._running.values() if not request.left]

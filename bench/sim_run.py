@@ -4,6 +4,8 @@
   the one before. A sample stands for KvSample.steps engine steps, 1 to 32, in which nothing begins or ends.
 - What is placed reaches its engine at the next step boundary. A move takes effect there too, unless the turn ends.
 - Tools start when their turn has ended.
+- A replica that dies finishes its step. What it had is gone, its trajectories arrive again with their tokens so far,
+  and an empty replica comes up in its place.
 """
 
 from __future__ import annotations
@@ -45,11 +47,21 @@ class _Trajectory:
     traced: Traced
     turn: int = 0
     tokens: int = 0  # so far
-    held: int = 0  # of them in whole blocks when the last turn ended
+    left: int = 0  # to be generated in this turn
+    held: int = 0  # tokens in whole blocks when it last stopped running
     replica: int = -1
     goal: int = -1  # where it moves to
     placed_at: float = -1.0
     state: str = "waiting"  # "waiting" | "running" | "tool" | "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A replica dies at `at_s` and is replaced `back_after_s` later; one that is down already stays so."""
+
+    replica: int
+    at_s: float
+    back_after_s: float
 
 
 class Simulation:
@@ -68,8 +80,11 @@ class Simulation:
         host_blocks: int = 0,
         longest_segment: int = 32,
         tick_s: float | None = None,
+        deaths: Sequence[Death] = (),
     ) -> None:
-        self.engines = [Engine(machine, host_blocks, longest_segment) for _ in range(replicas)]
+        self._new = lambda: Engine(machine, host_blocks, longest_segment)
+        self.engines = [self._new() for _ in range(replicas)]
+        self.dead: list[Engine] = []
         self.now = self.ended_at_s = 0.0
         self.moves = self.decisions = 0
         self.decide_s = 0.0
@@ -84,6 +99,9 @@ class Simulation:
         self._wanted = False
         self._decided_at = self._due = -math.inf
         self._took_s: list[float] = []
+        self._deaths = deaths
+        self._dying: dict[int, float] = {}  # replica: seconds until it is back
+        self._down: set[int] = set()
 
     def run(self) -> Result:
         """Raises RuntimeError when trajectories wait and nothing will happen any more."""
@@ -92,13 +110,14 @@ class Simulation:
             self._policy.replica_up(index, engine.machine.blocks, engine.machine.block_size)
         for key in range(len(self._states)):
             self._arrive(key)
+        for number, death in enumerate(self._deaths):
+            self._push(death.at_s, "death", number)
         self._decide()
+        handle = {"engine": self._segment_ended, "tool": self._arrive, "death": self._kill, "up": self._up}
         while self._events:
             self.now, _, kind, number = heapq.heappop(self._events)
-            if kind == "engine":
-                self._segment_ended(number)
-            elif kind == "tool":
-                self._arrive(number)
+            if kind in handle:
+                handle[kind](number)
             if self._wanted and not (self._events and self._events[0][0] <= self.now):
                 self._schedule()
         if self._open:
@@ -106,10 +125,10 @@ class Simulation:
         return self._result(time.perf_counter() - began)
 
     def _result(self, wall_s: float) -> Result:
-        engines = self.engines
+        engines = self.engines + self.dead
         return Result(
             makespan_s=self.ended_at_s,
-            busy=sum(engine.busy_s for engine in engines) / (len(engines) * self.ended_at_s),
+            busy=sum(engine.busy_s for engine in engines) / (len(self.engines) * self.ended_at_s),
             preemptions=sum(engine.preemptions for engine in engines),
             recomputed_tokens=sum(engine.recomputed_tokens for engine in engines),
             restored_tokens=sum(engine.restored_tokens for engine in engines),
@@ -127,8 +146,12 @@ class Simulation:
         heapq.heappush(self._events, (at, self._serial, kind, number))
 
     def _arrive(self, key: int) -> None:
+        """The next turn, or after a death the rest of one."""
         state = self._states[key]
-        state.tokens += state.traced.turns[state.turn].prompt_new_tokens
+        if not state.left:
+            turn = state.traced.turns[state.turn]
+            state.tokens += turn.prompt_new_tokens
+            state.left = turn.gen_tokens
         state.state = "waiting"
         self._policy.arrive(key, state.traced.group, state.tokens, self.now)
         self._wanted = True
@@ -155,17 +178,17 @@ class Simulation:
                 self._move(place.key, place.replica)
             else:
                 assert state.state == "waiting", f"trajectory {place.key} is placed while {state.state}"
-                turn = state.traced.turns[state.turn]
-                self._submit(place.key, place.replica, state.tokens, turn.gen_tokens, state.held)
+                self._submit(place.key, place.replica)
 
-    def _submit(self, key: int, replica: int, tokens: int, generate: int, held: int) -> None:
+    def _submit(self, key: int, replica: int) -> None:
+        assert replica not in self._down, f"trajectory {key} is placed on replica {replica}, which is down"
         state = self._states[key]
         state.state, state.replica, state.goal = "running", replica, -1
         if state.placed_at < 0:
             state.placed_at = self.now
         prompt_tokens = state.traced.turns[0].prompt_new_tokens
         engine = self.engines[replica]
-        engine.submit(Request(key, state.traced.group, prompt_tokens, tokens, generate, held))
+        engine.submit(Request(key, state.traced.group, prompt_tokens, state.tokens, state.left, state.held))
         self._cut(replica)
 
     def _cut(self, replica: int) -> None:
@@ -198,14 +221,53 @@ class Simulation:
         for request in outcome.finished:
             self._turn_ended(request.key)
         for request in outcome.aborted:
-            self._submit(request.key, self._states[request.key].goal, request.tokens, request.generate, request.held)
-        if engine.idle:
+            self._stopped(request)
+            goal = self._states[request.key].goal
+            if goal in self._down:
+                self._arrive(request.key)
+            else:
+                self._submit(request.key, goal)
+        if replica in self._dying:
+            self._died(replica)
+        elif engine.idle:
             self._go_on(replica, engine.begin(self.now))
+
+    def _stopped(self, request: Request) -> None:
+        state = self._states[request.key]
+        state.tokens, state.left, state.held = request.tokens, request.generate, request.held
+
+    def _kill(self, number: int) -> None:
+        death = self._deaths[number]
+        if death.replica in self._down or death.replica in self._dying:
+            return
+        self._dying[death.replica] = death.back_after_s
+        if self.engines[death.replica].idle:
+            self._died(death.replica)
+        else:
+            self._cut(death.replica)
+
+    def _died(self, replica: int) -> None:
+        self._push(self.now + self._dying.pop(replica), "up", replica)
+        self._down.add(replica)
+        engine = self.engines[replica]
+        self.engines[replica] = self._new()
+        self.dead.append(engine)
+        self._policy.replica_down(replica)
+        for request in engine.drop():
+            self._stopped(request)
+            self._arrive(request.key)
+        self._wanted = True
+
+    def _up(self, replica: int) -> None:
+        self._down.remove(replica)
+        self._policy.replica_up(replica, self._machine.blocks, self._machine.block_size)
+        self._wanted = True
 
     def _turn_ended(self, key: int) -> None:
         state = self._states[key]
         turn = state.traced.turns[state.turn]
-        state.tokens += turn.gen_tokens
+        state.tokens += state.left
+        state.left = 0
         size = self._machine.block_size
         state.held = (state.tokens - 1) // size * size
         state.turn += 1

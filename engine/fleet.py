@@ -234,7 +234,12 @@ class Fleet:
         self._scheduled = False
         if self._ended is not None or not self._supervisor.open.is_set():
             return
-        for place in self._balancer.decide(self._timeline.now()):
+        try:
+            places = self._balancer.decide(self._timeline.now())
+        except Exception as error:
+            self._supervisor.fail(error)
+            return
+        for place in places:
             turn = self._turns.get(place.key)
             if turn is not None:  # else it was closed in this tick
                 reasons = {name: getattr(place, name) for name in _REASONS}
@@ -283,7 +288,10 @@ class Fleet:
         self.last[index] = sample
         self.preemptions += sample.preempted
         self.prefilled += sample.prefilled
-        self._balancer.sample(index, sample, self._timeline.now())
+        try:
+            self._balancer.sample(index, sample, self._timeline.now())
+        except Exception as error:
+            self._supervisor.fail(error)
         used = replica.usable_blocks - sample.free_blocks
         self.kv_peak[index] = max(self.kv_peak.get(index, 0.0), used / replica.usable_blocks)
         self._timeline.step(index, used, sample)

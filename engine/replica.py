@@ -61,6 +61,8 @@ class Replica:
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 await self._engine.init_weight_transfer_engine(_init_request())
+                # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
+                await self._engine.get_supported_tasks()
         except Exception as error:
             await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
@@ -83,6 +85,8 @@ class Replica:
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
         self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap()])
+        if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
+            self._engine.shutdown(0.1)
 
     def _tap(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase
@@ -251,7 +255,7 @@ class Replica:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
-            await asyncio.get_running_loop().run_in_executor(self._thread, engine.shutdown, 0.1)
+            await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine
             gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
@@ -261,6 +265,13 @@ class Replica:
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
     """vLLM's spans; a label that is not a number is the engine's own before the first update."""
     return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
+
+
+def _end(engine: Any) -> None:
+    processes = engine.engine_core.resources.engine_manager.processes
+    engine.shutdown(0.1)
+    for process in processes:
+        process.join(1.0)  # else one that had to be killed stays a zombie
 
 
 def _prefilled(stats: Any) -> int:

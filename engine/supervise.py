@@ -239,6 +239,10 @@ class Supervisor:
                     replica.kill()
         self.down(replica)
 
+    def fail(self, error: Exception) -> None:
+        """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
+        self.tasks.create_task(_raised(error), name="failed")
+
     def down(self, replica: ReplicaPort) -> None:
         """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
@@ -246,6 +250,10 @@ class Supervisor:
             del self.live[replica.index]
             self._timeline.idle.down(replica.index, self._timeline.now())
             self._listener.on_down(replica)
+
+
+async def _raised(error: Exception) -> None:
+    raise error
 
 
 def core_of(index: int, replicas: int, cores: Sequence[int]) -> int | None:

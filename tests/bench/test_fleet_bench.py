@@ -63,6 +63,20 @@ class Terse(ScriptedReplica):
         yield 7, True
 
 
+class Alternate(RoundRobin):
+    """Every turn on the next replica."""
+
+    def turn_done(self, key: int, tokens: int, now: float) -> None:
+        super().leave(key, tokens, False)
+
+
+async def test_a_turn_on_another_replica_than_the_one_before_is_counted() -> None:
+    record = Record(block_size=32)
+    async with fleet_of(Replicas(), 2, balancer=Alternate()) as fleet:
+        await replay(fleet, [traced(0, 0, (40, 2, 0.0), (5, 2, 0.0), (5, 2, 0.0))], record, 0, VOCABULARY)
+    assert (record.rehomed, record.moves) == (2, 0)
+
+
 async def test_a_turn_of_another_length_ends_the_replay() -> None:
     def make(index, core, on_step):
         return Terse(index, on_step)
@@ -76,15 +90,16 @@ async def test_a_turn_of_another_length_ends_the_replay() -> None:
 def test_what_a_request_lost_is_what_was_held_and_not_found() -> None:
     record = Record(block_size=32)
     assert [record.held(tokens) for tokens in (1, 32, 33, 64, 65)] == [0, 0, 32, 32, 64]
-    record.request(100, 0, 0)  # a first turn
+    record.request(60, 0, 0)  # first turns, of which one finds the prompt of its group
+    record.request(40, 0, 32)
     record.request(150, 96, 96)  # its prefix was found,
     record.request(170, 128, 32)  # and a block of it
-    assert (record.prompt, record.cached, record.lost) == (420, 128, 96)
+    assert (record.prompt, record.cached, record.lost) == (420, 160, 96)
     record.sample(0, KvSample(10, 1, 0, 1, prefilled=200))
-    record.sample(1, KvSample(10, 1, 0, 0, prefilled=152))
-    assert record.recomputed == 96 + (352 - 292), "60 more than the requests asked for: preempted ones"
+    record.sample(1, KvSample(10, 1, 0, 0, prefilled=120))
+    assert record.recomputed == 96 + (320 - 260), "60 more than the requests asked for: preempted ones"
     assert record.preemptions == 1
-    assert record.prefix_hits == pytest.approx(128 / 420)
+    assert record.prefix_hits == pytest.approx(160 / 420)
 
 
 def test_spread_is_the_mean_over_time_of_the_difference_of_free_blocks() -> None:
@@ -102,14 +117,14 @@ COST = StepCost(fixed_s=0.004, per_sequence_s=0.0005, per_prefilled_s=0.0001)
 
 
 def steps_of(cost: StepCost, count: int = 60) -> list[Step]:
-    """Two replicas whose steps cost exactly that; one of them idles for a second in between."""
+    """Two replicas whose steps cost exactly that; after every tenth they have nothing to do for a second."""
     steps, t = [], [0.0, 0.0]
     for number in range(count):
         for replica in (0, 1):
-            idle = number == 20
+            idle = number % 10 == 0
             running, prefilled = (0, 0) if idle else (1 + (number * 7 + replica) % 11, (number * 37) % 100)
             t[replica] += cost.fixed_s + cost.per_sequence_s * running + cost.per_prefilled_s * prefilled
-            t[replica] += 1.0 if number == 21 else 0.0
+            t[replica] += 1.0 if number % 10 == 1 else 0.0
             steps.append(Step(replica, t[replica], 50, running, 0, 0, prefilled))
     return steps
 

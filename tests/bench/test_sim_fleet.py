@@ -12,7 +12,7 @@ import pytest
 from bench import sim_fleet, workload
 from bench.sim_costs import H200, Costs, Machine, lower_bound_s
 from bench.sim_fleet import POLICIES
-from bench.sim_run import Result, Simulation
+from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced, Turn
 from engine.balance import Balancer, Place
 from engine.kv_aware import KvAware
@@ -66,11 +66,19 @@ class Wandering(RoundRobin):
         super().leave(key, tokens, finished)
         self.running.pop(key, None)
 
+    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+        super().arrive(key, group, tokens, now)
+        self.running.pop(key, None)
+
     def decide(self, now: float) -> list[Place]:
         moved = []
         if self.samples >= 7:
             self.samples = 0
-            moved = [Place(key, 1 - replica, "wander", 0.0) for key, replica in list(self.running.items())[::3]]
+            moved = [
+                Place(key, 1 - replica, "wander", 0.0)
+                for key, replica in list(self.running.items())[::3]
+                if 1 - replica in self._engines
+            ]
         places = super().decide(now)
         self.running |= {place.key: place.replica for place in [*moved, *places]}
         return [*moved, *places]
@@ -123,6 +131,46 @@ def test_moves_lose_and_repeat_nothing() -> None:
     for engine in simulation.engines:
         engine.check()
         assert engine.cache.free == 99
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_replicas_may_die_at_any_time(name: str) -> None:
+    """Every trajectory ends with all its tokens; what a replica had is computed again."""
+    rows = trace("math8k")
+    ends: dict[int, int] = {}
+
+    def hear(event: str, *arguments) -> None:
+        if event == "leave":
+            ends[arguments[0]] = arguments[1]
+
+    deaths = [Death(n % 2, 0.3 + 0.7 * n, 0.5) for n in range(8)]
+    policy = POLICIES[name](max(row.total_tokens for row in rows))
+    result, simulation = simulate(Watched(policy, hear), rows, deaths=deaths)
+    calm, _ = simulate(POLICIES[name](max(row.total_tokens for row in rows)), rows)
+    assert len(simulation.dead) == 8
+    assert ends == {row.traj: row.total_tokens for row in rows}
+    assert result.makespan_s > calm.makespan_s
+    assert result.prefilled_tokens > calm.prefilled_tokens
+    for engine in simulation.engines + simulation.dead:
+        engine.check()
+        assert engine.cache.free == 99
+    if isinstance(policy, KvAware):
+        policy.check()
+        assert policy.reserved_blocks() == 0
+
+
+def test_replicas_die_while_trajectories_move() -> None:
+    rows = trace("agentic")
+    ends: dict[int, int] = {}
+
+    def hear(event: str, *arguments) -> None:
+        if event == "leave":
+            ends[arguments[0]] = arguments[1]
+
+    deaths = [Death(n % 2, 0.05 + 0.211 * n, 0.1) for n in range(30)]
+    result, _ = simulate(Watched(Wandering(), hear), rows, deaths=deaths)
+    assert result.moves > 20
+    assert ends == {row.traj: row.total_tokens for row in rows}
 
 
 def test_a_policy_hears_what_a_live_one_does() -> None:

@@ -11,7 +11,8 @@ import random
 import signal
 from functools import partial
 
-from engine.balance import KvAware
+from engine.balance import Place
+from engine.errors import first_error
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.ports import ReplicaDied, Sampling
 from engine.replica import Replica, ReplicaConfig, prepare_environment
@@ -20,33 +21,68 @@ from engine.trace import Timeline
 CHECKPOINT = "recipes/tiny"
 CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)
 SEED = 7
-TURNS, TOKENS = 12, 100
+TURNS, TOKENS = 10, 80
 
 
-class Restless(KvAware):
-    """Moves a random running turn in every `every`-th decision; its books are KvAware's."""
+class Restless:
+    """A Balancer: each turn goes where fewest run; every `every`-th decision moves a random one."""
 
-    def __init__(self, every=0):
-        super().__init__(max_tokens=400)
-        self.every, self.decisions, self.rng = every, 0, random.Random(SEED)
+    def __init__(self):
+        self.every, self.decisions, self.rng = 0, 0, random.Random(SEED)
+        self.up, self.waiting, self.running = [], [], {}
+        self.changed = asyncio.Event()
+
+    def replica_up(self, replica, blocks, block_size):
+        self.up.append(replica)
+        self.changed.set()
+
+    def replica_down(self, replica):
+        self.up = [other for other in self.up if other != replica]
+        self.running = {key: home for key, home in self.running.items() if home != replica}
+
+    def replica_drain(self, replica):
+        self.up.remove(replica)
+
+    def sample(self, replica, sample, now): ...
+
+    def arrive(self, key, group, tokens, now):
+        self.waiting.append(key)
+
+    def turn_done(self, key, tokens, now):
+        self.running.pop(key, None)
+
+    def leave(self, key, tokens, finished):
+        self.running.pop(key, None)
+        self.waiting = [other for other in self.waiting if other != key]
 
     def decide(self, now):
-        places = super().decide(now)
+        places = []
         self.decisions += 1
-        running = [key for key, item in self._items.items() if item.state == "running"]
-        if not self.every or self.decisions % self.every or not running or len(self._replicas) < 2:
-            return places
-        item = self._items[self.rng.choice(running)]
-        target = next(index for index in self._replicas if index != item.home)
-        self._release(item)
-        return [*places, self._go(item, target, "restless")]
+        while self.up and self.waiting:
+            homes = [*self.running.values()]
+            places.append(self._go(self.waiting.pop(0), min(self.up, key=homes.count), "fewest"))
+        if self.every and not self.decisions % self.every and self.running and len(self.up) > 1:
+            key = self.rng.choice([*self.running])
+            places.append(self._go(key, next(index for index in self.up if index != self.running[key]), "restless"))
+        return places
+
+    def _go(self, key, replica, rule):
+        self.running[key] = replica
+        return Place(key, replica, rule, 0.0)
+
+    async def until(self, holds):
+        """Until `holds()`, which is asked again whenever a replica comes up."""
+        while not holds():
+            self.changed.clear()
+            await self.changed.wait()
 
 
 class Load:
-    """Turns on a fleet; `reached` is called with the tokens so far, after each delta."""
+    """Turns on a fleet; `until` so many tokens of all of them together."""
 
     def __init__(self, fleet):
         self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
+        self.marks = {}
         rng = random.Random(SEED)
         self.prompts = [[rng.randrange(3, 500) for _ in range(rng.randrange(20, 90))] for _ in range(TURNS)]
 
@@ -58,29 +94,34 @@ class Load:
             async for _, delta in self.fleet.turn(key, key, prompt, sampling):
                 found += delta.token_ids
                 self.total += len(delta.token_ids)
+                for mark in [mark for mark in self.marks if mark <= self.total]:
+                    self.marks.pop(mark).set()
             self.spans += delta.spans
         finally:
             self.fleet.leave(key, len(prompt) + len(found), finished=True)
         return found
 
-    async def all(self):
+    def all(self):
         self.total, self.spans = 0, []
+        return self._all()
+
+    async def _all(self):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.play(prompt), name="turn") for prompt in self.prompts]
         return [task.result() for task in tasks]
 
     async def until(self, tokens):
-        while self.total < tokens:
-            await asyncio.sleep(0.002)
+        if self.total < tokens:
+            self.marks[tokens] = asyncio.Event()
+            await self.marks[tokens].wait()
 
     async def kill(self, times):
         """kill -9 of a random live engine after a random number of tokens, `times` times."""
         rng, killed = random.Random(SEED), []
         for begin in range(times):
             await self.until((begin + rng.random()) * TURNS * TOKENS / times)
-            while not (live := [pid for pid in pids(self.fleet) if pid not in killed]):
-                await asyncio.sleep(0.01)
-            killed.append(rng.choice(live))
+            await self.fleet._balancer.until(lambda: set(pids(self.fleet)) - {*killed})
+            killed.append(rng.choice([pid for pid in pids(self.fleet) if pid not in killed]))
             os.kill(killed[-1], signal.SIGKILL)
         return killed
 
@@ -102,14 +143,9 @@ def fleet_of(balancer, **config):
     return Fleet(settings, partial(Replica, CONFIG), balancer, Timeline())
 
 
-async def both_up(fleet):
-    while len(fleet.live) < 2:
-        await asyncio.sleep(0.02)
-
-
 async def under_faults(found):
     balancer = Restless()
-    async with fleet_of(balancer, restarts=20) as fleet:
+    async with fleet_of(balancer, restarts=20, drain_s=0.05) as fleet:
         load = Load(fleet)
         quiet = await load.all()
         found["quiet"] = sorted({len(tokens) for tokens in quiet})
@@ -133,17 +169,24 @@ async def under_faults(found):
         found["killed"] = running.result() == quiet
         found["deaths"] = fleet.deaths
 
-        await both_up(fleet)
+        await balancer.until(lambda: len(fleet.live) == 2)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             await load.until(TURNS * TOKENS // 4)
             stopped = pids(fleet)[1]
             os.kill(stopped, signal.SIGSTOP)
         found["stopped"] = running.result() == quiet
-        await both_up(fleet)
+        await balancer.until(lambda: len(fleet.live) == 2)
         found["recovered"] = await load.all() == quiet
-        found["reserved"] = balancer.reserved_blocks()
+
         ours = [*before, *killed.result(), stopped, *pids(fleet)]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.all(), name="load")
+            await load.until(TURNS * TOKENS // 4)
+            await fleet.drain(0)
+        found["drained"] = running.result() == quiet
+        found["live"] = fleet.live
+        found["in_books"] = [*balancer.waiting, *balancer.running]
     found["left"] = [pid for pid in ours if alive(pid)]
 
 
@@ -158,7 +201,7 @@ async def all_dead(found):
             ends.append(str(error))
 
     async def fleet_life(up):
-        async with fleet_of(KvAware(max_tokens=400), restarts=0) as fleet:
+        async with fleet_of(Restless(), restarts=0) as fleet:
             up.set_result(fleet)
             await asyncio.Event().wait()
 
@@ -174,7 +217,7 @@ async def all_dead(found):
                 os.kill(pid, signal.SIGKILL)
             await asyncio.Event().wait()
     except* ReplicaDied as errors:
-        found["fleet_end"] = str(errors.exceptions[0])
+        found["fleet_end"] = str(first_error(errors))
     found["turn_ends"] = sorted(set(ends))
     found["turns_ended"] = len(ends)
 

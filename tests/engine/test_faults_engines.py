@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # half a minute on an idle machine, most of it to start engines
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def found():
     command = [sys.executable, "-m", "tests.engine.faults"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def test_an_undisturbed_run_gives_every_turn_its_length(found):
-    assert found["quiet"] == [100]
+    assert found["quiet"] == [80]
     assert found["prefilled"] > 0
 
 
@@ -48,11 +49,16 @@ def test_an_engine_that_hangs_is_killed_and_its_turns_go_on(found):
 
 def test_afterwards_the_fleet_is_whole_and_nothing_is_left(found):
     assert found["recovered"]
-    assert found["reserved"] == 0
+    assert found["in_books"] == []
     assert found["left"] == []
+
+
+def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
+    assert found["live"] == [1]
+    assert found["drained"]
 
 
 def test_when_all_engines_are_dead_fleet_and_turns_end_clearly(found):
     assert found["fleet_end"] == "no replica is left: each died 1 times"
-    assert found["turns_ended"] == 12
+    assert found["turns_ended"] == 10
     assert all("no replica is left" in end for end in found["turn_ends"])

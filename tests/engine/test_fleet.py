@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from engine.balance import Place
 from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
-from engine.kv_aware import KvAware, Place
+from engine.kv_aware import KvAware
 from engine.ports import ReplicaDied, Sampling
 from engine.trace import Timeline
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
@@ -467,6 +468,36 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
 
     async with fleet_of(Replicas(), 3, balancer=Last()) as fleet:
         assert {replica for replica, _ in await play(fleet)} == {2}
+
+
+@pytest.mark.parametrize("method", ["decide", "sample"])
+async def test_a_bug_of_the_policy_ends_the_run(method):
+    class Buggy(KvAware):
+        at = None
+
+        def decide(self, now):
+            self._bug("decide")
+            return super().decide(now)
+
+        def sample(self, replica, sample, now):
+            self._bug("sample")
+            super().sample(replica, sample, now)
+
+        def _bug(self, method):
+            if self.at == method:
+                raise LookupError(f"in {method}")
+
+    async def run():
+        async with fleet_of(replicas, balancer=policy):
+            policy.at = method
+            replicas.made[0].step(90)
+            replicas.made[0].die()
+            await asyncio.Event().wait()
+
+    policy = Buggy(max_tokens=1000)
+    replicas = Replicas()
+    with pytest.raises(LookupError, match=f"in {method}"):
+        await run()
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0)])
