@@ -3,6 +3,7 @@
     python -m bench.sim_fleet [--quick] [--replicas 8,64] [--kinds math8k,...] [--policies kv_aware,...] [--seeds 1,2]
     python -m bench.sim_fleet --offload 4      also with host memory for 4 times the KV: what restoring a prefix gives
     python -m bench.sim_fleet --overlap 3      also 3 steps' work at once against one step after the other
+    python -m bench.sim_fleet --deaths 8       also with 8 deaths of replicas, each back after 30 s
     python -m bench.sim_fleet --calibrate FILE the two live replicas of `bench.fleet --record FILE`, replayed
 
 Engines are H200 with a 14B model by first principles (`bench.sim_costs`), not measured: compare policies, quote no
@@ -25,7 +26,7 @@ import numpy as np
 from bench import workload
 from bench.report import environment, finish
 from bench.sim_costs import H200, Machine, lower_bound_s
-from bench.sim_run import Result, Simulation
+from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced
 from engine.balance import Balancer
 from engine.kv_aware import KvAware
@@ -68,29 +69,39 @@ def measure(options: argparse.Namespace, machine: Machine) -> tuple[dict[Cell, d
     """Results by cell and policy, lower bounds by cell."""
     results: dict[Cell, dict[str, Result]] = {}
     bounds: dict[Cell, float] = {}
-    for cell, trace, host_blocks in cases(options, machine):
+    for cell, trace, further in cases(options, machine):
         bounds[cell] = lower_bound_s(trace, machine, cell[1])
         most = max(row.total_tokens for row in trace)
         results[cell] = {
-            name: Simulation(POLICIES[name](most), trace, machine, cell[1], host_blocks=host_blocks).run()
+            name: Simulation(POLICIES[name](most), trace, machine, cell[1], **further).run()
             for name in options.policies
         }
     return results, bounds
 
 
-def cases(options: argparse.Namespace, machine: Machine) -> Iterator[tuple[Cell, list[Traced], int]]:
-    """Cells with their trace and blocks of host memory."""
+def cases(options: argparse.Namespace, machine: Machine) -> Iterator[tuple[Cell, list[Traced], dict[str, Any]]]:
+    """Cells with their trace and options of the simulation."""
     for replicas in options.replicas:
         for seed in options.seeds:
             for kind in options.kinds:
                 traces = [steps_trace(options, kind, replicas, seed, step) for step in range(options.overlap)]
-                yield (kind, replicas, seed), traces[0], 0
+                yield (kind, replicas, seed), traces[0], {}
                 if options.offload:
-                    yield (f"{kind}+host", replicas, seed), traces[0], round(options.offload * machine.blocks)
+                    host_blocks = round(options.offload * machine.blocks)
+                    yield (f"{kind}+host", replicas, seed), traces[0], {"host_blocks": host_blocks}
+                if options.deaths:
+                    until_s = lower_bound_s(traces[0], machine, replicas)
+                    yield (f"{kind}+deaths", replicas, seed), traces[0], {"deaths": drawn(options, replicas, until_s)}
                 for step, trace in enumerate(traces[1:], 1):
-                    yield (f"{kind}+step{step}", replicas, seed), trace, 0
+                    yield (f"{kind}+step{step}", replicas, seed), trace, {}
                 if options.overlap > 1:
-                    yield (f"{kind}+all", replicas, seed), joined(traces), 0
+                    yield (f"{kind}+all", replicas, seed), joined(traces), {}
+
+
+def drawn(options: argparse.Namespace, replicas: int, until_s: float) -> list[Death]:
+    rng = np.random.default_rng(options.deaths)
+    times_s = rng.uniform(0, until_s, options.deaths).tolist()
+    return [Death(int(rng.integers(replicas)), at_s, 30.0) for at_s in times_s]
 
 
 def steps_trace(options: argparse.Namespace, kind: str, replicas: int, seed: int, step: int) -> list[Traced]:
@@ -177,13 +188,14 @@ HEADER = ("workload", "policy", "s", "/ours", "/LB", "busy", "preempt", "recomp"
 
 
 def pairs(results: Mapping[Cell, Mapping[str, Result]], options: argparse.Namespace) -> dict[str, Any]:
-    """What host memory and overlapping steps give: makespan without over makespan with, by policy and workload."""
+    """Makespans without over with: host memory, deaths, steps at once; by policy and workload."""
     found: dict[str, Any] = {}
     for kind, replicas, seed in [cell for cell in results if "+" not in cell[0]]:
         for name, alone in results[kind, replicas, seed].items():
-            if options.offload:
-                ratio = alone.makespan_s / results[f"{kind}+host", replicas, seed][name].makespan_s
-                found.setdefault(f"offload_speedup_{name}", {}).setdefault(f"{kind}@{replicas}", []).append(ratio)
+            for what, given in (("host", options.offload), ("deaths", options.deaths)):
+                if given:
+                    ratio = alone.makespan_s / results[f"{kind}+{what}", replicas, seed][name].makespan_s
+                    found.setdefault(f"{what}_speedup_{name}", {}).setdefault(f"{kind}@{replicas}", []).append(ratio)
             if options.overlap > 1:
                 steps = [f"{kind}+step{step}" for step in range(1, options.overlap)]
                 apart_s = alone.makespan_s + sum(results[step, replicas, seed][name].makespan_s for step in steps)
@@ -204,11 +216,12 @@ def calibrate(options: argparse.Namespace) -> None:
         [
             found.kind,
             found.policy,
-            f"{found.live_s:.2f}",
-            f"{found.simulated_s:.2f}",
+            f"{found.live.makespan_s:.2f} / {found.simulated.makespan_s:.2f}",
             f"{found.ratio:.3f}",
-            f"{found.live_preemptions:.0f} / {found.simulated_preemptions:.0f}",
-            f"{found.live_prefilled:.0f} / {found.simulated_prefilled:.0f}",
+            f"{found.steady_ratio:.3f}",
+            f"{found.live.steps:.0f} / {found.simulated.steps:.0f}",
+            f"{found.live.preemptions:.0f} / {found.simulated.preemptions:.0f}",
+            f"{found.live.prefilled_tokens:.0f} / {found.simulated.prefilled_tokens:.0f}",
         ]
         for found in compared
     ]
@@ -220,9 +233,11 @@ def calibrate(options: argparse.Namespace) -> None:
         "steps": fit.steps,
         "outliers": fit.outliers,
         "live_ratio": {f"{found.kind} {found.policy}": found.ratio for found in compared},
+        "live_ratio_steady": {f"{found.kind} {found.policy}": found.steady_ratio for found in compared},
         "worst_deviation": max(abs(found.ratio - 1) for found in compared),
+        "worst_deviation_steady": max(abs(found.steady_ratio - 1) for found in compared),
     }
-    header = ("workload", "policy", "live s", "simulated s", "ratio", "preempted live / sim", "prefilled live / sim")
+    header = ("live / simulated", "policy", "s", "ratio", "steady", "steps", "preempted", "prefilled")
     config = {"calibrate": str(options.calibrate), "groups": options.groups}
     title = "Two live replicas and their simulation"
     finish("sim_fleet", title, header, rows, config=config, metrics=metrics, environment=machine_before)
@@ -252,11 +267,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, help="of each workload; with --calibrate: that the live run took")
     parser.add_argument("--kv", type=float, default=1.0, help="KV blocks times this")
     parser.add_argument("--offload", type=float, default=0.0, help="host memory for KV, in KV caches per replica")
+    parser.add_argument("--deaths", type=int, default=0, help="of replicas")
     parser.add_argument("--overlap", type=int, default=1, help="steps whose work is there at once")
     parser.add_argument("--calibrate", type=Path, help="record of a live run")
     options = parser.parse_args(given)
-    for name, positive in (("kv", options.kv > 0), ("offload", options.offload >= 0), ("overlap", options.overlap > 0)):
-        if not positive:
+    for name, least in (("kv", 0.001), ("offload", 0.0), ("deaths", 0), ("overlap", 1)):
+        if getattr(options, name) < least:
             parser.error(f"--{name} {getattr(options, name)} is too small")
     options.replicas = options.replicas or [2 if options.quick else 8]
     options.policies = options.policies or list(QUICK if options.quick else POLICIES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 from bench import fleet
 from bench.sim_costs import Fit, Machine, Values, fit
 from bench.sim_run import Simulation
-from bench.workload import Traced, load
+from bench.workload import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,6 @@ class LiveRun:
     seed: int
     policy: str
     steps: list[LiveStep] = field(default_factory=list)
-
-    @property
-    def makespan_s(self) -> float:
-        return max(step.t for step in self.steps)
-
-    @property
-    def preemptions(self) -> int:
-        return sum(step.preempted for step in self.steps)
-
-    @property
-    def prefilled_tokens(self) -> int:
-        return sum(step.prefilled for step in self.steps)
 
 
 def read(path: str | Path) -> list[LiveRun]:
@@ -89,6 +77,15 @@ def features(runs: Iterable[LiveRun], blocks: int, block_size: int) -> tuple[Val
     return np.asarray(rows, np.float64), np.asarray(seconds, np.float64)
 
 
+def after_idle(run: LiveRun) -> Iterable[LiveStep]:
+    """Steps before which their engine did nothing."""
+    running: dict[int, int] = {}
+    for step in run.steps:
+        if not running.get(step.replica):
+            yield step
+        running[step.replica] = step.running
+
+
 def calibrated(runs: Sequence[LiveRun]) -> tuple[Machine, Fit]:
     """The live engines with the costs that their steps show."""
     engine = fleet.ENGINE
@@ -104,50 +101,72 @@ def calibrated(runs: Sequence[LiveRun]) -> tuple[Machine, Fit]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Of a run. slow: how much longer its steps took than the fit over all runs says (the machine's mood)."""
+
+    makespan_s: float
+    steps: int
+    preemptions: int
+    prefilled_tokens: int
+    slow: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Of a policy on a workload: medians of the live and the simulated runs, seconds, and counts."""
+    """Of a policy on a workload: medians of the live and of the simulated runs."""
 
     kind: str
     policy: str
-    live_s: float
-    simulated_s: float
-    live_preemptions: float
-    simulated_preemptions: float
-    live_prefilled: float
-    simulated_prefilled: float
+    live: Figures
+    simulated: Figures
 
     @property
     def ratio(self) -> float:
         """Simulated over live makespan."""
-        return self.simulated_s / self.live_s
+        return self.simulated.makespan_s / self.live.makespan_s
+
+    @property
+    def steady_ratio(self) -> float:
+        """The same had the machine been as fast in this run as in all: says more where it was not idle."""
+        return self.ratio * self.live.slow
 
 
 def compare(runs: Sequence[LiveRun], machine: Machine, groups: int | None = None) -> list[Comparison]:
     """Replays what the record holds. groups: the live runs took so many of each trace."""
     found = []
     for kind, policy in dict.fromkeys((run.kind, run.policy) for run in runs):
-        live = [run for run in runs if (run.kind, run.policy) == (kind, policy)]
-        simulated = []
-        for run in live:
-            trace = load(fleet.TRACES / f"{run.kind}.{run.seed}.jsonl.gz")
-            simulated.append(_simulate([row for row in trace if groups is None or row.group < groups], policy, machine))
-        median = statistics.median
-        found.append(
-            Comparison(
-                kind=kind,
-                policy=policy,
-                live_s=median(run.makespan_s for run in live),
-                simulated_s=median(result["makespan_s"] for result in simulated),
-                live_preemptions=median(run.preemptions for run in live),
-                simulated_preemptions=median(result["preemptions"] for result in simulated),
-                live_prefilled=median(run.prefilled_tokens for run in live),
-                simulated_prefilled=median(result["prefilled_tokens"] for result in simulated),
-            )
-        )
+        of_policy = [run for run in runs if (run.kind, run.policy) == (kind, policy)]
+        live = [_live(run, machine) for run in of_policy]
+        simulated = [_simulated(run, machine, groups) for run in of_policy]
+        found.append(Comparison(kind=kind, policy=policy, live=_median(live), simulated=_median(simulated)))
     return found
 
 
-def _simulate(trace: Sequence[Traced], policy: str, machine: Machine) -> Mapping[str, float]:
-    balancer = fleet.POLICIES[policy](max(row.total_tokens for row in trace))
-    result = Simulation(balancer, trace, machine, fleet.ENGINE.replicas, longest_segment=1, tick_s=0.0).run()
-    return {name: getattr(result, name) for name in ("makespan_s", "preemptions", "prefilled_tokens")}
+def _live(run: LiveRun, machine: Machine) -> Figures:
+    rows, seconds = features([run], machine.blocks, machine.block_size)
+    expected_s = sum(machine.costs.step_s(n, kv_tokens, prompt) for _, n, kv_tokens, prompt in rows.tolist())
+    return Figures(
+        makespan_s=max(step.t for step in run.steps),
+        steps=len(seconds) + sum(step.prefilled > 0 for step in after_idle(run)),
+        preemptions=sum(step.preempted for step in run.steps),
+        prefilled_tokens=sum(step.prefilled for step in run.steps),
+        slow=float(seconds.sum()) / expected_s,
+    )
+
+
+def _simulated(run: LiveRun, machine: Machine, groups: int | None) -> Figures:
+    trace = load(fleet.TRACES / f"{run.kind}.{run.seed}.jsonl.gz")
+    trace = [row for row in trace if groups is None or row.group < groups]
+    balancer = fleet.POLICIES[run.policy](max(row.total_tokens for row in trace))
+    simulation = Simulation(balancer, trace, machine, fleet.ENGINE.replicas, longest_segment=1, tick_s=0.0)
+    result = simulation.run()
+    return Figures(
+        makespan_s=result.makespan_s,
+        steps=sum(engine.steps for engine in simulation.engines),
+        preemptions=result.preemptions,
+        prefilled_tokens=result.prefilled_tokens,
+    )
+
+
+def _median(runs: Sequence[Figures]) -> Figures:
+    return Figures(**{name: statistics.median(getattr(run, name) for run in runs) for name in Figures.__slots__})

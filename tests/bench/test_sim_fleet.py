@@ -159,6 +159,47 @@ def test_replicas_may_die_at_any_time(name: str) -> None:
         assert policy.reserved_blocks() == 0
 
 
+UNIT = replace(TINY, costs=Costs(o=1.0, b=0.0, c=0.0, d=0.0))  # every step takes a second
+ALONE = [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=64, gen_tokens=10),))]
+
+
+def test_a_dead_replica_finishes_its_step_and_forgets_everything() -> None:
+    simulation = Simulation(RoundRobin(), ALONE, UNIT, 1, tick_s=0.0, deaths=[Death(0, 5.5, 1.0)])
+    result = simulation.run()
+    assert result.makespan_s == 6 + 1 + 4, "6 tokens, a second without replica, 4 tokens"
+    assert result.prefilled_tokens == 64 + 70
+    assert result.recomputed_tokens == 64, "of 69 in the cache 2 whole blocks"
+
+
+class Mover:
+    """Places on replica 1, and after three seconds moves to replica 0."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self.waiting: list[int] = []
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: None
+
+    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+        self.arrivals.append(now)
+        self.waiting.append(key)
+
+    def decide(self, now: float) -> list[Place]:
+        waiting, self.waiting = self.waiting, []
+        moved = [Place(0, 0, "move", 0.0)] if now == 3.0 else []
+        return moved + [Place(key, 1, "home", 0.0) for key in waiting]
+
+
+def test_the_goal_of_a_move_may_die_first() -> None:
+    """It arrives again at the step boundary where it would have moved."""
+    policy = Mover()
+    simulation = Simulation(policy, ALONE, UNIT, 2, tick_s=0.0, longest_segment=1, deaths=[Death(0, 3.5, 9.0)])
+    assert simulation.run().makespan_s == 10.0
+    assert simulation.moves == 1
+    assert policy.arrivals == [0.0, 4.0]
+
+
 def test_replicas_die_while_trajectories_move() -> None:
     rows = trace("agentic")
     ends: dict[int, int] = {}
@@ -268,7 +309,8 @@ def test_steps_are_joined_with_groups_of_their_own() -> None:
 
 def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--replicas", "2", "--groups", "4", "--seeds", "1,2", "--kv", "0.1"]
-    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", "--offload", "2", "--overlap", "2"])
+    further = ["--offload", "2", "--overlap", "2", "--deaths", "3"]
+    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", *further])
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     metrics = line["metrics"]
     assert line["bench"] == "sim_fleet"
@@ -278,7 +320,7 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     assert metrics["preemptions_static"] >= 0
     assert metrics["recomputed_tokens_kv_aware"] >= 0
     assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"] >= 1
-    for metric in ("offload_speedup_static", "overlap_speedup_static"):
+    for metric in ("host_speedup_static", "deaths_speedup_static", "overlap_speedup_static"):
         assert metrics[metric].keys() == {"bimodal@2"}
 
 

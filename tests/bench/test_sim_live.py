@@ -61,13 +61,26 @@ def test_a_replay_takes_as_long_as_the_record(record: Path) -> None:
     assert len(compared) == 4
     for row in compared:
         assert row.ratio == pytest.approx(1, abs=0.06), row  # a preemption more or less is chance
-        assert row.simulated_prefilled == pytest.approx(row.live_prefilled, rel=0.1)
+        assert row.simulated.prefilled_tokens == pytest.approx(row.live.prefilled_tokens, rel=0.1)
+        assert row.simulated.steps == pytest.approx(row.live.steps, rel=0.08)
+        assert row.live.slow == pytest.approx(1, abs=0.02)
+
+
+def test_a_slow_hour_of_the_machine_is_told_from_the_policy(record: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    slowed = [line | {"t": line["t"] * (2 if line["run"] == 1 else 1)} for line in lines]
+    path = tmp_path / "record.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in slowed))
+    runs = sim_live.read(path)
+    compared = sim_live.compare(runs, sim_live.calibrated(runs)[0])
+    assert max(abs(row.ratio - 1) for row in compared) > 0.2
+    assert max(abs(row.steady_ratio - 1) for row in compared) < 0.08
 
 
 def test_the_bench_reports_the_comparison(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sim_fleet.main(["--calibrate", str(record)])
     metrics = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
-    assert metrics["worst_deviation"] < 0.06
+    assert metrics["worst_deviation"] < 0.06 > metrics["worst_deviation_steady"]
     assert metrics["live_ratio"].keys() == {f"{kind} {name}" for kind in ("math8k", "agentic") for name in POLICIES}
     assert metrics["costs_s"].keys() == {"o", "b", "c", "d"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,12 @@ REFERENCE = {
 TOLERANCE = dict.fromkeys(KINDS, 0.12) | {"uniform": 0.01, "bimodal": 0.4}
 
 
+@cache
+def pooled(kind: str) -> list[Traced]:
+    """Three seeds at full size."""
+    return [row for seed in (1, 2, 3) for row in workload.generate(kind, seed)]
+
+
 def figures(trace: list[Traced]) -> tuple[float, ...]:
     gens = [row.gen_tokens for row in trace]
     waits_s = [turn.tool_latency_s for row in trace for turn in row.turns[:-1]]
@@ -40,14 +47,13 @@ def figures(trace: list[Traced]) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_seeds_have_the_distribution_of_the_reference(kind: str) -> None:
-    found = figures([row for seed in (1, 2, 3) for row in workload.generate(kind, seed)])
+    found = figures(pooled(kind))
     np.testing.assert_allclose(found, REFERENCE[kind], rtol=TOLERANCE[kind], atol=0.01)
 
 
 def test_difficulty_is_shared_within_a_group() -> None:
     """Of the logarithm of the lengths: 0.55 between and 0.60 within groups, less what the budget cuts off."""
-    trace = [row for seed in (1, 2, 3) for row in workload.generate("math8k", seed)]
-    logs = np.log([row.gen_tokens for row in trace]).reshape(-1, 32)
+    logs = np.log([row.gen_tokens for row in pooled("math8k")]).reshape(-1, 32)
     assert logs.mean(1).std() == pytest.approx(0.55, abs=0.05)
     assert np.sqrt(logs.var(1, ddof=1).mean()) == pytest.approx(0.575, abs=0.03)
 
