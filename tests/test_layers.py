@@ -15,7 +15,7 @@ PACKAGES = ("engine", "sandbox", "algo")
 MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).glob("**/*.py"))}
 OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/loss.py", "algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.py"}
-CODE_LINES = 8600  # holds what there is
+CODE_LINES = 8700  # holds what there is
 ALLOWED = {
     "sandbox": ("sandbox",),
     "engine": ("engine", "sandbox.wire"),

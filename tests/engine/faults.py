@@ -39,6 +39,7 @@ class Restless:
     def replica_down(self, replica):
         self.up = [other for other in self.up if other != replica]
         self.running = {key: home for key, home in self.running.items() if home != replica}
+        self.changed.set()
 
     def replica_drain(self, replica):
         self.up.remove(replica)
@@ -71,7 +72,7 @@ class Restless:
         return Place(key, replica, rule, 0.0)
 
     async def until(self, holds):
-        """Until `holds()`, which is asked again whenever a replica comes up."""
+        """Until `holds()`, which is asked again whenever a replica comes or goes."""
         while not holds():
             self.changed.clear()
             await self.changed.wait()
@@ -191,7 +192,9 @@ async def under_faults(found):
 
 
 async def all_dead(found):
-    """Both engines are killed for good: the turns, which are tasks of somebody else, end, and so does the fleet."""
+    """Both engines are killed for good, one of them while it is idle: the turns, which are tasks of somebody else, end,
+    and so does the fleet.
+    """
     ends = []
 
     async def turn(load, prompt):
@@ -210,11 +213,13 @@ async def all_dead(found):
             up = asyncio.get_running_loop().create_future()
             group.create_task(fleet_life(up), name="fleet")
             load = Load(await up)
+            os.kill(pids(load.fleet)[0], signal.SIGKILL)
+            await load.fleet._balancer.until(lambda: len(load.fleet.live) == 1)
+            found["noticed"] = True
             for prompt in load.prompts:
                 turns.create_task(turn(load, prompt), name="turn")
             await load.until(TURNS * TOKENS // 4)
-            for pid in pids(load.fleet):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(*pids(load.fleet), signal.SIGKILL)
             await asyncio.Event().wait()
     except* ReplicaDied as errors:
         found["fleet_end"] = str(first_error(errors))

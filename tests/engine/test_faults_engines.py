@@ -58,6 +58,10 @@ def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
     assert found["drained"]
 
 
+def test_the_death_of_an_idle_engine_is_noticed(found):
+    assert found["noticed"]
+
+
 def test_when_all_engines_are_dead_fleet_and_turns_end_clearly(found):
     assert found["fleet_end"] == "no replica is left: each died 1 times"
     assert found["turns_ended"] == 10

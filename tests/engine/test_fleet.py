@@ -269,6 +269,23 @@ async def test_a_stalled_replica_is_killed_and_replaced():
         assert fleet.live == [0]
 
 
+async def test_a_replica_that_does_not_end_is_killed_and_the_others_go_on():
+    class Endless(ScriptedReplica):
+        async def shutdown(self):
+            await asyncio.Event().wait()
+
+    def make(index, core, on_step):
+        made.append(ScriptedReplica(index, on_step) if made else Endless(index, on_step))
+        return made[-1]
+
+    made = []
+    async with fleet_of(make, stop_deadline_s=0.01) as fleet:
+        made[0].die()
+        assert [token for _, token in await play(fleet)] == expected()
+    assert made[0].events == ["start", "kill"]
+    assert made[1].events == ["start", "shutdown"]
+
+
 async def test_turns_wait_while_no_replica_is_up_and_go_on_with_the_next():
     gate = Gate()
 

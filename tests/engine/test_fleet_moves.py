@@ -1,12 +1,14 @@
 """Moves: a turn goes on at another replica from the tokens that it has, whatever ends or dies meanwhile."""
 
 import asyncio
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
 
 import pytest
 
 from engine.balance import Place
 from engine.ports import ReplicaDied, Sampling
+from engine.trace import Timeline
 from tests.fakes import Gate, Replicas, ScriptedReplica, fleet_of, next_token, settle
 
 STOP = (1,)
@@ -52,8 +54,8 @@ class Moving:
     """A turn of a long trajectory on two replicas, in steps: `until` so many tokens, `move`, `rest`."""
 
     def __init__(self, **options):
-        self.policy, self.replicas = Directed(), Replicas(**options)
-        self.fleet = fleet_of(self.replicas, 2, balancer=self.policy, restarts=1)
+        self.policy, self.replicas, self.timeline = Directed(), Replicas(**options), Timeline()
+        self.fleet = fleet_of(self.replicas, 2, balancer=self.policy, timeline=self.timeline, restarts=1)
         self.found, self.spans, self.finish = [], [], None
 
     async def __aenter__(self):
@@ -122,6 +124,21 @@ async def test_a_moved_turn_goes_on_from_its_tokens_with_what_is_left_of_its_bud
         assert [said for said in run.policy.said if said[0] == "arrive"] == [("arrive", 1, 2)], (
             "the books moved at once"
         )
+
+
+async def test_the_timeline_says_why_each_turn_goes_where(tmp_path):
+    async with Moving() as run:
+        await run.until(3)
+        run.move(1)
+        await settle()
+        await run.rest()
+    run.timeline.write(tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    decisions = {event["name"]: event["args"] for event in events if event["name"] in ("directed", "move")}
+    assert list(decisions) == ["directed", "move"]
+    place = {field.name for field in fields(Place)} - {"rule"}
+    assert all(set(reasons) == place for reasons in decisions.values()), "whatever a placement says is there"
+    assert decisions["move"]["replica"] == 1
 
 
 async def test_a_turn_that_ends_by_itself_before_the_abort_arrives_has_ended():
