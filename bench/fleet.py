@@ -6,9 +6,10 @@ Traces of multi-turn rollouts (bench/traces) are replayed token for token on the
 tokens per replica, 3 M random parameters in fp32. A round runs every policy once, in random order, on the same engines
 with empty prefix caches; round r uses seed r of the trace. `makespan_ratio_<policy>` is theirs / ours: the median over
 rounds, for all kinds their geometric mean. Counts are means per run: `moves` in the middle of a turn, `rehomed` turns
-that began on another replica than the one before, recomputed tokens as in bench/fleet_replay.py. `bound_ratio` is ours /
-a lower bound (bench/fleet_bound.py). On this kind of machine decoding is bound by fixed costs, so that filling the KV cache buys less
-than on a GPU: read the counts first. `--record` writes each engine step as a JSON line, for the simulator.
+that began on another replica than the one before, recomputed tokens as in bench/fleet_replay.py. `bound_ratio` is
+ours / a lower bound (bench/fleet_bound.py). On this kind of machine decoding is bound by fixed costs, so that filling
+the KV cache buys less than on a GPU: read the counts first. `--record` writes each engine step as a JSON line, for the
+simulator.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from engine.replica import ReplicaConfig, prepare_environment
 from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
 from engine.trace import Timeline
 
-# By name, from the tokens that a trajectory has at most: those of the trace's longest. Intervals and buffers are those of the rivals' sources, scaled
-# as the traces are (tokens 1/14, seconds about 1/10).
+# By name, from the tokens that a trajectory has at most: those of the trace's longest. Intervals and buffers are those
+# of the rivals' sources, scaled as the traces are (tokens 1/14, seconds about 1/10).
 POLICIES: dict[str, Callable[[int], Balancer]] = {
     OURS: lambda max_tokens: KvAware(max_tokens=max_tokens),
     "static": lambda _: StaticSplit(),
