@@ -5,15 +5,18 @@
 Traces of multi-turn rollouts (bench/traces) are replayed token for token on the CPU: one core and 100 blocks of 32
 tokens per replica, 3 M random parameters in fp32. A round runs every policy once, in random order, on the same engines
 with empty prefix caches; round r uses seed r of the trace. `makespan_ratio_<policy>` is theirs / ours: the median over
-rounds, for all kinds their geometric mean. Counts are means per run. `bound_ratio` is ours / a lower bound
-(bench/fleet_bound.py). On this kind of machine decoding is bound by fixed costs, so that filling the KV cache buys less
-than on a GPU: read the counts first. `--record` writes each engine step as a JSON line, for the simulator.
+rounds, for all kinds their geometric mean. Counts are means per run: `moves` in the middle of a turn, `rehomed` turns
+that began on another replica than the one before, recomputed tokens as in bench/fleet_replay.py. `bound_ratio` is
+ours / a lower bound (bench/fleet_bound.py). On this kind of machine decoding is bound by fixed costs, so that filling
+the KV cache buys less than on a GPU: read the counts first. `--record` writes each engine step as a JSON line, for the
+simulator.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import random
 import sys
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 
 from bench.fleet_bound import Engine
@@ -38,8 +42,8 @@ from engine.replica import ReplicaConfig, prepare_environment
 from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
 from engine.trace import Timeline
 
-# By name, from the tokens that a trajectory has at most. Intervals and buffers are those of the rivals' sources, scaled
-# as the traces are (tokens 1/14, seconds about 1/10).
+# By name, from the tokens that a trajectory has at most: those of the trace's longest. Intervals and buffers are those
+# of the rivals' sources, scaled as the traces are (tokens 1/14, seconds about 1/10).
 POLICIES: dict[str, Callable[[int], Balancer]] = {
     OURS: lambda max_tokens: KvAware(max_tokens=max_tokens),
     "static": lambda _: StaticSplit(),
@@ -123,6 +127,7 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
     async with Engines(config) as engines:
         say("engines start")
         await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
+        gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
         for case in cases(options):
             for policy in shuffled.sample(options.policies, len(options.policies)):
                 say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
@@ -163,7 +168,7 @@ def main() -> None:
     machine = environment()
     console = Console(file=sys.stderr, highlight=False)
     with tempfile.TemporaryDirectory() as folder:
-        runs, failures = asyncio.run(measure(options, Path(folder), console.print))
+        runs, failures = uvloop.run(measure(options, Path(folder), console.print))
     machine["load_after"] = os.getloadavg()[0]
     if options.record:
         write_steps(options.record, runs)

@@ -48,11 +48,13 @@ class Record:
     prompt: int = 0
     cached: int = 0
     lost: int = 0
-    moves: int = 0
+    moves: int = 0  # in the middle of a turn
+    rehomed: int = 0  # turns that began on another replica than the turn before
     generated: int = 0
     completed_s: list[float] = field(default_factory=list)  # since the begin of the run, when all are submitted
     lasted_s: list[float] = field(default_factory=list)  # from the first token to the end
     started_s: dict[int, float] = field(default_factory=dict)  # first tokens
+    homes: dict[int, int] = field(default_factory=dict)  # where a trajectory was last
 
     def now(self) -> float:
         return time.perf_counter() - self.began
@@ -188,9 +190,10 @@ async def _turn(fleet: Fleet, trace: Traced, turn: Turn, ids: list[int], held: i
             if home is None:
                 record.request(len(ids), held, delta.cached_tokens)
                 record.started_s.setdefault(trace.traj, record.now())
+                record.rehomed += record.homes.get(trace.traj, replica) != replica
             elif replica != home:
                 record.request(len(ids), record.held(len(ids)), delta.cached_tokens)
                 record.moves += 1
-            home = replica
+            home = record.homes[trace.traj] = replica
             record.generated += len(delta.token_ids)
             ids += delta.token_ids

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import os
 import random
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from rich.console import Console
 
 from bench.fleet_engines import write_model
@@ -192,6 +194,7 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
             sandbox = await stack.enter_async_context(Sandbox(SandboxConfig(slots=options.trajectories)))
         say("engines start")
         await run_once(engines, chat, script(STYLES[0], 0, 4, 2), "streaming", sandbox)
+        gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
         for number in range(options.rounds):
             for style, way in shuffled.sample(cases := list(itertools.product(options.styles, WAYS)), len(cases)):
                 say(f"round {number + 1} of {options.rounds}: {style.name}, {way}")
@@ -222,7 +225,7 @@ def main() -> None:
     machine = environment()
     console = Console(file=sys.stderr, highlight=False)
     with tempfile.TemporaryDirectory() as folder:
-        runs = asyncio.run(measure(options, Path(folder), console.print))
+        runs = uvloop.run(measure(options, Path(folder), console.print))
     machine["load_after"] = os.getloadavg()[0]
     by_style = {style.name: style_metrics([run for run in runs if run.style == style.name]) for style in options.styles}
     percent = ("saved_vs_turn_end", "bound_vs_turn_end", "hidden_per_call", "saved_vs_barrier", "bound_vs_barrier")

@@ -33,8 +33,9 @@ LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
 class KvAware:
     """Late binding and admission by predicted KV use.
 
-    A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below
-    `fill` of its blocks at every horizon (`engine.growth`) and vLLM's live free blocks hold what must be computed now.
+    A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, and its standard
+    deviation stay below `fill` of its blocks at every horizon (`engine.growth`), and vLLM's live free blocks hold what
+    must be computed now. Sizes and costs are learnt from scratch; what was learnt stays for the next steps.
     A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
     place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
     for a place, trajectories move from slow replicas to fast ones.

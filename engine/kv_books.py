@@ -1,7 +1,7 @@
 """Who is where and what is reserved for whom: the state of `engine.kv_aware.KvAware`, and its invariants (`check`).
 
-Legend: N trajectories, R replicas, H horizons of the forecast (see engine.growth). Reservations are tokens as integers,
-one number per horizon, so that what is released is exactly what was taken.
+Legend: N trajectories, R replicas, H horizons of the forecast (see engine.growth). A reservation is the expected number
+of tokens at each horizon and then their variances, all integers, so that what is released is exactly what was taken.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Replica:
     active: dict[int, Item] = field(default_factory=dict)
     steps: int = 0
     forecast_at: int = 0  # steps when the reservations were last predicted
-    running: int = 0  # of the last sample
     draining: bool = False
 
 
@@ -85,7 +84,6 @@ class Books:
         self.open_tokens_R[replica.index] = 0
 
     def sample(self, replica: Replica, sample: KvSample) -> None:
-        replica.running = sample.running
         replica.steps += sample.steps
         self.free_blocks_R[replica.index] = sample.free_blocks - sample.running
         self.sent_blocks_R2[replica.index, :-1] = self.sent_blocks_R2[replica.index, 1:]
@@ -103,7 +101,6 @@ class Books:
     def remove(self, item: Item) -> None:
         self.dequeue(item)
         self.release(item)
-        self.idle.pop(item.key, None)
         del self.items[item.key]
         item.kin.members -= 1
         group = self.groups.pop(item.key)
@@ -175,7 +172,7 @@ class Books:
             self._known.clear()
             self._version = self.growth.version
         size = max(0, self.length(item) - item.kin.prompt_tokens)
-        name = id(item.kin), size, len(item.kin.ended), block_size
+        name = self.groups[item.key], size, len(item.kin.ended), block_size
         found = self._known.get(name)
         if found is None:
             found = self.growth.predict(np.array([size]), [item.kin])[0]

@@ -63,6 +63,20 @@ class Terse(ScriptedReplica):
         yield 7, True
 
 
+class Alternate(RoundRobin):
+    """Every turn on the next replica."""
+
+    def turn_done(self, key: int, tokens: int, now: float) -> None:
+        super().leave(key, tokens, False)
+
+
+async def test_a_turn_on_another_replica_than_the_one_before_is_counted() -> None:
+    record = Record(block_size=32)
+    async with fleet_of(Replicas(), 2, balancer=Alternate()) as fleet:
+        await replay(fleet, [traced(0, 0, (40, 2, 0.0), (5, 2, 0.0), (5, 2, 0.0))], record, 0, VOCABULARY)
+    assert (record.rehomed, record.moves) == (2, 0)
+
+
 async def test_a_turn_of_another_length_ends_the_replay() -> None:
     def make(index, core, on_step):
         return Terse(index, on_step)

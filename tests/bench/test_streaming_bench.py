@@ -199,5 +199,5 @@ def test_the_bench_on_real_engines(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
     assert {"saved_vs_turn_end", "saved_vs_barrier", "bound_vs_turn_end", "bound_vs_barrier"} < set(metrics)
-    assert 0 < metrics["hidden_per_call"] < 1
+    assert 0 < metrics["hidden_per_call"] <= 1
     assert 0 <= metrics["bound_vs_turn_end"] < 1

@@ -112,6 +112,17 @@ def test_live_free_blocks_are_a_hard_check_and_placements_count_until_they_are_s
     assert [key for key, _, _ in decided(policy)] == [3]
 
 
+def test_a_resident_group_prompt_needs_no_free_blocks():
+    policy = balancer(blocks=1000)
+    arrive(policy, 1, group=1, tokens=640)
+    decided(policy)
+    for _ in range(2):
+        policy.sample(0, free(5, running=1), 0.0)
+    arrive(policy, 2, group=1, tokens=640)
+    arrive(policy, 3, group=2, tokens=640)
+    assert decided(policy) == [(2, 0, "headroom")]
+
+
 def test_more_headroom_wins_and_a_resident_group_prompt_counts_as_its_blocks():
     policy = balancer(replicas=2, blocks=1000)
     arrive(policy, 1, group=1, tokens=96)
@@ -152,6 +163,8 @@ def test_a_fresh_one_does_not_overtake_a_parked_one():
     arrive(policy, 2, tokens=320)
     assert decided(policy, 2.0) == [(2, 0, "empty")]
     arrive(policy, 1, tokens=750, now=3.0)
+    for _ in range(2):
+        policy.sample(0, free(20, running=1), 3.0)
     arrive(policy, 3)
     assert decided(policy, 3.0) == []
 
@@ -349,6 +362,10 @@ def test_nobody_moves_while_others_wait_nor_more_often_than_allowed():
         policy.sample(1, free(1000), 3.5)
     moved = [place.key for now in range(4, 100) for place in policy.decide(float(now))]
     assert len(moved) == len(set(moved)) > 1
+    for key in set(range(10)) - set(moved):
+        policy.leave(key, 60, True)
+    policy.sample(0, free(1000), 100.0)
+    assert [place for now in range(101, 200) for place in policy.decide(float(now))] == []
 
 
 def test_events_of_before_a_move_are_taken():

@@ -13,7 +13,7 @@ ALL = [
     RoundRobin,
     LeastInFlight,
     lambda: LeastInFlight(cap=3),
-    lambda: TokenBudget(200),
+    lambda: TokenBudget(50),
     lambda: Aimd(200),
     lambda: ThunderLike(buffer_tokens=20),
 ]
@@ -61,6 +61,19 @@ def test_a_trajectory_stays_on_its_replica_and_leaves_one_that_drains(make):
     arrive(policy, 1, tokens=30)
     assert decided(policy, 2.0) == {1: 1 - home}
     assert policy.waiting() == 0
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_who_waits_for_tools_or_to_go_home_when_its_replica_drains_goes_elsewhere(make):
+    policy = up(make())
+    arrive(policy, 1, 2)
+    homes = decided(policy)
+    policy.turn_done(1, 20, 1.0)
+    policy.turn_done(2, 20, 1.0)
+    arrive(policy, 1, tokens=20)
+    policy.replica_drain(homes[1])
+    arrive(policy, 2, tokens=20)
+    assert set(decided(policy, 1.0).items()) == {(1, 1 - homes[1]), (2, 1 - homes[1])}
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -185,6 +198,12 @@ def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones(
     assert decided(policy, 1.1) == {1: 0}, "it kept its place"
     policy.leave(3, 45, True)
     assert list(decided(policy, 1.2)) == [2, 4]
+
+
+def test_thunder_gives_an_empty_replica_to_one_that_is_too_large():
+    policy = up(ThunderLike(), replicas=1)
+    arrive(policy, 1, 2, tokens=95)
+    assert decided(policy) == {1: 0}
 
 
 def test_thunder_fills_the_fullest_replica_that_has_room():

@@ -44,6 +44,16 @@ def test_nothing_is_said_before_enough_was_seen():
     assert only_decoding.step_s(3) is None, "the cost of a prefill is not known"
 
 
+def test_the_first_step_after_idle_time_does_not_count():
+    costs, now = StepTime(), 0.0
+    for number in range(400):
+        for running, step_s in [(4, 0.01), (4, 0.01), (0, 0.01)]:
+            now += step_s
+            costs.sample(0, KvSample(0, running, 0, 0, 7 * (number % 2)), now)
+        now += 0.05  # nothing to do
+    assert costs.step_s(4) == pytest.approx(0.01, rel=0.01)
+
+
 def test_idle_time_pauses_and_other_replicas_do_not_count():
     costs = fed(1000)
     before = costs.step_s(100), costs.prefill_s(1000)
