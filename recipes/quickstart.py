@@ -166,7 +166,8 @@ class Quickstart:
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
             canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
-            parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), KvAware(config.max_tokens)
+            balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
+            parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), balancer
             self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)

@@ -168,16 +168,16 @@ async def under_faults(found):
             running = group.create_task(load.all(), name="load")
             killed = group.create_task(load.kill(3), name="killer")
         found["killed"] = running.result() == quiet
-        found["deaths"] = fleet.deaths
+        await balancer.until(lambda: fleet.deaths == 3 and len(fleet.live) == 2)
 
-        await balancer.until(lambda: len(fleet.live) == 2)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             await load.until(TURNS * TOKENS // 4)
             stopped = pids(fleet)[1]
             os.kill(stopped, signal.SIGSTOP)
         found["stopped"] = running.result() == quiet
-        await balancer.until(lambda: len(fleet.live) == 2)
+        await balancer.until(lambda: fleet.deaths == 4 and len(fleet.live) == 2)
+        found["deaths"] = fleet.deaths
         found["recovered"] = await load.all() == quiet
 
         ours = [*before, *killed.result(), stopped, *pids(fleet)]
@@ -199,7 +199,7 @@ async def all_dead(found):
 
     async def turn(load, prompt):
         try:
-            await load.play(prompt)
+            await load.play(prompt, 8 * TOKENS)  # outputs come late and many at once: not all before the death
         except ReplicaDied as error:
             ends.append(str(error))
 
@@ -208,21 +208,22 @@ async def all_dead(found):
             up.set_result(fleet)
             await asyncio.Event().wait()
 
-    try:
-        async with asyncio.TaskGroup() as turns, asyncio.TaskGroup() as group:
-            up = asyncio.get_running_loop().create_future()
-            group.create_task(fleet_life(up), name="fleet")
-            load = Load(await up)
-            os.kill(pids(load.fleet)[0], signal.SIGKILL)
-            await load.fleet._balancer.until(lambda: len(load.fleet.live) == 1)
-            found["noticed"] = True
-            for prompt in load.prompts:
-                turns.create_task(turn(load, prompt), name="turn")
-            await load.until(TURNS * TOKENS // 4)
-            os.kill(*pids(load.fleet), signal.SIGKILL)
-            await asyncio.Event().wait()
-    except* ReplicaDied as errors:
-        found["fleet_end"] = str(first_error(errors))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as turns:
+        try:
+            async with asyncio.TaskGroup() as group:
+                up = asyncio.get_running_loop().create_future()
+                group.create_task(fleet_life(up), name="fleet")
+                load = Load(await up)
+                os.kill(pids(load.fleet)[0], signal.SIGKILL)
+                await load.fleet._balancer.until(lambda: len(load.fleet.live) == 1)
+                found["noticed"] = True
+                for prompt in load.prompts:
+                    turns.create_task(turn(load, prompt), name="turn")
+                await load.until(TURNS * TOKENS // 4)
+                os.kill(*pids(load.fleet), signal.SIGKILL)
+                await asyncio.Event().wait()
+        except* ReplicaDied as errors:
+            found["fleet_end"] = str(first_error(errors))
     found["turn_ends"] = sorted(set(ends))
     found["turns_ended"] = len(ends)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)  # half a minute on an idle machine, most of it to start engines
+pytestmark = pytest.mark.timeout(600)  # mostly to start engines
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,7 +39,7 @@ def test_an_update_in_flight_loses_no_token_and_each_tells_its_version(found):
 
 
 def test_engines_killed_at_random_under_load_change_no_token(found):
-    assert found["deaths"] >= 3
+    assert found["deaths"] == 4, "three killed and one stopped"
     assert found["killed"]
 
 
