@@ -38,8 +38,8 @@ class KvAware:
     must be computed now. Sizes and costs are learnt from scratch; what was learnt stays for the next steps.
     A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
     place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
-    for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0 where a seed must repeat
-    a run, since a request that moves goes on under another seed.
+    for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0 where a seed must
+    repeat a run, since a request that moves goes on under another seed.
     """
 
     def __init__(

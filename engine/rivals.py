@@ -149,7 +149,7 @@ class ThunderLike(Sticky):
 
     Every `interval_s`: over 0.95 of a replica, tool-waiting trajectories lose their place, the smallest first, down to
     0.8. Those without a place get one when their context and `buffer_tokens` fit below 0.85, paused ones before new
-    ones and the smallest first, on the fullest replica that holds them.
+    ones and the smallest first, on the emptiest replica.
     """
 
     rule = "resume"
@@ -178,7 +178,7 @@ class ThunderLike(Sticky):
 
     def _choose(self, item: Tracked) -> Engine | None:
         fitting = [engine for engine in self._engines.values() if self._fits(item, engine)]
-        found = max(fitting, key=self._used_tokens, default=None)
+        found = min(fitting, key=self._used_tokens, default=None)
         if found is not None:
             self._paused.pop(item.key, None)
         return found

@@ -206,9 +206,9 @@ def test_thunder_gives_an_empty_replica_to_one_that_is_too_large():
     assert decided(policy) == {1: 0}
 
 
-def test_thunder_fills_the_fullest_replica_that_has_room():
+def test_thunder_takes_the_emptiest_replica_that_has_room():
     policy = up(ThunderLike(buffer_tokens=0))
     arrive(policy, 1, tokens=50)
     arrive(policy, 2, tokens=30)
     arrive(policy, 3, tokens=40)
-    assert decided(policy) == {1: 0, 2: 0, 3: 1}
+    assert decided(policy) == {1: 0, 2: 1, 3: 1}
