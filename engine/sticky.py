@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -46,7 +47,7 @@ class Engine:
         self.context_tokens += sign * (item.tokens - running * item.steps)
 
 
-class Sticky:
+class Sticky(ABC):
     """The books; a policy says in `_choose` where one without a home goes, or that it waits."""
 
     rule = ""
@@ -123,8 +124,9 @@ class Sticky:
     def _first(self) -> Tracked:
         return next(iter(self._homeless.values()))
 
+    @abstractmethod
     def _choose(self, item: Tracked) -> Engine | None:
-        raise NotImplementedError
+        """Where a trajectory without a home begins; None: it waits."""
 
     def _run(self, item: Tracked, rule: str) -> Place:
         assert item.home is not None
