@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench import workload
-from bench.report import environment, finish
+from bench.report import environment, finish, names
 from bench.sim_costs import H200, Machine, lower_bound_s
 from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced
@@ -241,15 +241,6 @@ def calibrate(options: argparse.Namespace) -> None:
     config = {"calibrate": str(options.calibrate), "groups": options.groups}
     title = "Two live replicas and their simulation"
     finish("sim_fleet", title, header, rows, config=config, metrics=metrics, environment=machine_before)
-
-
-def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        if unknown := set(text.split(",")) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: it knows {', '.join(known)}")
-        return text.split(",")
-
-    return parse
 
 
 def numbers(text: str) -> list[int]:
