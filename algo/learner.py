@@ -24,12 +24,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
+from algo.learner_config import LearnerConfig as LearnerConfig
 from engine import link
 from engine.types import Batch
 
@@ -42,41 +42,6 @@ CONNECT_S = 30  # the node binds before it starts the learner; a longer silence 
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearnerConfig:
-    """How a batch becomes an update.
-
-    minibatches: optimizer steps per batch. micro_batch_tokens: input positions (padding included) of one forward pass.
-    warmup_steps: batches until the learning rate is reached. clip_low, clip_high: the ratio's bounds 1 - low, 1 + high.
-    threads: of each rank. The old log-probabilities are the sampler's, so sampling must be at temperature 1.
-    """
-
-    lr: float = 3e-4
-    warmup_steps: int = 3
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    minibatches: int = 2
-    micro_batch_tokens: int = 2048
-    threads: int = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
-        rules = (
-            ("positive", ("lr", "grad_clip", "clip_high"), lambda value: value > 0),
-            ("in (0, 1]", ("clip_low",), lambda value: 0 < value <= 1),
-            ("at least 0", ("warmup_steps", "weight_decay"), lambda value: value >= 0),
-            ("at least 1", ("minibatches", "micro_batch_tokens", "threads"), lambda value: value >= 1),
-            ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
-        )
-        for rule, names, holds in rules:
-            for name in names:
-                if not holds(getattr(self, name)):
-                    raise ValueError(f"LearnerConfig.{name} must be {rule}, got {getattr(self, name)!r}")
 
 
 class NodeGone(RuntimeError):
@@ -176,8 +141,8 @@ class Learner:
     def _publish(self, version: int) -> tuple[str, link.Arrays, dict[str, float]]:
         """The weights' file, what they say of the canary, and the seconds that both took."""
         trainer, started = self._trainer, time.perf_counter()
-        with _fatal(f"cannot publish version {version} to {trainer.weights_dir}"):
-            weights = trainer.publish(version)
+        with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
+            weights = trainer.publisher.publish(version)
         published = time.perf_counter()
         canary = trainer.score_canary()
         seconds = {"publish_s": published - started, "canary_s": time.perf_counter() - published}

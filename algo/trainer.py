@@ -4,7 +4,6 @@ Invariants
 - The loss is a mean over the tokens of the whole minibatch: neither the cut into microbatches nor the number of ranks
   changes it beyond rounding.
 - A non-finite loss or gradient raises `Diverged` before the weights are touched.
-- A published or saved file appears under its name complete or not at all.
 - Same checkpoint, batches, seed and number of threads give the same weights bit by bit.
 
 Shape legend: R rows and L columns of a microbatch, M positions with loss, V vocabulary, H hidden size.
@@ -15,15 +14,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,18 +27,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from algo.loss import LossSums, policy_loss
 from algo.pack import MicroBatch, MiniBatch, plan
+from algo.publish import Publisher, export
 from engine.types import Batch
 
 if TYPE_CHECKING:
@@ -115,7 +110,7 @@ class Trainer:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()
-        self.config, self.source, self.weights_dir, self.seed = config, source, weights_dir, seed
+        self.config, self.source, self.seed = config, source, seed
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -125,7 +120,7 @@ class Trainer:
         )
         self.canary = _canary_batch(canary)
         self.trained_batches = 0
-        self.published: list[Path] = []
+        self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
@@ -204,55 +199,9 @@ class Trainer:
             logprobs_M, _ = self.scorer(*self.canary)
         return logprobs_M.numpy()
 
-    def publish(self, version: int) -> Path:
-        """Writes the full fp32 weights for the replicas; keeps this file and the one before it."""
-        path = self.weights_dir / f"weights-{version}.safetensors"
-        state = self._full_state()
-        if self.rank == 0:
-            with _appearing(path) as unfinished:
-                save_file(state, unfinished)
-            self.published.append(path)
-            if len(self.published) > 2:
-                self.published.pop(0).unlink(missing_ok=True)
-        return path
-
     def save(self, path: Path) -> None:
-        """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
-
-        An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
-        """
-        dtype = AutoConfig.from_pretrained(self.source).dtype or torch.float32
-        state = {name: tensor.to(dtype) for name, tensor in self._full_state().items()}
-        if self.rank == 0:
-            with _appearing(path) as unfinished:
-                unfinished.mkdir()
-                for file in self.source.iterdir():
-                    if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
-                        shutil.copy(file, unfinished)
-                save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-
-    def _full_state(self) -> dict[str, Tensor]:
-        """Unsharded weights under their Hugging Face names; a tied head is left out, as Hugging Face does."""
-        return {name.removeprefix("model."): _full(weight.detach()) for name, weight in self.scorer.named_parameters()}
-
-
-def _full(weight: Tensor) -> Tensor:
-    """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
-    if isinstance(weight, DTensor):
-        weight = weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
-    return weight.contiguous()
-
-
-@contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
-    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
-        unfinished = Path(folder, "new")
-        yield unfinished
-        if path.is_dir():  # the one thing that a rename does not replace
-            path.rename(Path(folder, "old"))
-        unfinished.rename(path)
+        """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
+        export(self.scorer, self.source, path)
 
 
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from algo_fakes import CANARY, batch, write_checkpoint
 
 from algo.learner import EMPTY_BATCHES, Fatal, Learner, LearnerConfig
 from algo.pack import EMPTY, MiniBatch, plan
+from algo.publish import full_state
 from algo.trainer import Diverged, Trainer
 from engine import link
 from engine.types import Batch
@@ -42,7 +43,7 @@ def trainer(group, checkpoint, tmp_path):
 
 
 def weights(trainer):
-    return torch.cat([tensor.flatten() for tensor in trainer._full_state().values()])
+    return torch.cat([tensor.flatten() for tensor in full_state(trainer.scorer).values()])
 
 
 def test_same_batch_and_seed_give_the_same_weights_bit_by_bit(trainer):
