@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     """How a batch becomes an update.
 
-    minibatches: optimizer steps per batch. micro_batch_tokens: input positions (padding included) of one forward pass.
+    minibatches: optimizer steps per batch. micro_batch_tokens: inputs of one forward pass.
     warmup_steps: batches until the learning rate is reached. clip_low, clip_high: the ratio's bounds 1 - low, 1 + high.
     threads: of each rank. The old log-probabilities are the sampler's, so sampling must be at temperature 1.
+    dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
+    attention: "packed" (`algo.attention`), or what transformers calls an implementation ("sdpa", "flash_attention_2").
+    activation_checkpointing: keep only each layer's input for the backward pass, and compute the rest again.
+    lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names, scaled by alpha / rank.
+    peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
     """
 
     lr: float = 3e-4
@@ -24,13 +30,26 @@ class LearnerConfig:
     minibatches: int = 2
     micro_batch_tokens: int = 2048
     threads: int = 2
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    attention: str = "packed"
+    activation_checkpointing: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    peak_flops: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "lora_targets", tuple(self.lora_targets))
         rules = (
-            ("positive", ("lr", "grad_clip", "clip_high"), lambda value: value > 0),
+            ("positive", ("lr", "grad_clip", "clip_high", "lora_alpha"), lambda value: value > 0),
+            ("None or positive", ("peak_flops",), lambda value: value is None or value > 0),
+            ("'float32' or 'bfloat16'", ("dtype",), lambda value: value in ("float32", "bfloat16")),
+            ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
+            ("one name or more", ("lora_targets",), len),
             ("in (0, 1]", ("clip_low",), lambda value: 0 < value <= 1),
-            ("at least 0", ("warmup_steps", "weight_decay"), lambda value: value >= 0),
+            ("at least 0", ("warmup_steps", "weight_decay", "lora_rank"), lambda value: value >= 0),
             ("at least 1", ("minibatches", "micro_batch_tokens", "threads"), lambda value: value >= 1),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
         )
@@ -38,3 +57,5 @@ class LearnerConfig:
             for name in names:
                 if not holds(getattr(self, name)):
                     raise ValueError(f"LearnerConfig.{name} must be {rule}, got {getattr(self, name)!r}")
+        if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
+            raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")

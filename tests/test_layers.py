@@ -16,7 +16,7 @@ MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in so
 OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.py"} | {
     f"algo/{name}.py"
-    for name in ("loss", "objective", "aggregate", "correction", "kl", "publish", "attention", "model", "lora")
+    for name in ("loss", "objective", "aggregate", "correction", "kl", "publish", "attention", "model", "lora", "flops")
 }
 CODE_LINES = 12000  # holds what there is
 ALLOWED = {
