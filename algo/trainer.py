@@ -140,6 +140,10 @@ class Trainer:
 
     def _update(self, minibatch: MiniBatch) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
+        return self._step(self._passes(minibatch))
+
+    def _passes(self, minibatch: MiniBatch) -> Tensor:
+        """The gradient of a minibatch; returns what its passes count (`_backward`), a row each."""
         micros = minibatch.ranks[self.rank]
         counts = []
         for index, micro in enumerate(micros):
@@ -147,9 +151,13 @@ class Trainer:
             self.scorer.set_requires_gradient_sync(last or self.tight)
             self.scorer.set_reshard_after_backward(last or self.tight)
             counts.append(self._backward(micro, minibatch.loss_tokens))
+        return torch.stack(counts)
+
+    def _step(self, counts: Tensor) -> dict[str, float]:
+        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks. Raises Diverged."""
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum(0, keepdim=True)
-        sums, maxima = torch.stack(counts).split([len(SUMS), len(MAXIMA)], dim=1)
+        sums, maxima = counts.split([len(SUMS), len(MAXIMA)], dim=1)
         sums, maxima = torch.cat([sums.sum(0), square]), maxima.amax(0)
         if self.world_size > 1:
             dist.all_reduce(sums)
