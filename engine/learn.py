@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 
 from engine import measure
 from engine.canary import Weights
@@ -26,6 +27,7 @@ class Learn:
 
     join: makes a step's batch of its groups. stepped: what the recipe does with a step's metrics once its weights are
     live (evaluate, write down, show); until it returns nothing of a later step begins. stats: of the pipeline.
+    rests: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight then: staleness 0.
     train_s: seconds of training so far, without what `stepped` took.
     """
 
@@ -38,11 +40,13 @@ class Learn:
         stepped: Callable[[int, dict[str, float]], Awaitable[None]],
         stats: Callable[[], Sequence[StageStats]],
         timeline: Timeline,
+        *,
+        rests: bool = False,
     ) -> None:
         self.train_s = 0.0
         self._learner, self._fleet, self._leases = learner, fleet, leases
         self._join, self._stepped, self._stats = join, stepped, stats
-        self._timeline = timeline
+        self._timeline, self._rests = timeline, rests
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
@@ -62,7 +66,7 @@ class Learn:
         metrics = measure.step(groups, self._fleet.version)
         ready = now()
         idle.flag("staleness_gate", 1, ready)
-        async with asyncio.TaskGroup() as tasks:
+        async with self._fleet.rest() if self._rests else nullcontext(), asyncio.TaskGroup() as tasks:
             training = self._learner.train(self._join(step, groups), version=step)
             learning = tasks.create_task(training, name="train")
             await asyncio.sleep(0)
