@@ -136,12 +136,13 @@ class LearnerDied(RuntimeError):
 class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
-    module: what the launcher runs on each rank. launcher: the command before `--nproc-per-node=... -m module ...`
-    (on several hosts: torchrun with its rendezvous).
+    module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
+    before `--nproc-per-node=... -m module ...` (on several hosts: torchrun with its rendezvous).
     """
 
     module: str
     ranks: int = 1
+    devices: tuple[int, ...] = ()
     launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     start_deadline_s: float = 120.0
     step_deadline_s: float = 600.0
@@ -149,6 +150,8 @@ class LearnerProcessConfig:
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        if len(self.devices) not in (0, self.ranks):
+            raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
 
 
 class LearnerProcess:
@@ -173,6 +176,8 @@ class LearnerProcess:
         self._socket.bind(self._address)
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
+        if self.config.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.config.devices))
         path = filter(None, (str(_ROOT), environment.get("PYTHONPATH")))
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:

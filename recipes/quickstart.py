@@ -41,16 +41,18 @@ from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import measure, stages
+from engine.canary import CanaryFailed, Weights
 from engine.chat import Chat
-from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
+from engine.fleet import Fleet, FleetConfig
 from engine.groups import GroupConfig, groups
 from engine.kv_aware import KvAware
+from engine.learn import Learn
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
 from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Inbox, Outbox, Pipeline, Stage
+from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import Prompt, Trajectory
@@ -142,7 +144,7 @@ class Config:
 
 
 class Quickstart:
-    """The parts of the run, started once, and the stage that closes the loop."""
+    """The parts of the run, started once, and what is written down of each step."""
 
     def __init__(self, config: Config, run: RunFolder, console: Console) -> None:
         self.config, self.run_folder, self.console = config, run, console
@@ -151,7 +153,6 @@ class Quickstart:
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.progress = Progress()
-        self.train_s = 0.0  # wall time of training, evaluations excluded
         self.first_step_s = 0.0
 
     async def run(self) -> dict[str, Any]:
@@ -179,8 +180,8 @@ class Quickstart:
             await self._first_weights(str(folder), canary)
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
-            gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by _learn
-            await self._evaluate(0)
+            gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
+            self._record(0, await self._evaluate(0))
             await self._train()
             self.display.phase("saving the checkpoint")
             await self.learner.save(self.run_folder.path / "checkpoint")
@@ -190,67 +191,34 @@ class Quickstart:
         config = self.config
         problems = prompts("train", config.seed)
         select = prepare(config.selector, config.seed)
+        parts = self.learner, self.fleet, self.leases, join, self._stepped, lambda: pipeline.stats()
+        self.learn = Learn(*parts, self.timeline)
         grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
-        self.pipeline = Pipeline(
+        pipeline = Pipeline(
             [
                 Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
                 Stage(name="groups", run=grouped, workers=self.leases.capacity),
                 Stage(name="batch", run=stages.batch(self.leases)),
-                Stage(name="learn", run=self._learn),
+                Stage(name="learn", run=self.learn),
             ]
         )
-        stats = self.pipeline.stats
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, stats)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, pipeline.stats)
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, stats), name="watch")
-            await self.pipeline.run()
+            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, pipeline.stats), name="watch")
+            await pipeline.run()
             watching.cancel()
 
-    async def _learn(self, inbox: Inbox, outbox: Outbox) -> None:
-        """A step's groups -> the learner -> new weights on every replica -> leases released -> numbers written down."""
-        now = self.timeline.now
-        mark = now()
-        async for batch in inbox:
-            step = self.leases.step_of(batch[0].lease) + 1
-            metrics = measure.step(batch, self.fleet.version)
-            ready = now()
-            self.timeline.idle.flag("staleness_gate", 1, ready)
-            async with asyncio.TaskGroup() as tasks:
-                learning = tasks.create_task(self.learner.train(join(step, batch), version=step), name="train")
-                await asyncio.sleep(0)
-                gc.collect()  # while the learner has the cores, and nothing waits for this process
-            trained, canary = learning.result()
-            learnt = now()
-            self.timeline.span("learner", f"step {step}", ready, learnt, **trained.metrics)
-            difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
-            self.timeline.idle.flag("staleness_gate", -1, now())
-            live = now()
-            self.train_s += live - mark
-            self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
-            metrics |= {
-                **{f"learner/{name}": value for name, value in trained.metrics.items()},
-                "canary_max_abs": difference,
-                "tokens_per_s": metrics["tokens_generated"] / (live - mark),
-                "tool_calls_per_s": metrics["tool_calls"] / (live - mark),
-                "time/step_s": live - mark,
-                "time/rollout_s": ready - mark,
-                "time/learn_s": learnt - ready,
-                "time/sync_s": live - learnt,
-                "time/train_total_s": self.train_s,
-                **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
-                **{f"stage/{row.name}/busy_s": row.busy_s for row in self.pipeline.stats()},
-                **{f"stage/{row.name}/queue": row.queue for row in self.pipeline.stats()},
-            }
-            self.fleet.kv_peak.clear()
-            if step % self.config.eval_every == 0 or step == self.config.steps:
-                metrics |= await self._evaluate(step)
-            self.progress.step(step, metrics)
-            self.run_folder.step(step, metrics)
-            self.display.step(step, metrics)
-            mark = now()
-            for group in batch:
-                self.leases.release(group.lease)
-            await outbox.put(step)
+    async def _stepped(self, step: int, metrics: dict[str, float]) -> None:
+        """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
+        self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
+        if step % self.config.eval_every == 0 or step == self.config.steps:
+            metrics |= await self._evaluate(step)
+        self._record(step, metrics)
+
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
+        self.progress.step(step, metrics)
+        self.run_folder.step(step, metrics)
+        self.display.step(step, metrics)
 
     async def _evaluate(self, step: int) -> dict[str, float]:
         """All held-out problems at once, with the same seeds each time (common random numbers)."""
@@ -262,10 +230,7 @@ class Quickstart:
         metrics = measure.evaluation(trajectories)
         metrics["time/eval_s"] = self.timeline.now() - started
         self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self.progress.evaluated(step, self.train_s, trajectories)
-        if step == 0:
-            self.run_folder.step(0, metrics)
-            self.display.step(0, metrics)
+        self.progress.evaluated(trajectories)
         self.display.phase("training")
         return metrics
 
@@ -293,7 +258,6 @@ class Quickstart:
         idle = self.timeline.idle.seconds(self.timeline.now())
         return {
             **self.progress.summary(),
-            "rl_wall_s": self.train_s,
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
             "canary_max_abs": self.fleet.canary_max_abs,
@@ -321,7 +285,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     finally:
         with run.writing("timeline.json") as path:
             job.timeline.write(path)
-        if job.progress.history:
+        if job.progress.steps:
             with run.writing("reward.png") as path:
                 plot(path, job.progress, config.algorithm)
     print_report(console, run.path, summary, job.progress)
