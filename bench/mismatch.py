@@ -146,7 +146,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Compared]:
 
 def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float]]:
     """Rows of the table, and the metrics of the JSON line: a pair of equal dtypes has that dtype's name."""
-    rows, metrics = [], {}
+    rows: list[list[str]] = []
+    metrics: dict[str, float] = {}
     for pair, compared in found.items():
         sampler, learner = pair.split("/")
         name = sampler if sampler == learner else f"{sampler}_{learner}"
