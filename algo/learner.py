@@ -123,7 +123,7 @@ class Learner:
 
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays))
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
@@ -137,6 +137,10 @@ class Learner:
         except Exception as error:
             return link.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return link.Saved(path=request.path), {}
+
+    def score(self, arrays: link.Arrays) -> Answer:
+        with _fatal("scoring"):
+            return link.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
 
     def _publish(self, version: int) -> tuple[str, link.Arrays, dict[str, float]]:
         """The weights' file, what they say of the canary, and the seconds that both took."""
@@ -170,6 +174,8 @@ def serve(node: NodeLink | None) -> None:
                 answer = learner.train(request, arrays)
             case link.Save():
                 answer = learner.save(request)
+            case link.Score():
+                answer = learner.score(arrays)
             case link.Stop():
                 return
         if node:
