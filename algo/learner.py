@@ -123,7 +123,7 @@ class Learner:
 
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays))
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")

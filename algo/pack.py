@@ -31,15 +31,25 @@ class MicroBatch:
     """What one forward and backward pass sees.
 
     token_ids_RL are inputs; positions_M indexes their flattened form: the logits at positions_M[i] predict
-    targets_M[i]. tokens counts the inputs that are not padding.
+    targets_M[i]. tokens counts the inputs that are not padding. position_ids_RL restart at 0 for each trajectory.
+    sequence_M: which trajectory a target is of, in [0, sequences); trajectories_S: where that one stands in the batch.
+    versions_M: the weight version that sampled the target.
     """
 
     token_ids_RL: NDArray[np.int64]
+    position_ids_RL: NDArray[np.int64]
     positions_M: NDArray[np.int64]
     targets_M: NDArray[np.int64]
     old_logprobs_M: NDArray[np.float32]
     advantages_M: NDArray[np.float32]
+    sequence_M: NDArray[np.int64]
+    versions_M: NDArray[np.int32]
+    trajectories_S: NDArray[np.int64]
     tokens: int
+
+    @property
+    def sequences(self) -> int:
+        return len(self.trajectories_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +62,11 @@ class MiniBatch:
     def loss_tokens(self) -> int:
         """Targets over all ranks."""
         return sum(len(micro.targets_M) for micro in chain(*self.ranks))
+
+    @property
+    def sequences(self) -> int:
+        """Trajectories with a target over all ranks."""
+        return sum(micro.sequences for micro in chain(*self.ranks))
 
     @property
     def padding_waste(self) -> float:
@@ -118,19 +133,27 @@ def _micro(batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64
     targets_M = tokens_RL[chosen_RL] + 1
     return MicroBatch(
         token_ids_RL=np.where(real_RL, batch.token_ids_N[tokens_RL], 0).astype(np.int64),
+        position_ids_RL=np.broadcast_to(columns_L, real_RL.shape).copy(),
         positions_M=np.flatnonzero(chosen_RL),
         targets_M=batch.token_ids_N[targets_M].astype(np.int64),
         old_logprobs_M=batch.logprobs_N[targets_M],
         advantages_M=batch.advantages_B[rows_R[chosen_RL.nonzero()[0]]],
+        sequence_M=chosen_RL.nonzero()[0],
+        versions_M=batch.versions_N[targets_M],
+        trajectories_S=rows_R,
         tokens=int(real_RL.sum()),
     )
 
 
 EMPTY = MicroBatch(
     token_ids_RL=np.zeros((1, 1), np.int64),
+    position_ids_RL=np.zeros((1, 1), np.int64),
     positions_M=np.zeros(0, np.int64),
     targets_M=np.zeros(0, np.int64),
     old_logprobs_M=np.zeros(0, np.float32),
     advantages_M=np.zeros(0, np.float32),
+    sequence_M=np.zeros(0, np.int64),
+    versions_M=np.zeros(0, np.int32),
+    trajectories_S=np.zeros(0, np.int64),
     tokens=0,
 )

@@ -35,8 +35,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from algo.loss import LossSums, policy_loss
+from algo.loss import Tokens, Totals, statistics
 from algo.pack import MicroBatch, MiniBatch, plan
+from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.plain import build
 from algo.publish import Publisher, export
 from engine.types import Batch
 
@@ -47,13 +49,8 @@ if TYPE_CHECKING:
 LOGIT_ROWS = 1024
 # Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
 KEPT_LOGITS = 1 << 24
-# What a forward and backward pass counts, in this order: what is added up over passes and ranks, and maxima.
-SUMS = ("loss", "entropy", *LossSums._fields[:-2])
-MAXIMA = LossSums._fields[-2:]
-
-
-class Diverged(RuntimeError):
-    """Loss or gradient is not finite; the weights are those before the update."""
+# Ratio and divergence are about the sampler where nothing of the step was learnt yet: in its first minibatch.
+BEFORE_THE_UPDATE = ("mismatch_max", "mismatch_fresh_max")
 
 
 def join_group() -> None:
@@ -111,6 +108,8 @@ class Trainer:
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()
         self.config, self.source, self.seed = config, source, seed
+        self.loss = build(config.loss)
+        self.proximal = bool(getattr(self.loss, "proximal", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -124,71 +123,143 @@ class Trainer:
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
-    def train(self, batch: Batch) -> dict[str, float]:
-        """One pass over the batch in minibatches, an optimizer step each. Raises Diverged. Empty batch: no update."""
+    def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
+        """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
+
+        version: of the weights that this makes; those before it have the number below, and tokens of that number are
+        checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
+        """
         started = time.perf_counter()
-        minibatches = plan(
-            batch,
-            minibatches=self.config.minibatches,
-            micro_batch_tokens=self.config.micro_batch_tokens,
-            ranks=self.world_size,
-            seed=self.seed,
-        )
+        minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
             self.trained_batches += 1
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.lr * min(1.0, self.trained_batches / max(1, self.config.warmup_steps))
-            results = [self._update(minibatch) for minibatch in minibatches]
-            metrics |= _summary(results)
+            metrics |= _summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
+            if version is not None:
+                staleness = version - 1 - batch.versions_N[batch.sampled_N]
+                metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train_s"] = time.perf_counter() - started
         metrics["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
         return metrics
 
-    def _update(self, minibatch: MiniBatch) -> dict[str, float]:
+    def _plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
+        return plan(
+            batch,
+            minibatches=minibatches,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            ranks=self.world_size,
+            seed=self.seed,
+        )
+
+    def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
+        """The optimizer steps of a batch.
+
+        Where the loss asks for it, what follows the first update is scored before it; in the first minibatch the
+        forward pass gives the same.
+        """
+        later = minibatches[1:] if self.proximal else []
+        proximal = [None, *([self._logprobs(micro) for micro in part.ranks[self.rank]] for part in later)]
+        results: list[dict[str, float]] = []
+        for index, minibatch in enumerate(minibatches):
+            try:
+                before = proximal[index] if self.proximal else None
+                results.append(self._update(minibatch, before, live if index == 0 else None))
+            except Diverged as error:
+                raise Diverged(f"minibatch {index + 1} of {len(minibatches)}: {error}") from error
+        return results
+
+    def _update(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
         micros = minibatch.ranks[self.rank]
-        counts = []
+        totals = Totals(minibatch.loss_tokens, minibatch.sequences)
+        counts, logprobs = [], []
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last)
             self.scorer.set_reshard_after_backward(last)
-            counts.append(self._backward(micro, minibatch.loss_tokens))
+            counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
+            counts.append(counted)
+            logprobs.append(logprobs_M)
         gradients = [parameter.grad.to_local() for parameter in self.scorer.parameters() if parameter.grad is not None]
-        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum(0, keepdim=True)
-        sums, maxima = torch.stack(counts).split([len(SUMS), len(MAXIMA)], dim=1)
-        sums, maxima = torch.cat([sums.sum(0), square]), maxima.amax(0)
-        if self.world_size > 1:
-            dist.all_reduce(sums)
-            dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        result = dict(zip((*SUMS, "square", *MAXIMA), torch.cat([sums, maxima]).tolist(), strict=True))
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        result = self._reduced(counts, square)
         norm = result["grad_norm"] = result.pop("square") ** 0.5
         if not np.isfinite([result["loss"], norm]).all():
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
-            raise Diverged(f"not finite: {numbers}; the weights were not updated")
+            place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
+            raise Diverged(f"not finite: {numbers}; {place}; the weights were not updated")
+        tolerance = self.config.mismatch_tolerance
+        if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
+            worst = worst_mismatch(micros, logprobs, live)
+            raise Mismatched(
+                f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
+                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}; the weights were not updated"
+            )
         if norm + 1e-6 > self.config.grad_clip:
             torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _backward(self, micro: MicroBatch, loss_tokens: int) -> Tensor:
-        """Adds the gradient of a microbatch; returns its SUMS and MAXIMA, float64."""
-        logprobs_M, entropy_M = self.scorer(
+    def _reduced(self, counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, float]:
+        """What the microbatches of all ranks counted: sums, and maxima where the name says so."""
+        maxima = [name for name in counts[0] if name.endswith("_max")]
+        sums = [name for name in counts[0] if name not in maxima]
+        added = torch.stack([*(torch.stack([counted[name] for counted in counts]).sum() for name in sums), square])
+        largest = torch.stack([torch.stack([counted[name] for counted in counts]).max() for name in maxima])
+        if self.world_size > 1:
+            dist.all_reduce(added)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return dict(zip((*sums, "square", *maxima), torch.cat([added, largest]).tolist(), strict=True))
+
+    def _backward(
+        self, micro: MicroBatch, totals: Totals, proximal_M: Tensor | None, live: int | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds the gradient of a microbatch; returns what it counted, float64, and the log-probabilities [M]."""
+        logprobs_M, entropy_M = self._forward(micro)
+        if self.proximal and proximal_M is None:
+            proximal_M = logprobs_M.detach()
+        tokens = Tokens(
+            logprobs_M=logprobs_M,
+            old_logprobs_M=torch.from_numpy(micro.old_logprobs_M),
+            advantages_M=torch.from_numpy(micro.advantages_M),
+            sequence_M=torch.from_numpy(micro.sequence_M),
+            sequences=micro.sequences,
+            versions_M=torch.from_numpy(micro.versions_M),
+            proximal_logprobs_M=proximal_M,
+        )
+        loss, counts = self.loss(tokens, totals)
+        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
+        counts = {"loss": loss, "entropy": entropy_M.sum(), **statistics(tokens, live), **counts}
+        return {name: part.detach().double() for name, part in counts.items()}, logprobs_M.detach()
+
+    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        return self.scorer(
             torch.from_numpy(micro.token_ids_RL), torch.from_numpy(micro.positions_M), torch.from_numpy(micro.targets_M)
         )
-        loss, counts = policy_loss(
-            logprobs_M,
-            torch.from_numpy(micro.old_logprobs_M),
-            torch.from_numpy(micro.advantages_M),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            total_tokens=loss_tokens,
-        )
-        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        return torch.stack([part.detach().double() for part in (loss, entropy_M.sum(), *counts)])
+
+    @torch.no_grad()
+    def _logprobs(self, micro: MicroBatch) -> Tensor:
+        return self._forward(micro)[0]
+
+    def score(self, batch: Batch) -> NDArray[np.float32]:
+        """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        logprobs_N = torch.zeros(len(batch.token_ids_N))
+        for minibatch in self._plan(batch, 1):
+            for micro in minibatch.ranks[self.rank]:
+                places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
+                places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
+                logprobs_N[torch.from_numpy(places_M)] = self._logprobs(micro)
+        if self.world_size > 1:
+            dist.all_reduce(logprobs_N)
+        return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
         """log p(ids[1:]) of each fixed sequence under the current weights, concatenated.
@@ -205,19 +276,16 @@ class Trainer:
 
 
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its minibatches; the mismatch is that before any update."""
+    """Metrics of a step from those of its minibatches: per token, or the largest."""
     tokens = sum(result["tokens"] for result in results)
-    means = {
-        name: sum(result[name] for result in results) / tokens for name in ("clip_low", "clip_high", "kl", "entropy")
-    }
-    return means | {
-        "tokens": tokens,
-        "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens,
-        "grad_norm": max(result["grad_norm"] for result in results),
-        "ratio_mean": sum(result["ratio"] for result in results) / tokens,
-        "ratio_max": max(result["ratio_max"] for result in results),
-        "mismatch_max": results[0]["mismatch_max"],
-    }
+    metrics = {"tokens": tokens, "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        if name in BEFORE_THE_UPDATE:
+            metrics[name] = values[0]
+        elif name not in ("tokens", "loss"):
+            metrics[name] = max(values) if name.endswith("_max") or name == "grad_norm" else sum(values) / tokens
+    return metrics
 
 
 def _shard(scorer: Scorer) -> Scorer:
