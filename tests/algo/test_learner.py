@@ -173,8 +173,17 @@ def test_metrics_are_complete_and_finite(one):
     assert [reply.metrics["lr"] for reply in one.replies] == pytest.approx([1e-3 / 3, 2e-3 / 3])
 
 
-def test_two_ranks_train_like_one(one, tmp_path, checkpoint):
-    two = two_steps(tmp_path, checkpoint, 2)
+def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, checkpoint):
+    def after(peer, run):
+        made_up = batch(6, step=2)
+        arrays = made_up.arrays() | {"versions_N": np.where(made_up.sampled_N, 2, -1).astype(np.int32)}
+        run.failed, _ = peer.ask(link.Train(step=2, version=3), arrays)
+        run.exit_code = peer.process.wait(20)
+
+    two = two_steps(tmp_path, checkpoint, 2, after)
+    assert isinstance(two.failed, link.Failed)
+    assert re.search(r"step 2: .*tokens of version 2 .*tolerance 1e-03.*trajectory \d of the batch", two.failed.reason)
+    assert two.exit_code != 0
     assert two.ready.world_size == 2
     for first, second in zip(one.replies, two.replies, strict=True):
         for name in ("loss", "grad_norm", "entropy", "kl", "tokens", "mismatch_max"):
@@ -220,6 +229,7 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert isinstance(one.failed, link.Failed)
     assert "step 3" in one.failed.reason
     assert "nan" in one.failed.reason
+    assert "trajectory 0 of the batch, position 7 (turn 1)" in one.failed.reason
     assert one.exit_code != 0
 
 
@@ -289,8 +299,6 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("lr", 0.0),
         ("grad_clip", -1.0),
         ("warmup_steps", -1),
-        ("clip_low", 1.5),
-        ("clip_high", 0.0),
         ("minibatches", 0),
         ("micro_batch_tokens", 0),
         ("threads", 0),
