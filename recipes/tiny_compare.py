@@ -6,8 +6,8 @@
 Promises
 - Runs of one seed see the same problems in the same order; what is compared are held-out figures, paired by seed.
 - An interval is Student's over the seeds, at 95 %: it says how another seed would do, not how other problems would.
-- A finished run in the folder is used again, so an interrupted comparison is continued by the same command. One that
-  was made with other options is refused, never mixed in.
+- A finished run in the folder is used again and an unfinished one is gone on with, so an interrupted comparison is
+  continued by the same command. A run that was made with other options is refused, never mixed in.
 
 Writes compare.md (what it prints), compare.json and compare.png into the folder, beside the runs and their logs.
 
@@ -91,24 +91,26 @@ def run_all(config: Config, launch: Callable[[Path, dict[str, Any]], None], say:
         if finished(folder, config.options(algorithm, seed)):
             say(f"{head} finished before, {_end(folder)}")
             continue
-        shutil.rmtree(folder, ignore_errors=True)  # half a run: the quick start would take another name
+        if not (folder / "checkpoints").is_dir():  # nothing to resume
+            shutil.rmtree(folder, ignore_errors=True)
         left = f", about {fmean(seconds) * (len(todo) - number + 1) / 60:.0f} min to go" if seconds else ""
         say(f"{head} running{left}")
         started = time.monotonic()
         launch(folder, config.options(algorithm, seed))
+        if not finished(folder, config.options(algorithm, seed)):
+            raise ValueError(f"{folder} has no summary.json after its run; remove it to begin it again")
         seconds.append(time.monotonic() - started)
         say(f"{head} {seconds[-1]:.0f} s, {_end(folder)}")
 
 
 def finished(folder: Path, options: dict[str, Any]) -> bool:
-    """Whether the folder holds the whole run. Raises ValueError when it is another one."""
-    if not (folder / "summary.json").is_file():
-        return False
-    made = json.loads((folder / "config.json").read_text())
-    for name, value in options.items():
-        if made[name] != value:
-            raise ValueError(f"{folder} was made with {name}={made[name]}, not {value}; give another folder")
-    return True
+    """Whether the folder holds the whole run. Raises ValueError when it holds another one."""
+    if (folder / "config.json").is_file():
+        made = json.loads((folder / "config.json").read_text())
+        for name, value in options.items():
+            if made[name] != value:
+                raise ValueError(f"{folder} was made with {name}={made[name]}, not {value}; give another folder")
+    return (folder / "summary.json").is_file()
 
 
 def _end(folder: Path) -> str:

@@ -20,7 +20,7 @@ RECIPE = QUICKSTART.with_name("tiny_compare.py")
 
 def canned(folder: Path, options: dict[str, Any], steps: tuple[int, ...] = (0, 8, 16)) -> None:
     """A finished run: accuracy 0.3 + 0.01 seed at first; the tool errors tell the algorithms apart."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     level = {"roc": 0.02, "grpo": 0.10, "random": 0.12}[options["algorithm"]]
     rows = [{"step": step, "reward": 0.5} for step in range(1, 17) if step not in steps]
     for step in steps:
@@ -45,14 +45,15 @@ def test_a_comparison_is_made_and_continued(config: Config) -> None:
         if len(made) == 3:
             raise KeyboardInterrupt
         made.append(folder.name)
+        assert folder.exists() == (folder.name == "roc-2"), "only what can be resumed is left as it was"
         canned(folder, options)
 
     with pytest.raises(KeyboardInterrupt):
         run_all(config, launch, said.append)
     assert made == ["roc-0", "grpo-0", "roc-1"]
-    half = config.folder / "grpo-1"
-    half.mkdir()
-    (half / "metrics.jsonl").write_text("{}\n")
+    half, checkpointed = config.folder / "grpo-1" / "log", config.folder / "roc-2" / "checkpoints"
+    half.mkdir(parents=True)
+    checkpointed.mkdir(parents=True)
     made.clear()
     run_all(config, launch, said.append)
     assert made == ["grpo-1", "roc-2", "grpo-2"]
@@ -61,6 +62,11 @@ def test_a_comparison_is_made_and_continued(config: Config) -> None:
     assert sum("finished before" in line for line in said) == 3
     with pytest.raises(ValueError, match="roc-0 was made with steps=16, not 40; give another folder"):
         run_all(replace(config, steps=40), launch, said.append)
+
+
+def test_a_run_that_ends_without_a_result_is_refused(config: Config) -> None:
+    with pytest.raises(ValueError, match=r"roc-0 has no summary.json after its run"):
+        run_all(config, lambda folder, options: None, lambda _: None)
 
 
 def test_what_it_says(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
