@@ -257,8 +257,8 @@ def plot(path: Path, result: Comparison) -> None:
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
             means = [each.mean for each in intervals]
             axes.plot(steps, means, color=colour, marker="o", ms=4, label=METHODS[name], clip_on=False)
-        axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)))
-        axes.set_ylim(bottom=0)
+        top = min(1.02, axes.get_ylim()[1])
+        axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)), xticks=steps, ylim=(0, top))
         axes.grid(alpha=0.25)
         axes.spines[["right", "top"]].set_visible(False)
         axes.legend(frameon=False)
