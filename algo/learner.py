@@ -138,6 +138,10 @@ class Learner:
             return link.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return link.Saved(path=request.path), {}
 
+    def score(self, arrays: link.Arrays) -> Answer:
+        with _fatal("scoring"):
+            return link.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
+
     def _publish(self, version: int) -> tuple[str, link.Arrays, dict[str, float]]:
         """The weights' file, what they say of the canary, and the seconds that both took."""
         trainer, started = self._trainer, time.perf_counter()
@@ -170,6 +174,8 @@ def serve(node: NodeLink | None) -> None:
                 answer = learner.train(request, arrays)
             case link.Save():
                 answer = learner.save(request)
+            case link.Score():
+                answer = learner.score(arrays)
             case link.Stop():
                 return
         if node:

@@ -70,7 +70,7 @@ def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], liv
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         sequence_M, versions_M = torch.from_numpy(micro.sequence_M), torch.from_numpy(micro.versions_M)
         fresh_M = fresh(sequence_M, micro.sequences, versions_M, live)
-        difference_M = (logprobs_M - torch.from_numpy(micro.old_logprobs_M)).abs().masked_fill(~fresh_M, -1.0)
+        difference_M = (logprobs_M.cpu() - torch.from_numpy(micro.old_logprobs_M)).abs().masked_fill(~fresh_M, -1.0)
         if len(difference_M) and difference_M.max() > worst.difference:
             worst = Place.of(index, micro, logprobs_M, int(difference_M.argmax()))
     return max(_of_all_ranks(worst), key=lambda place: place.difference)
@@ -80,7 +80,7 @@ def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], l
     """The first microbatch of the first rank whose loss or whose tokens are not finite, in words."""
     found = Place()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
-        inputs = logprobs_M, torch.from_numpy(micro.old_logprobs_M), torch.from_numpy(micro.advantages_M)
+        inputs = logprobs_M.cpu(), torch.from_numpy(micro.old_logprobs_M), torch.from_numpy(micro.advantages_M)
         broken_M = ~torch.stack([values_M.isfinite() for values_M in inputs]).all(0)
         if broken_M.any():
             found = Place.of(index, micro, logprobs_M, int(broken_M.int().argmax()))

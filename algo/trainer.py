@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from algo.attention import PACKED, bounds, register
 from algo.loss import Tokens, Totals, statistics
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
@@ -81,9 +81,13 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, token_ids_RL: Tensor, positions_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids_RL: Tensor, position_ids_RL: Tensor, lengths_S: Tensor, positions_M: Tensor, targets_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """log p(targets_M) in fp32, and the (detached) entropy there, both [M]."""
-        hidden_RLH = self.model.base_model(input_ids=token_ids_RL, use_cache=False).last_hidden_state
+        hidden_RLH = self.model.base_model(
+            input_ids=token_ids_RL, position_ids=position_ids_RL, use_cache=False, **bounds(lengths_S)
+        ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
         score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
@@ -111,7 +115,8 @@ class Trainer:
         self.loss = build(config.loss)
         self.proximal = bool(getattr(self.loss, "proximal", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
+        register()
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=PACKED)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.scorer = _shard(Scorer(model.train()))
         self.optimizer = torch.optim.AdamW(
@@ -240,9 +245,9 @@ class Trainer:
         return {name: part.detach().double() for name, part in counts.items()}, logprobs_M.detach()
 
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self.scorer(
-            torch.from_numpy(micro.token_ids_RL), torch.from_numpy(micro.positions_M), torch.from_numpy(micro.targets_M)
-        )
+        """Log-probabilities and entropies of the targets, [M]."""
+        names = ("token_ids_RL", "position_ids_RL", "lengths_S", "positions_M", "targets_M")
+        return self.scorer(*(torch.from_numpy(getattr(micro, name)) for name in names))
 
     @torch.no_grad()
     def _logprobs(self, micro: MicroBatch) -> Tensor:
@@ -300,9 +305,10 @@ def _shard(scorer: Scorer) -> Scorer:
     return scorer
 
 
-def _canary_batch(canary: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+def _canary_batch(canary: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
     """The Scorer's arguments for all sequences at once; one row without a target when there is none."""
-    ids_RL = pad_sequence([torch.tensor(ids) for ids in canary or [[0, 0]]], batch_first=True)
-    targets_R = torch.tensor([len(ids) - 1 for ids in canary or [[0]]])
-    chosen_RL = torch.arange(ids_RL.shape[1] - 1) < targets_R[:, None]
-    return ids_RL[:, :-1].contiguous(), chosen_RL.flatten().nonzero().flatten(), ids_RL[:, 1:][chosen_RL]
+    inputs = [torch.tensor(ids[:-1]) for ids in canary or [[0, 0]]]
+    position_ids = [torch.arange(len(ids)) for ids in inputs]
+    targets_M = torch.tensor([target for ids in canary for target in ids[1:]], dtype=torch.int64)
+    row, positions = (torch.cat(parts)[None] for parts in (inputs, position_ids))
+    return row, positions, torch.tensor([len(ids) for ids in inputs]), torch.arange(len(targets_M)), targets_M

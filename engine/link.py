@@ -53,6 +53,10 @@ class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     path: str
 
 
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End cleanly."""
 
@@ -82,16 +86,20 @@ class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     path: str
 
 
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Score; log-probabilities [N] follow as one frame, 0 where nothing was sampled."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The learner cannot go on: the reason with its numbers."""
 
     reason: str
 
 
-Request = Configure | Train | Save | Stop
-Reply = Ready | Trained | Saved | Failed
+Request = Configure | Train | Save | Score | Stop
+Reply = Ready | Trained | Saved | Scored | Failed
 Arrays = Mapping[str, NDArray[Any]]
-Answer = TypeVar("Answer", Ready, Trained, Saved)
+Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -219,6 +227,11 @@ class LearnerProcess:
     async def save(self, path: Path) -> None:
         """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
         await self._ask(Save(path=str(path)), {}, Saved, self.config.step_deadline_s)
+
+    async def score(self, batch: Batch) -> Floats:
+        """log p of the batch's sampled tokens, [N], 0 elsewhere."""
+        _, arrays = await self._ask(Score(), batch.arrays(), Scored, self.config.step_deadline_s)
+        return arrays["logprobs"]
 
     async def _ask(
         self, message: Request, arrays: Arrays, expected: type[Answer], deadline_s: float

@@ -15,7 +15,11 @@ PACKAGES = ("engine", "sandbox", "algo")
 MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).glob("**/*.py"))}
 OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/pack.py"} | {
-    f"algo/{name}.py" for name in ("loss", "losses", "place", "objective", "aggregate", "correction", "kl", "publish")
+    f"algo/{name}.py"
+    for name in (
+        *("loss", "losses", "place", "objective", "aggregate", "correction", "kl", "publish"),
+        *("attention", "model", "lora"),
+    )
 }
 CODE_LINES = 12000  # holds what there is
 ALLOWED = {
