@@ -18,7 +18,8 @@ class LearnerConfig:
     """How a batch becomes an update.
 
     minibatches: optimizer steps per batch. micro_batch_tokens: input positions (padding included) of one forward pass.
-    warmup_steps: batches until the learning rate is reached. threads: of each rank.
+    The learning rate rises linearly over `warmup_steps` batches and then stays; with `steps`, the batches of the whole
+    run, it falls linearly from the share `decay_from` of them on, to `decay_to` times lr. threads: of each rank.
     loss: one of `algo.losses` or your own (`algo.loss.Loss`); kept in its plain form, so that `dataclasses.asdict` of
     this is what the learner is sent. The old log-probabilities are the sampler's: sampling must be at temperature 1.
     mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token of a trajectory may have which
@@ -28,6 +29,9 @@ class LearnerConfig:
 
     lr: float = 3e-4
     warmup_steps: int = 3
+    steps: int | None = None
+    decay_from: float = 0.6
+    decay_to: float = 0.05
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
@@ -48,7 +52,9 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "grad_clip"), lambda value: value > 0),
-            ("None or positive", ("mismatch_tolerance",), lambda value: value is None or value > 0),
+            ("None or positive", ("mismatch_tolerance", "steps"), lambda value: value is None or value > 0),
+            ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
+            ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
             ("at least 0", ("warmup_steps", "weight_decay"), lambda value: value >= 0),
             ("at least 1", ("minibatches", "micro_batch_tokens", "threads"), lambda value: value >= 1),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
@@ -57,3 +63,16 @@ class LearnerConfig:
             for name in names:
                 if not holds(getattr(self, name)):
                     raise ValueError(f"LearnerConfig.{name} must be {rule}, got {getattr(self, name)!r}")
+
+    def lr_at(self, batch: int) -> float:
+        """The learning rate of a batch, counted from 1.
+
+        >>> config = LearnerConfig(lr=1.0, warmup_steps=10, steps=100)
+        >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
+        [0.1, 1.0, 1.0, 0.5, 0.05, 0.05]
+        """
+        warm = min(1.0, batch / max(1, self.warmup_steps))
+        if self.steps is None:
+            return self.lr * warm
+        left = (self.steps - batch + 1) / (self.steps * (1 - self.decay_from))
+        return self.lr * (warm * max(self.decay_to, min(1.0, left)))

@@ -140,7 +140,7 @@ class Trainer:
         if minibatches:
             self.trained_batches += 1
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * min(1.0, self.trained_batches / max(1, self.config.warmup_steps))
+                group["lr"] = self.config.lr_at(self.trained_batches)
             metrics |= _summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
             if version is not None:

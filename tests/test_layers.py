@@ -31,7 +31,6 @@ LEARNER_SIDE = {
         "pack",
         "place",
         "publish",
-        "sft",
         "trainer",
     )
 }
