@@ -1,7 +1,7 @@
 """Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
 
-    LearnerConfig(loss=CrossEntropy(), minibatches=1, mismatch_tolerance=None, steps=..., ...)
-    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=batch.step)
+    LearnerConfig(loss=CrossEntropy(), minibatches=1, steps=..., ...)
+    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=0)
 
 Promises
 - Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
