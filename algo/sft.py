@@ -6,8 +6,7 @@
 Promises
 - Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
 - Every example of the stream is in exactly one batch, in an order that depends on the seed only.
-- A batch holds examples of similar length, drawn from a pool of `pool_batches` batches: equal work for the ranks, and
-  few tokens of padding.
+- A batch holds examples of similar length, drawn from a pool of `pool_batches` batches, so that ranks get equal work.
 
 With `CrossEntropy()` a batch's loss is the mean over its learnt tokens. With batches of similar length a token of a
 short example then weighs more than one of a long example, which shifts the model towards the short kind; where the mix
