@@ -116,7 +116,7 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
 
 async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batch], folder: Path) -> list[Floats]:
     """What a learner of that dtype says of each batch."""
-    config = LearnerConfig(threads=options.threads)
+    config = LearnerConfig(threads=options.threads, dtype=dtype)
     message = Configure(
         checkpoint=str(options.checkpoint.resolve()),
         learner=dataclasses.asdict(config),
@@ -146,7 +146,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Compared]:
 
 def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float]]:
     """Rows of the table, and the metrics of the JSON line: a pair of equal dtypes has that dtype's name."""
-    rows, metrics = [], {}
+    rows: list[list[str]] = []
+    metrics: dict[str, float] = {}
     for pair, compared in found.items():
         sampler, learner = pair.split("/")
         name = sampler if sampler == learner else f"{sampler}_{learner}"

@@ -17,8 +17,8 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/pack.py"} | {
     f"algo/{name}.py"
     for name in (
-        *("loss", "losses", "place", "objective", "aggregate", "correction", "kl", "publish"),
-        *("attention", "model", "lora"),
+        *("loss", "losses", "place", "counts", "objective", "aggregate", "correction", "kl", "publish"),
+        *("attention", "model", "lora", "flops"),
     )
 }
 CODE_LINES = 12000  # holds what there is
