@@ -14,6 +14,8 @@ Shape legend: H heads, L tokens of the row, D width of a head, S trajectories.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,14 +34,13 @@ def register() -> None:
     AttentionMaskInterface.register(PACKED, lambda *_args, **_kwargs: None)
 
 
-def bounds(lengths_S: Tensor) -> dict[str, Any]:
+def bounds(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
     """Arguments of the model's forward pass; transformers' flash attention reads the same names.
 
-    >>> bounds(torch.tensor([2, 3]))["cu_seq_lens_q"]
+    >>> bounds([2, 3], torch.device("cpu"))["cu_seq_lens_q"]
     tensor([0, 2, 5], dtype=torch.int32)
     """
-    ends = nn.functional.pad(lengths_S.cumsum(0), (1, 0)).int()
-    longest = int(lengths_S.max())
+    ends, longest = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device), max(lengths)
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
@@ -59,13 +60,16 @@ def packed_attention(
     """transformers' interface: returns [1, L, H, D] and no weights. Raises ValueError for a window that would cut."""
     if sliding_window and sliding_window < max_length_q:
         raise ValueError(f"attention {PACKED!r} has no sliding windows; this model needs another implementation")
-    states = (query_1HLD, key_1HLD, value_1HLD)
     if query_1HLD.is_cuda:
-        query_LHD, key_LHD, value_LHD = (state[0].transpose(0, 1) for state in states)
+        query_LHD, key_LHD, value_LHD = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         groups = query_LHD.shape[1] // key_LHD.shape[1]
         heads = (state.repeat_interleave(groups, 1) for state in (key_LHD, value_LHD))  # torch 2.11 knows no other way
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)
         return varlen_attn(query_LHD, *heads, *ends, *longest, scale=scaling, window_size=(-1, 0))[None], None
-    parts = zip(*(state.split(cu_seq_lens_q.diff().tolist(), dim=2) for state in states), strict=True)
-    alone = [scaled_dot_product_attention(*part, is_causal=True, scale=scaling, enable_gqa=True) for part in parts]
+    lengths = cu_seq_lens_q.diff().tolist()
+    parts = zip(*(states.split(lengths, dim=2) for states in (query_1HLD, key_1HLD, value_1HLD)), strict=True)
+    alone = [
+        scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        for query, key, value in parts
+    ]
     return torch.cat(alone, dim=2).transpose(1, 2), None

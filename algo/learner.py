@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import zmq
 
 from algo.learner_config import LearnerConfig as LearnerConfig
@@ -40,6 +41,7 @@ Answer = tuple[link.Reply, link.Arrays]
 
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
+NO_CANARY: link.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -123,11 +125,11 @@ class Learner:
 
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version)
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
-        weights, canary, seconds = self._publish(request.version)
+        weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
         return link.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
 

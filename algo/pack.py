@@ -72,6 +72,11 @@ class MiniBatch:
         return sum(len(np.unique(micro.sequence_M)) for micro in chain(*self.ranks))
 
     @property
+    def lengths(self) -> list[int]:
+        """Inputs of each trajectory, over all ranks."""
+        return [length for micro in chain(*self.ranks) if micro.tokens for length in micro.lengths_S.tolist()]
+
+    @property
     def padding_waste(self) -> float:
         """Share of the computed input positions that are filler, over all ranks."""
         cells = sum(micro.token_ids_RL.size for micro in chain(*self.ranks))

@@ -1,13 +1,12 @@
 """Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
 
-    LearnerConfig(loss=CrossEntropy(), minibatches=1, mismatch_tolerance=None, steps=..., ...)
-    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=batch.step)
+    LearnerConfig(loss=CrossEntropy(), minibatches=1, steps=..., ...)
+    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=0)
 
 Promises
 - Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
 - Every example of the stream is in exactly one batch, in an order that depends on the seed only.
-- A batch holds examples of similar length, drawn from a pool of `pool_batches` batches: equal work for the ranks, and
-  few tokens of padding.
+- A batch holds examples of similar length, drawn from a pool of `pool_batches` batches, so that ranks get equal work.
 
 With `CrossEntropy()` a batch's loss is the mean over its learnt tokens. With batches of similar length a token of a
 short example then weighs more than one of a long example, which shifts the model towards the short kind; where the mix

@@ -116,7 +116,7 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
 
 async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batch], folder: Path) -> list[Floats]:
     """What a learner of that dtype says of each batch."""
-    config = LearnerConfig(threads=options.threads)
+    config = LearnerConfig(threads=options.threads, dtype=dtype)
     message = Configure(
         checkpoint=str(options.checkpoint.resolve()),
         learner=dataclasses.asdict(config),

@@ -41,7 +41,10 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`."""
+    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
+
+    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published.
+    """
 
     step: int
     version: int

@@ -90,8 +90,7 @@ def manners(config: Config) -> Phase:
 
 
 def _learner(config: Config, **fields: Any) -> LearnerConfig:
-    """A step per batch; the tokens have no sampler with which the learner could disagree."""
-    common = {"minibatches": 1, "mismatch_tolerance": None, "betas": (0.9, 0.98), "threads": config.threads}
+    common = {"minibatches": 1, "betas": (0.9, 0.98), "threads": config.threads}
     return LearnerConfig(micro_batch_tokens=4096, **common, **fields)
 
 
@@ -172,7 +171,7 @@ async def _train(model: Any, tokenizer: Any, phase: Phase, seed: int, progress: 
             where = {"checkpoint": str(folder / "source"), "weights_dir": str(folder)}
             await learner.configure(Configure(**where, learner=fields, canary=[], seed=seed))
             for batch in itertools.islice(batches(examples, batch_size=phase.batch_size, seed=seed), steps):
-                trained, _ = await learner.train(batch, version=batch.step)
+                trained, _ = await learner.train(batch, version=0)
                 losses.append(trained.metrics["nll"])
                 progress.update(task, completed=batch.step, loss=losses[-1])
             await learner.save(folder / "trained")

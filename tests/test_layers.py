@@ -20,6 +20,8 @@ LEARNER_SIDE = {
         "aggregate",
         "attention",
         "correction",
+        "counts",
+        "flops",
         "kl",
         "learner",
         "lora",

@@ -12,15 +12,14 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from algo.learner import LearnerConfig
+from algo.learner import Learner, LearnerConfig
 from algo.losses import CrossEntropy
 from algo.publish import full_state
 from algo.sft import Example, batches, to_batch
 from algo.trainer import Trainer
+from engine import link
 
-CONFIG = LearnerConfig(
-    threads=1, lr=3e-3, warmup_steps=5, steps=30, minibatches=1, mismatch_tolerance=None, loss=CrossEntropy()
-)
+CONFIG = LearnerConfig(threads=1, lr=3e-3, warmup_steps=5, steps=30, minibatches=1, loss=CrossEntropy())
 
 
 def counting(length, start=0):
@@ -91,11 +90,21 @@ def trainer(tmp_path_factory):
 def test_the_loss_falls_on_a_learnable_rule_with_the_rate_of_the_schedule(trainer):
     subject = trainer()
     stream = (counting(4 + n % 5, start=n % 8) for n in itertools.count())
-    steps = [subject.train(batch, batch.step) for batch in itertools.islice(batches(stream, batch_size=8, seed=0), 30)]
+    steps = [subject.train(batch) for batch in itertools.islice(batches(stream, batch_size=8, seed=0), 30)]
     assert steps[0]["nll"] > 5
     assert steps[-1]["nll"] < 1
     assert [step["lr"] for step in steps] == [CONFIG.lr_at(batch) for batch in range(1, 31)]
     assert steps[0]["lr"] < steps[4]["lr"] == steps[17]["lr"] > steps[29]["lr"]
+
+
+def test_weights_that_nobody_samples_with_are_not_published(trainer):
+    learner = Learner()
+    learner._trainer = trainer()
+    trained, arrays = learner.train(link.Train(step=1, version=0), to_batch(1, [counting(5)]).arrays())
+    assert (trained.weights, arrays["canary"].size) == ("", 0)
+    assert "staleness_mean" not in trained.metrics
+    trained, _ = learner.train(link.Train(step=2, version=1), to_batch(2, [counting(5)]).arrays())
+    assert trained.weights
 
 
 @pytest.mark.parametrize("per_example", [None, 3.0])
@@ -105,7 +114,7 @@ def test_the_update_is_that_of_the_bare_models_padded_cross_entropy(trainer, per
     examples = [counting(5), counting(12, start=3), counting(3)]
     before = {name: weight.clone() for name, weight in full_state(subject.scorer).items()}
     subject.optimizer = torch.optim.SGD(subject.scorer.parameters(), lr=0.1)
-    metrics = subject.train(to_batch(1, examples), 1)
+    metrics = subject.train(to_batch(1, examples))
     moved = {name: weight - before[name] for name, weight in full_state(subject.scorer).items()}
     bare = AutoModelForCausalLM.from_pretrained(subject.source, dtype=torch.float32)
     ids = pad_sequence([torch.tensor(example.ids_T) for example in examples], batch_first=True)
