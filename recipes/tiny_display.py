@@ -90,7 +90,7 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.update(metrics)
-        if step:
+        if "reward" in metrics:
             self._rewards.append(metrics["reward"])
             self._errors.append(metrics["tool_error_share_correct"])
             self._progress.update(self._bar, completed=step)
