@@ -269,7 +269,7 @@ class Quickstart:
         self._record(step, metrics | {"time/train_total_s": self.progress.seconds_of(step)})
 
     async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
-        """Evaluations on replicas of their own, on any core and after everything else. Their timeline is not written."""
+        """Evaluations on replicas of their own, on any core, behind everything else. Their timeline is not written."""
         config, timeline = self.config, Timeline()
         behind = dataclasses.replace(config.replica, niceness=19)
 
