@@ -35,6 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from algo.checkpoint import Checkpoints
 from algo.loss import LossSums, policy_loss
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.publish import Publisher, export
@@ -120,6 +121,7 @@ class Trainer:
         )
         self.canary = _canary_batch(canary)
         self.trained_batches = 0
+        self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
@@ -202,6 +204,16 @@ class Trainer:
     def save(self, path: Path) -> None:
         """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path)
+
+    def checkpoint(self, path: Path, version: int) -> None:
+        """All that resuming takes, written to path in a thread (`algo.checkpoint`)."""
+        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
+
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        counters = self.checkpoints.read(path)
+        self.trained_batches = counters["trained_batches"]
+        return counters["version"]
 
 
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:

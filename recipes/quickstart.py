@@ -54,6 +54,7 @@ from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessCo
 from engine.placement import Placement
 from engine.ports import KvSample, ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
+from engine.resume import RunState
 from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
@@ -72,6 +73,8 @@ from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
+    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
+    checkpoint_every: Annotated[int, "steps between checkpoints to resume from"] = 1
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
         "roc"
@@ -102,6 +105,7 @@ class Config:
     def __post_init__(self) -> None:
         positive = (
             "steps",
+            "checkpoint_every",
             "prompts_per_step",
             "eval_every",
             "eval_problems",
@@ -168,8 +172,9 @@ class Quickstart:
 
     def __init__(self, config: Config, run: RunFolder, console: Console) -> None:
         self.config, self.run_folder, self.console = config, run, console
+        self.state = RunState.open(run, config.prompts_per_step)
         self.timeline = Timeline()
-        self.leases = Leases(config.prompts_per_step, config.max_staleness)
+        self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.progress = Progress()
@@ -195,8 +200,9 @@ class Quickstart:
             parts = self.held_out, config.eval_samples, self.rollouts, self.reward, avg_at_k, self.timeline
             self.evaluation = Evaluation(*parts)
             self.evaluator = await self._beside(stack, chat, tools, folder) if config.eval_replicas else None
-            title = f"rocstar {self.run_folder.path}"
-            self.display = stack.enter_context(Display(title, config.steps, self._kv, self.console))
+            shown = f"rocstar {self.run_folder.path}", config.steps, self.fleet, config.kv_blocks - 1, self.console
+            self.display = stack.enter_context(Display(*shown))
+            self._restore()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             ticking = tasks.create_task(self.display.tick(), name="display")
             stack.callback(ticking.cancel)
@@ -204,8 +210,8 @@ class Quickstart:
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
-            if first := await self._evaluate(0):
-                self._record(0, first)
+            if not self.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
+                self._record(self.fleet.version, first)
             await self._train()
             if self.evaluator:
                 self.display.phase("waiting for the last evaluation")
@@ -215,18 +221,29 @@ class Quickstart:
             return self._summary()
 
     async def _train(self) -> None:
-        config = self.config
-        problems = prompts("train", config.seed)
+        config, journal = self.config, self.state.journal
+        problems = journal.after(prompts("train", config.seed))
         select = prepare(config.selector, config.seed)
-        parts = self.learner, self.fleet, self.leases, join, self._stepped, lambda: pipeline.stats()
-        self.learn = Learn(*parts, self.timeline, rests=config.placement.rests)
-        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
+        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline, journal)
+        learn = Learn(
+            learner=self.learner,
+            fleet=self.fleet,
+            leases=self.leases,
+            join=join,
+            stepped=self._stepped,
+            stats=lambda: pipeline.stats(),
+            timeline=self.timeline,
+            state=self.state,
+            checkpoint_every=config.checkpoint_every,
+            train_s=self.progress.train_s,
+            rests=config.placement.rests,
+        )
         pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
+                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps, journal)),
                 Stage(name="groups", run=grouped, workers=self.leases.capacity),
                 Stage(name="batch", run=stages.batch(self.leases)),
-                Stage(name="learn", run=self.learn),
+                Stage(name="learn", run=learn),
             ]
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, pipeline.stats)
@@ -247,6 +264,15 @@ class Quickstart:
         self.run_folder.step(step, metrics)
         self.display.step(step, metrics)
 
+    def _restore(self) -> None:
+        """What a run that is resumed has measured before."""
+        for row in self.state.rows:
+            self.progress.step(int(row["step"]), row)
+            self.display.step(int(row["step"]), row, silent=True)
+        for name in ("evaluation-first", "evaluation-last"):
+            if trajectories := self.state.journal.kept(name):
+                self.progress.evaluated(trajectories)
+
     async def _evaluate(self, step: int) -> dict[str, float]:
         """Metrics of the version that is live; none yet where evaluations run beside training."""
         if self.evaluator:
@@ -257,7 +283,7 @@ class Quickstart:
         self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
         metrics, trajectories = await self.evaluation.run(step)
         self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self.progress.evaluated(trajectories)
+        self._keep(step, trajectories)
         self.display.phase("training")
         return metrics
 
@@ -265,8 +291,12 @@ class Quickstart:
         """An evaluation beside training is done: it gets a row of its own."""
         ended = self.timeline.now()
         self.timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
-        self.progress.evaluated(trajectories)
+        self._keep(step, trajectories)
         self._record(step, metrics | {"time/train_total_s": self.progress.seconds_of(step)})
+
+    def _keep(self, step: int, trajectories: list[Trajectory]) -> None:
+        self.progress.evaluated(trajectories)
+        self.state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
 
     async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
         """Evaluations on replicas of their own, on any core, behind everything else. Their timeline is not written."""
@@ -291,13 +321,10 @@ class Quickstart:
             canary=self.canary,
             weights_dir=folder,
             seed=self.config.seed,
+            resume=self.state.checkpoint,
         )
         ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
-
-    def _kv(self) -> dict[int, tuple[float, int]]:
-        usable = self.config.kv_blocks - 1
-        return {index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()}
+        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
         idle = self.timeline.idle.seconds(self.timeline.now())
@@ -322,8 +349,11 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     task = asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     job = Quickstart(config, run, console)
+    if run.resumed:
+        console.print(job.state.story, highlight=False, soft_wrap=True)
+    else:
+        run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     try:
         summary = await job.run()
         run.json("summary.json", summary)
@@ -339,10 +369,11 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name != "fresh"}
     console = Console()
     try:
         with (
-            RunFolder.create(config.runs, config.name) as run,
+            RunFolder.open(config.runs, config.name, None if config.fresh else same) as run,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(train(config, run, console))

@@ -34,6 +34,10 @@ class Progress:
         if "eval/accuracy" in row:
             self.evaluations.append(row)
 
+    @property
+    def train_s(self) -> float:
+        return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
+
     def evaluated(self, trajectories: list[Trajectory]) -> None:
         self.samples = [*self.samples[:1], trajectories]
 
@@ -60,7 +64,7 @@ class Progress:
             "accuracy_n": int(last["eval/n"]),
             "seconds_to_090": self._seconds_to(0.9),
             "steps": len(self.steps),
-            "rl_wall_s": self.steps[-1]["time/train_total_s"],
+            "rl_wall_s": self.train_s,
             "tool_error_share_initial": first["eval/tool_error_share_correct"],
             "tool_error_share_final": last["eval/tool_error_share_correct"],
             **calls,

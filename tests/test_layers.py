@@ -15,9 +15,9 @@ PACKAGES = ("engine", "sandbox", "algo")
 MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).glob("**/*.py"))}
 OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 LEARNER_SIDE = {"algo/offload.py", "algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.py"} | {
-    f"algo/{name}.py" for name in ("loss", "objective", "aggregate", "correction", "kl", "publish")
+    f"algo/{name}.py" for name in ("loss", "objective", "aggregate", "correction", "kl", "publish", "checkpoint")
 }
-CODE_LINES = 9700  # holds what there is
+CODE_LINES = 11500  # holds what there is
 ALLOWED = {
     "sandbox": ("sandbox",),
     "engine": ("engine", "sandbox.wire"),
