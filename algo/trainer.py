@@ -29,6 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.checkpoint import Checkpoints
 from algo.counts import reduced, summary
 from algo.flops import peak_of
 from algo.loss import Tokens, Totals, statistics
@@ -90,6 +91,7 @@ class Trainer:
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.trained_batches = 0
+        self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
@@ -260,6 +262,16 @@ class Trainer:
     def save(self, path: Path) -> None:
         """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path)
+
+    def checkpoint(self, path: Path, version: int) -> None:
+        """All that resuming takes, written to path in a thread (`algo.checkpoint`)."""
+        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
+
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        counters = self.checkpoints.read(path)
+        self.trained_batches = counters["trained_batches"]
+        return counters["version"]
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,27 +35,31 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
+from algo.estimate import avg_at_k
 from algo.group import join, prepare
 from algo.learner import LearnerConfig
 from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
-from engine import measure, stages
+from engine import stages
 from engine.canary import CanaryFailed, Weights
 from engine.chat import Chat
+from engine.evaluate import Evaluation, Evaluator
 from engine.fleet import Fleet, FleetConfig
 from engine.groups import GroupConfig, groups
 from engine.kv_aware import KvAware
 from engine.learn import Learn
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied, Selector
+from engine.placement import Placement
+from engine.ports import KvSample, ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
+from engine.resume import RunState
 from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.types import Prompt, Trajectory
+from engine.types import Trajectory
 from engine.watch import Stuck, dump, watch
 from engine.workspace import workspace
 from recipes.options import parse
@@ -69,6 +73,8 @@ from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
+    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
+    checkpoint_every: Annotated[int, "steps between checkpoints to resume from"] = 1
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
         "roc"
@@ -86,7 +92,9 @@ class Config:
     max_tokens: Annotated[int, "of a whole trajectory, prompt included"] = 230
     max_turns: Annotated[int, "assistant turns of a trajectory (one more than tool calls)"] = 4
     eval_every: Annotated[int, "steps between evaluations"] = 8
-    eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
+    eval_problems: Annotated[int, "held-out problems"] = 512
+    eval_samples: Annotated[int, "samples per held-out problem (k of avg@k)"] = 1
+    eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     replicas: Annotated[int, "vLLM engines"] = 2
     kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
@@ -95,10 +103,22 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
 
     def __post_init__(self) -> None:
-        positive = ("steps", "prompts_per_step", "eval_every", "eval_problems", "replicas", "learner_ranks", "slots")
+        positive = (
+            "steps",
+            "checkpoint_every",
+            "prompts_per_step",
+            "eval_every",
+            "eval_problems",
+            "eval_samples",
+            "replicas",
+            "learner_ranks",
+            "slots",
+        )
         for field in (*positive, "oversample", "max_turns", "minibatches", "kv_blocks"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.eval_replicas < 0:
+            raise ValueError(f"eval_replicas must not be negative, got {self.eval_replicas}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
@@ -135,6 +155,10 @@ class Config:
         )
 
     @property
+    def placement(self) -> Placement:
+        return Placement(ranks=self.learner_ranks, replicas=self.replicas, max_staleness=self.max_staleness)
+
+    @property
     def learner(self) -> LearnerConfig:
         return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches)
 
@@ -148,8 +172,9 @@ class Quickstart:
 
     def __init__(self, config: Config, run: RunFolder, console: Console) -> None:
         self.config, self.run_folder, self.console = config, run, console
+        self.state = RunState.open(run, config.prompts_per_step)
         self.timeline = Timeline()
-        self.leases = Leases(config.prompts_per_step, config.max_staleness)
+        self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.progress = Progress()
@@ -160,46 +185,65 @@ class Quickstart:
         config = self.config
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(workspace())
-            process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
+            process = config.placement.learner(LearnerProcessConfig(module="algo.learner"))
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
             jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1])  # no import needs more
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
-            canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
+            self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
             parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), balancer
-            self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, canary))
+            self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, self.canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
-            title = f"rocstar {self.run_folder.path}"
-            self.display = stack.enter_context(Display(title, config.steps, self._kv, self.console))
+            parts = self.held_out, config.eval_samples, self.rollouts, self.reward, avg_at_k, self.timeline
+            self.evaluation = Evaluation(*parts)
+            self.evaluator = await self._beside(stack, chat, tools, folder) if config.eval_replicas else None
+            shown = f"rocstar {self.run_folder.path}", config.steps, self.fleet, config.kv_blocks - 1, self.console
+            self.display = stack.enter_context(Display(*shown))
+            self._restore()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             ticking = tasks.create_task(self.display.tick(), name="display")
             stack.callback(ticking.cancel)
-            await self._first_weights(str(folder), canary)
+            await self._first_weights(str(folder))
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
-            self._record(0, await self._evaluate(0))
+            if not self.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
+                self._record(self.fleet.version, first)
             await self._train()
+            if self.evaluator:
+                self.display.phase("waiting for the last evaluation")
+                await self.evaluator.drain()
             self.display.phase("saving the checkpoint")
             await self.learner.save(self.run_folder.path / "checkpoint")
             return self._summary()
 
     async def _train(self) -> None:
-        config = self.config
-        problems = prompts("train", config.seed)
+        config, journal = self.config, self.state.journal
+        problems = journal.after(prompts("train", config.seed))
         select = prepare(config.selector, config.seed)
-        parts = self.learner, self.fleet, self.leases, join, self._stepped, lambda: pipeline.stats()
-        self.learn = Learn(*parts, self.timeline)
-        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
+        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline, journal)
+        learn = Learn(
+            learner=self.learner,
+            fleet=self.fleet,
+            leases=self.leases,
+            join=join,
+            stepped=self._stepped,
+            stats=lambda: pipeline.stats(),
+            timeline=self.timeline,
+            state=self.state,
+            checkpoint_every=config.checkpoint_every,
+            train_s=self.progress.train_s,
+            rests=config.placement.rests,
+        )
         pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
+                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps, journal)),
                 Stage(name="groups", run=grouped, workers=self.leases.capacity),
                 Stage(name="batch", run=stages.batch(self.leases)),
-                Stage(name="learn", run=self.learn),
+                Stage(name="learn", run=learn),
             ]
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, pipeline.stats)
@@ -220,39 +264,67 @@ class Quickstart:
         self.run_folder.step(step, metrics)
         self.display.step(step, metrics)
 
+    def _restore(self) -> None:
+        """What a run that is resumed has measured before."""
+        for row in self.state.rows:
+            self.progress.step(int(row["step"]), row)
+            self.display.step(int(row["step"]), row, silent=True)
+        for name in ("evaluation-first", "evaluation-last"):
+            if trajectories := self.state.journal.kept(name):
+                self.progress.evaluated(trajectories)
+
     async def _evaluate(self, step: int) -> dict[str, float]:
-        """All held-out problems at once, with the same seeds each time (common random numbers)."""
+        """Metrics of the version that is live; none yet where evaluations run beside training."""
+        if self.evaluator:
+            assert self.fleet.weights is not None
+            self.evaluator.submit(step, self.fleet.weights)
+            return {}
         started = self.timeline.now()
         self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._solve(*pair), name=pair[1].id) for pair in enumerate(self.held_out)]
-        trajectories = [task.result() for task in running]
-        metrics = measure.evaluation(trajectories)
-        metrics["time/eval_s"] = self.timeline.now() - started
+        metrics, trajectories = await self.evaluation.run(step)
         self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self.progress.evaluated(trajectories)
+        self._keep(step, trajectories)
         self.display.phase("training")
         return metrics
 
-    async def _solve(self, number: int, prompt: Prompt) -> Trajectory:
-        trajectory = await self.rollouts.run(prompt, 0, -1 - number)
-        return await stages.graded(trajectory, self.reward, self.timeline)
+    def _evaluated(self, step: int, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+        """An evaluation beside training is done: it gets a row of its own."""
+        ended = self.timeline.now()
+        self.timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
+        self._keep(step, trajectories)
+        self._record(step, metrics | {"time/train_total_s": self.progress.seconds_of(step)})
 
-    async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
+    def _keep(self, step: int, trajectories: list[Trajectory]) -> None:
+        self.progress.evaluated(trajectories)
+        self.state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
+
+    async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
+        """Evaluations on replicas of their own, on any core, behind everything else. Their timeline is not written."""
+        config, timeline = self.config, Timeline()
+        behind = dataclasses.replace(config.replica, niceness=19)
+
+        def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
+            return Replica(behind, index, None, on_step)
+
+        balancer = KvAware(config.max_tokens, moves=0)
+        fleet = Fleet(FleetConfig(replicas=config.eval_replicas), make, balancer, timeline, self.canary)
+        await stack.enter_async_context(fleet)
+        rollouts = Rollouts(config.budget, chat, fleet, tools, timeline, config.seed)
+        evaluation = Evaluation(self.held_out, config.eval_samples, rollouts, self.reward, avg_at_k, timeline)
+        return await stack.enter_async_context(Evaluator(evaluation, fleet, self._evaluated, folder))
+
+    async def _first_weights(self, folder: str) -> None:
         """The learner's weights go to the replicas before anything is sampled: they agree from the start."""
         message = Configure(
             checkpoint=str(self.config.checkpoint.resolve()),
             learner=dataclasses.asdict(self.config.learner),
-            canary=canary,
+            canary=self.canary,
             weights_dir=folder,
             seed=self.config.seed,
+            resume=self.state.checkpoint,
         )
         ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
-
-    def _kv(self) -> dict[int, tuple[float, int]]:
-        usable = self.config.kv_blocks - 1
-        return {index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()}
+        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
         idle = self.timeline.idle.seconds(self.timeline.now())
@@ -277,8 +349,11 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     task = asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     job = Quickstart(config, run, console)
+    if run.resumed:
+        console.print(job.state.story, highlight=False, soft_wrap=True)
+    else:
+        run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     try:
         summary = await job.run()
         run.json("summary.json", summary)
@@ -294,10 +369,11 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name != "fresh"}
     console = Console()
     try:
         with (
-            RunFolder.create(config.runs, config.name) as run,
+            RunFolder.open(config.runs, config.name, None if config.fresh else same) as run,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(train(config, run, console))

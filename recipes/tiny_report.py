@@ -28,15 +28,23 @@ class Progress:
         self.samples: list[list[Trajectory]] = []  # of the first evaluation and of the last one
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step 0 is what was before training."""
+        """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
         row = {"step": step, "time/train_total_s": 0.0, **metrics}
-        if step:
+        if "reward" in row:
             self.steps.append(row)
         if "eval/accuracy" in row:
             self.evaluations.append(row)
 
+    @property
+    def train_s(self) -> float:
+        return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
+
     def evaluated(self, trajectories: list[Trajectory]) -> None:
         self.samples = [*self.samples[:1], trajectories]
+
+    def seconds_of(self, step: int) -> float:
+        """Seconds of training until a step was live."""
+        return self.steps[step - 1]["time/train_total_s"] if step else 0.0
 
     def total(self, name: str) -> float:
         """Sum over the steps."""
@@ -57,7 +65,7 @@ class Progress:
             "accuracy_n": int(last["eval/n"]),
             "seconds_to_090": self._seconds_to(0.9),
             "steps": len(self.steps),
-            "rl_wall_s": self.steps[-1]["time/train_total_s"],
+            "rl_wall_s": self.train_s,
             "tool_error_share_initial": first["eval/tool_error_share_correct"],
             "tool_error_share_final": last["eval/tool_error_share_correct"],
             **calls,

@@ -86,7 +86,16 @@ async def one_step(fleet, rests, log):
     leases = Leases(1, 0)
     group = Group(prompt=a_prompt(), trajectories=(a_trajectory(reward=1.0),), lease=leases.take())
     join = lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32))  # noqa: E731
-    learn = Learn(Learner(), fleet, leases, join, stepped, lambda: (), Timeline(Clock(tick=0.001)), rests=rests)
+    learn = Learn(
+        learner=Learner(),
+        fleet=fleet,
+        leases=leases,
+        join=join,
+        stepped=stepped,
+        stats=lambda: (),
+        timeline=Timeline(Clock(tick=0.001)),
+        rests=rests,
+    )
     await learn._step(1, [group], 0.0)
 
 

@@ -149,7 +149,15 @@ async def train(plan, seed, may=lambda name, live: True):
         async def stepped(step, metrics):
             trained.append((metrics, learner.groups))
 
-        learn = Learn(learner, fleet, leases, learner.join, stepped, lambda: (), timeline)
+        learn = Learn(
+            learner=learner,
+            fleet=fleet,
+            leases=leases,
+            join=learner.join,
+            stepped=stepped,
+            stats=lambda: (),
+            timeline=timeline,
+        )
         pipeline = Pipeline(
             [
                 Stage(name="admit", run=stages.admit(prompts, leases, plan.steps)),
