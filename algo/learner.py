@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import zmq
 
 from algo.learner_config import LearnerConfig as LearnerConfig
@@ -40,6 +41,7 @@ Answer = tuple[link.Reply, link.Arrays]
 
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
+NO_CANARY: link.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -139,11 +141,11 @@ class Learner:
 
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays))
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
-        weights, canary, seconds = self._publish(request.version)
+        weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
         return link.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
 
@@ -153,6 +155,10 @@ class Learner:
         except Exception as error:
             return link.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return link.Saved(path=request.path), {}
+
+    def score(self, arrays: link.Arrays) -> Answer:
+        with _fatal("scoring"):
+            return link.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
 
     def _publish(self, version: int) -> tuple[str, link.Arrays, dict[str, float]]:
         """The weights' file, what they say of the canary, and the seconds that both took."""
@@ -187,6 +193,8 @@ def serve(node: NodeLink | None) -> None:
                 answer = learner.train(request, arrays)
             case link.Save():
                 answer = learner.save(request)
+            case link.Score():
+                answer = learner.score(arrays)
             case link.Checkpoint():
                 answer = learner.checkpoint(request)
             case link.Stop():

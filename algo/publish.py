@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
+from algo.lora import merged
+
 
 class Publisher:
     """Writes what the replicas load. scorer: holds the model as `scorer.model`."""
@@ -59,12 +61,13 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
 
 
 def full_state(scorer: nn.Module) -> dict[str, Tensor]:
-    """Unsharded weights under their Hugging Face names; a tied head is left out, as Hugging Face does."""
-    return {name.removeprefix("model."): _full(weight.detach()) for name, weight in scorer.named_parameters()}
+    """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there."""
+    return {name.removeprefix("model."): weight for name, weight in merged(scorer, _full)}
 
 
 def _full(weight: Tensor) -> Tensor:
     """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
+    weight = weight.detach()
     if isinstance(weight, DTensor):
         weight = weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
     return weight.contiguous()

@@ -20,41 +20,28 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from torch import Tensor
 
 from algo.checkpoint import Checkpoints
-from algo.loss import LossSums, policy_loss
+from algo.counts import reduced, summary
+from algo.flops import peak_of
+from algo.loss import Tokens, Totals, statistics
+from algo.model import choose_device, is_tight, load, reshard
 from algo.pack import MicroBatch, MiniBatch, plan
+from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.plain import build
 from algo.publish import Publisher, export
 from engine.types import Batch
 
 if TYPE_CHECKING:
     from algo.learner import LearnerConfig
-
-# Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
-LOGIT_ROWS = 1024
-# Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
-KEPT_LOGITS = 1 << 24
-# What a forward and backward pass counts, in this order: what is added up over passes and ranks, and maxima.
-SUMS = ("loss", "entropy", *LossSums._fields[:-2])
-MAXIMA = LossSums._fields[-2:]
-
-
-class Diverged(RuntimeError):
-    """Loss or gradient is not finite; the weights are those before the update."""
 
 
 def join_group() -> None:
@@ -65,7 +52,8 @@ def join_group() -> None:
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
     # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
-    dist.init_process_group("gloo", timeout=timedelta(days=1))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(days=1))
 
 
 def broadcast(frames: list[bytes] | None) -> list[bytes]:
@@ -78,30 +66,6 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
-class Scorer(nn.Module):
-    """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, token_ids_RL: Tensor, positions_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(targets_M) in fp32, and the (detached) entropy there, both [M]."""
-        hidden_RLH = self.model.base_model(input_ids=token_ids_RL, use_cache=False).last_hidden_state
-        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
-        recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
-        score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
-        chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
-        logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
-
-    def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_MV = self.model.get_output_embeddings()(hidden_MH).float().log_softmax(-1)
-        with torch.no_grad():
-            entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-        return logprobs_MV.gather(-1, targets_M[:, None]).squeeze(-1), entropy_M
-
-
 class Trainer:
     """One rank's share of model and optimizer. Every method is a collective: all ranks call it with equal arguments."""
 
@@ -110,96 +74,190 @@ class Trainer:
     ) -> None:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
-        transformers_logging.disable_progress_bar()
         self.config, self.source, self.seed = config, source, seed
+        self.loss = build(config.loss)
+        self.proximal = bool(getattr(self.loss, "proximal", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.scorer = _shard(Scorer(model.train()))
+        self.device = choose_device(config.device)
+        self.scorer, self.cost = load(config, source)
+        self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
+        self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
         self.optimizer = torch.optim.AdamW(
-            self.scorer.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            self.trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
-        self.canary = _canary_batch(canary)
+        self.peak_flops = config.peak_flops or (
+            peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+        )
+        self.tight = is_tight(config)
+        self.canary = [ids for ids in canary if len(ids) > 1]
         self.trained_batches = 0
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
-    def train(self, batch: Batch) -> dict[str, float]:
-        """One pass over the batch in minibatches, an optimizer step each. Raises Diverged. Empty batch: no update."""
+    def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
+        """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
+
+        version: of the weights that this makes; those before it have the number below, and tokens of that number are
+        checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
+        """
         started = time.perf_counter()
-        minibatches = plan(
-            batch,
-            minibatches=self.config.minibatches,
-            micro_batch_tokens=self.config.micro_batch_tokens,
-            ranks=self.world_size,
-            seed=self.seed,
-        )
+        minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
             self.trained_batches += 1
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * min(1.0, self.trained_batches / max(1, self.config.warmup_steps))
-            results = [self._update(minibatch) for minibatch in minibatches]
-            metrics |= _summary(results)
+                group["lr"] = self.config.lr_at(self.trained_batches)
+            metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
+            if version is not None:
+                staleness = version - 1 - batch.versions_N[batch.sampled_N]
+                metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
-        metrics["train_s"] = time.perf_counter() - started
-        metrics["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-        return metrics
+        return metrics | self._speed(minibatches, started)
 
-    def _update(self, minibatch: MiniBatch) -> dict[str, float]:
+    def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
+        """Seconds since `started`, what they were used for, and the largest memory of this rank's process so far.
+
+        tokens_per_s counts inputs (prompts and tools' responses too). mfu: share of the peak of all ranks that the
+        model's own operations are; left out where the peak is unknown.
+        """
+        lengths = [n for minibatch in minibatches for n in minibatch.lengths]
+        targets = sum(minibatch.loss_tokens for minibatch in minibatches)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            peak_bytes = float(torch.cuda.max_memory_allocated())
+        else:
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        seconds = time.perf_counter() - started
+        speed = {"train_s": seconds, "tokens_per_s": sum(lengths) / seconds, "peak_bytes": peak_bytes}
+        if self.peak_flops:
+            needed = self.cost.of(targets=targets, lengths=lengths)
+            speed["mfu"] = needed / (seconds * self.peak_flops * self.world_size)
+        return speed
+
+    def _plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
+        return plan(
+            batch,
+            minibatches=minibatches,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            ranks=self.world_size,
+            seed=self.seed,
+        )
+
+    def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
+        """The optimizer steps of a batch.
+
+        Where the loss asks for it, what follows the first update is scored before it; in the first minibatch the
+        forward pass gives the same.
+        """
+        later = minibatches[1:] if self.proximal else []
+        proximal = [None, *(self._logprobs(part.ranks[self.rank]) for part in later)]
+        results: list[dict[str, float]] = []
+        for index, minibatch in enumerate(minibatches):
+            try:
+                before = proximal[index] if self.proximal else None
+                results.append(self._update(minibatch, before, live if index == 0 else None))
+            except Diverged as error:
+                raise Diverged(f"minibatch {index + 1} of {len(minibatches)}: {error}") from error
+        return results
+
+    def _update(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
         micros = minibatch.ranks[self.rank]
-        counts = []
+        totals = Totals(minibatch.loss_tokens, minibatch.sequences)
+        counts, logprobs = [], []
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
-            self.scorer.set_requires_gradient_sync(last)
-            self.scorer.set_reshard_after_backward(last)
-            counts.append(self._backward(micro, minibatch.loss_tokens))
-        gradients = [parameter.grad.to_local() for parameter in self.scorer.parameters() if parameter.grad is not None]
-        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum(0, keepdim=True)
-        sums, maxima = torch.stack(counts).split([len(SUMS), len(MAXIMA)], dim=1)
-        sums, maxima = torch.cat([sums.sum(0), square]), maxima.amax(0)
-        if self.world_size > 1:
-            dist.all_reduce(sums)
-            dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        result = dict(zip((*SUMS, "square", *MAXIMA), torch.cat([sums, maxima]).tolist(), strict=True))
+            self.scorer.set_requires_gradient_sync(last or self.tight)
+            self.scorer.set_reshard_after_backward(last or self.tight)
+            counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
+            counts.append(counted)
+            logprobs.append(logprobs_M)
+        gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        result = reduced(counts, square)
         norm = result["grad_norm"] = result.pop("square") ** 0.5
         if not np.isfinite([result["loss"], norm]).all():
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
-            raise Diverged(f"not finite: {numbers}; the weights were not updated")
+            place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
+            raise Diverged(f"not finite: {numbers}; {place}; the weights were not updated")
+        tolerance = self.config.mismatch_tolerance
+        if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
+            worst = worst_mismatch(micros, logprobs, live)
+            raise Mismatched(
+                f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
+                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}; the weights were not updated"
+            )
         if norm + 1e-6 > self.config.grad_clip:
             torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _backward(self, micro: MicroBatch, loss_tokens: int) -> Tensor:
-        """Adds the gradient of a microbatch; returns its SUMS and MAXIMA, float64."""
-        logprobs_M, entropy_M = self.scorer(
-            torch.from_numpy(micro.token_ids_RL), torch.from_numpy(micro.positions_M), torch.from_numpy(micro.targets_M)
+    def _backward(
+        self, micro: MicroBatch, totals: Totals, proximal_M: Tensor | None, live: int | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
+        here = partial(_tensor, device=self.device)
+        logprobs_M, entropy_M = self._forward(micro)
+        if self.proximal and proximal_M is None:
+            proximal_M = logprobs_M.detach()
+        tokens = Tokens(
+            logprobs_M=logprobs_M,
+            old_logprobs_M=here(micro.old_logprobs_M),
+            advantages_M=here(micro.advantages_M),
+            sequence_M=here(micro.sequence_M),
+            sequences=micro.sequences,
+            versions_M=here(micro.versions_M),
+            proximal_logprobs_M=proximal_M,
         )
-        loss, counts = policy_loss(
-            logprobs_M,
-            torch.from_numpy(micro.old_logprobs_M),
-            torch.from_numpy(micro.advantages_M),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            total_tokens=loss_tokens,
-        )
+        loss, counts = self.loss(tokens, totals)
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        return torch.stack([part.detach().double() for part in (loss, entropy_M.sum(), *counts)])
+        counts = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **counts}
+        return counts, logprobs_M.detach()
+
+    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the targets, [M]."""
+        here = partial(_tensor, device=self.device)
+        inputs = here(micro.token_ids_RL), here(micro.position_ids_RL), micro.lengths_S.tolist()
+        return self.scorer(*inputs, here(micro.positions_M), here(micro.targets_M))
+
+    @torch.no_grad()
+    def _logprobs(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
+        """Of each microbatch's targets, without a gradient."""
+        found = [self._forward(micro)[0] for micro in micros]
+        reshard(self.scorer)
+        return found
+
+    def score(self, batch: Batch) -> NDArray[np.float32]:
+        """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        logprobs_N = torch.zeros(len(batch.token_ids_N))
+        for minibatch in self._plan(batch, 1):
+            micros = minibatch.ranks[self.rank]
+            for micro, logprobs_M in zip(micros, self._logprobs(micros), strict=True):
+                places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
+                places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
+                logprobs_N[torch.from_numpy(places_M)] = logprobs_M.cpu()
+        if self.world_size > 1:
+            dist.all_reduce(logprobs_N)
+        return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
-        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated.
-
-        The weights stay gathered until the next backward pass; nothing changes them before that.
-        """
+        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
+        inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
+        targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
+        rows = np.concatenate(inputs)[None], np.concatenate([np.arange(len(ids)) for ids in inputs])[None]
+        here = partial(_tensor, device=self.device)
         with torch.no_grad():
-            logprobs_M, _ = self.scorer(*self.canary)
-        return logprobs_M.numpy()
+            chosen = here(np.arange(len(targets_M))), here(targets_M)
+            logprobs_M, _ = self.scorer(*map(here, rows), [len(ids) for ids in inputs], *chosen)
+        reshard(self.scorer)
+        return logprobs_M.cpu().numpy()
 
     def save(self, path: Path) -> None:
         """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
@@ -216,37 +274,5 @@ class Trainer:
         return counters["version"]
 
 
-def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its minibatches; the mismatch is that before any update."""
-    tokens = sum(result["tokens"] for result in results)
-    means = {
-        name: sum(result[name] for result in results) / tokens for name in ("clip_low", "clip_high", "kl", "entropy")
-    }
-    return means | {
-        "tokens": tokens,
-        "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens,
-        "grad_norm": max(result["grad_norm"] for result in results),
-        "ratio_mean": sum(result["ratio"] for result in results) / tokens,
-        "ratio_max": max(result["ratio_max"] for result in results),
-        "mismatch_max": results[0]["mismatch_max"],
-    }
-
-
-def _shard(scorer: Scorer) -> Scorer:
-    """FSDP2 per decoder layer and on the root.
-
-    Weights stay gathered between forward and backward: memory is not scarce where this runs in fp32 on the CPU, and
-    gathering again costs more than it saves.
-    """
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (*scorer.model.base_model.layers, scorer):
-        fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    return scorer
-
-
-def _canary_batch(canary: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """The Scorer's arguments for all sequences at once; one row without a target when there is none."""
-    ids_RL = pad_sequence([torch.tensor(ids) for ids in canary or [[0, 0]]], batch_first=True)
-    targets_R = torch.tensor([len(ids) - 1 for ids in canary or [[0]]])
-    chosen_RL = torch.arange(ids_RL.shape[1] - 1) < targets_R[:, None]
-    return ids_RL[:, :-1].contiguous(), chosen_RL.flatten().nonzero().flatten(), ids_RL[:, 1:][chosen_RL]
+def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

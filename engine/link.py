@@ -45,7 +45,10 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`."""
+    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
+
+    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published.
+    """
 
     step: int
     version: int
@@ -55,6 +58,10 @@ class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Write a Hugging Face checkpoint (weights, config, tokenizer) to path."""
 
     path: str
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -98,16 +105,20 @@ class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     path: str
 
 
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Score; log-probabilities [N] follow as one frame, 0 where nothing was sampled."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The learner cannot go on: the reason with its numbers."""
 
     reason: str
 
 
-Request = Configure | Train | Save | Checkpoint | Stop
-Reply = Ready | Trained | Saved | Failed
+Request = Configure | Train | Save | Score | Checkpoint | Stop
+Reply = Ready | Trained | Saved | Scored | Failed
 Arrays = Mapping[str, NDArray[Any]]
-Answer = TypeVar("Answer", Ready, Trained, Saved)
+Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -240,6 +251,11 @@ class LearnerProcess:
     async def save(self, path: Path) -> None:
         """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
         await self._ask(Save(path=str(path)), {}, Saved, self.config.step_deadline_s)
+
+    async def score(self, batch: Batch) -> Floats:
+        """log p of the batch's sampled tokens, [N], 0 elsewhere."""
+        _, arrays = await self._ask(Score(), batch.arrays(), Scored, self.config.step_deadline_s)
+        return arrays["logprobs"]
 
     async def checkpoint(self, path: Path, version: int) -> None:
         """Returns when the state is copied; path appears when it is on the disk, before the next one is begun."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from engine import measure
 from engine.types import Trajectory
 
+METHODS = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}
 _BLUE, _RED = "#08519c", "#cb181d"
 
 
@@ -116,9 +117,8 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     clock.set_xlabel("seconds of training")
     axes.grid(alpha=0.25)
     axes.spines["right"].set_visible(False)
-    method = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}[algorithm]
     n = int(scores[-1]["eval/n"])
-    axes.set_title(f"{method}: held-out accuracy {accuracy[0]:.2f} to {accuracy[-1]:.2f} (n = {n})")
+    axes.set_title(f"{METHODS[algorithm]}: held-out accuracy {accuracy[0]:.2f} to {accuracy[-1]:.2f} (n = {n})")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
 

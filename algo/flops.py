@@ -1,0 +1,57 @@
+"""Floating-point operations that a training step needs, whatever is done to save memory.
+
+A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its input and 2 n for its own, which a frozen
+one does not have: 6 N per token, 4 N under adapters. The head is needed at targets only. Causal attention of a
+trajectory with l tokens costs 2 l^2 heads width per layer forward (half of the square) and twice that backward. What is
+recomputed (activations, logits) does not count. Source of the first terms: PaLM (arXiv 2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+# Dense bf16, from the datasheets; the first name that a device's own contains.
+PEAKS = (("H100 PCIe", 756e12), ("H100", 989e12), ("H200", 989e12), ("B200", 2250e12), ("A100", 312e12))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Operations per token, per target and per squared length of a trajectory.
+
+    >>> Cost(token=6e3, target=600.0, square=1.0).of(targets=5, lengths=[10, 20])
+    183500.0
+    """
+
+    token: float
+    target: float
+    square: float
+
+    def of(self, *, targets: int, lengths: Sequence[int]) -> float:
+        squares = sum(float(length) ** 2 for length in lengths)
+        return self.token * sum(lengths) + self.target * targets + self.square * squares
+
+
+def cost_of(model: PreTrainedModel) -> Cost:
+    """Of a decoder that is not sharded yet; the matrices are those of its linear layers."""
+    config, head = model.config, model.get_output_embeddings()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
+    return Cost(
+        token=float(sum(map(_per_token, layers))),
+        target=float(_per_token(head)),
+        square=6.0 * config.num_hidden_layers * config.num_attention_heads * width,
+    )
+
+
+def _per_token(linear: nn.Module) -> int:
+    weight = linear.weight
+    return weight.numel() * (6 if weight.requires_grad else 4)
+
+
+def peak_of(device_name: str) -> float | None:
+    """Operations per second that a GPU promises in bf16; None for one that is not known."""
+    return next((peak for name, peak in PEAKS if name in device_name), None)

@@ -1,0 +1,43 @@
+"""Low-rank adapters through peft: only they are trained, and what leaves the learner has them merged in.
+
+Invariants
+- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it; so replicas
+  and checkpoints know nothing of adapters.
+- An adapter begins as zero: the first weights are those of the checkpoint.
+
+peft is imported where adapters are wanted: it takes two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from algo.learner_config import LearnerConfig
+
+BASE = ".base_layer"  # peft's name for the layer that an adapter wraps
+ADAPTER = "default"
+
+
+def add_adapters(model: nn.Module, config: LearnerConfig) -> None:
+    """Wraps the layers named in `lora_targets` and freezes everything else. Raises ValueError when there are none."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
+    inject_adapter_in_model(lora, model, ADAPTER)
+
+
+def merged(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(name without wrapping, weight) of every parameter of the base model. whole: gathers one (a collective)."""
+    for name, weight in scorer.named_parameters():
+        if ".lora_" in name:
+            continue
+        if f"{BASE}.weight" not in name:
+            yield name.replace(BASE, ""), whole(weight)
+            continue
+        layer = scorer.get_submodule(name.removesuffix(f"{BASE}.weight"))
+        up, down = (whole(part[ADAPTER].weight).float() for part in (layer.lora_B, layer.lora_A))
+        yield name.replace(BASE, ""), whole(weight).float().addmm(up, down, alpha=layer.scaling[ADAPTER])

@@ -1,0 +1,127 @@
+"""The model under training as the trainer sees it: log-probabilities at chosen positions, sharded with FSDP2.
+
+Invariants
+- Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is what the passes compute in.
+- No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
+- Activation checkpointing, the kind of attention and the sharding change results only by rounding.
+
+Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from algo.attention import bounds, register
+from algo.flops import Cost, cost_of
+from algo.lora import add_adapters
+
+if TYPE_CHECKING:
+    from algo.learner_config import LearnerConfig
+
+# Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
+LOGIT_ROWS = 1024
+# Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
+KEPT_LOGITS = 1 << 24
+
+
+class Scorer(nn.Module):
+    """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        token_ids_RL: Tensor,
+        position_ids_RL: Tensor,
+        lengths: Sequence[int],
+        positions_M: Tensor,
+        targets_M: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """log p(targets_M) in fp32, and the (detached) entropy there, both [M]. lengths: of the row's trajectories."""
+        hidden_RLH = self.model.base_model(
+            input_ids=token_ids_RL,
+            position_ids=position_ids_RL,
+            use_cache=False,
+            **bounds(lengths, token_ids_RL.device),
+        ).last_hidden_state
+        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
+        recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
+        score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
+        chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
+        logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_MV = self.model.get_output_embeddings()(hidden_MH).float().log_softmax(-1)
+        with torch.no_grad():
+            entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+        return logprobs_MV.gather(-1, targets_M[:, None]).squeeze(-1), entropy_M
+
+
+def choose_device(name: str) -> torch.device:
+    """This rank's device: the GPU of its number on the machine. Raises ValueError where there is none."""
+    if name == "cpu":
+        return torch.device(name)
+    number, there = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
+    if number >= there:
+        where = f"rank {number} of a machine with {there} GPUs"
+        raise ValueError(f"LearnerConfig.device must be 'cpu' for {where}, got {name!r}")
+    torch.cuda.set_device(number)
+    return torch.device(name, number)
+
+
+def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
+    """The checkpoint in fp32, sharded over all ranks, and what a pass costs.
+
+    Raises OSError or ValueError for a checkpoint or names that do not fit.
+    """
+    register()
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=config.attention)
+    if config.lora_rank:
+        add_adapters(model, config)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    cost = cost_of(model)
+    return shard(Scorer(model.train()), config), cost
+
+
+def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
+    """FSDP2 per decoder layer and on the root.
+
+    Layers stay gathered between forward and backward unless several GPUs share them: where this runs in fp32 on the
+    CPU memory is not scarce, and on one GPU there is nothing to win.
+    """
+    mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+    computed = None if config.dtype == "float32" else getattr(torch, config.dtype)
+    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32 if computed else None)
+    for layer in scorer.model.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=is_tight(config))
+    return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def is_tight(config: LearnerConfig) -> bool:
+    """Whether weights and gradients are sharded between passes too: memory of a GPU is worth more than its links."""
+    return config.device == "cuda" and dist.get_world_size() > 1
+
+
+def reshard(scorer: nn.Module) -> None:
+    """After a forward pass without a backward pass: parameters are fp32 shards again."""
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
