@@ -34,6 +34,7 @@ from algo.counts import reduced, summary
 from algo.flops import peak_of
 from algo.loss import Tokens, Totals, statistics
 from algo.model import choose_device, is_tight, load, reshard
+from algo.offload import Moved, offload, onload
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.plain import build
@@ -91,6 +92,7 @@ class Trainer:
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.trained_batches = 0
+        self.away: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
@@ -103,6 +105,7 @@ class Trainer:
         checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
         """
         started = time.perf_counter()
+        onload(self.away)
         minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
@@ -115,6 +118,8 @@ class Trainer:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        if self.config.offload_optimizer:
+            self.away = offload(self.optimizer)
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
