@@ -31,12 +31,13 @@ class MicroBatch:
 
     position_ids_RL restart at 0 with each trajectory. positions_M indexes the row: the logits at positions_M[i] predict
     targets_M[i], which was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i]
-    of this microbatch.
+    of this microbatch; trajectories_S says where that one stands in the batch.
     """
 
     token_ids_RL: NDArray[np.int64]
     position_ids_RL: NDArray[np.int64]
     lengths_S: NDArray[np.int32]
+    trajectories_S: NDArray[np.int64]
     positions_M: NDArray[np.int64]
     targets_M: NDArray[np.int64]
     old_logprobs_M: NDArray[np.float32]
@@ -141,6 +142,7 @@ def _micro(batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64
         token_ids_RL=batch.token_ids_N[tokens_L][None].astype(np.int64),
         position_ids_RL=position_ids_L[None],
         lengths_S=lengths_S.astype(np.int32),
+        trajectories_S=np.asarray(row, np.int64),
         positions_M=positions_M,
         targets_M=batch.token_ids_N[targets_M].astype(np.int64),
         old_logprobs_M=batch.logprobs_N[targets_M],
@@ -154,6 +156,7 @@ EMPTY = MicroBatch(
     token_ids_RL=np.zeros((1, 1), np.int64),
     position_ids_RL=np.zeros((1, 1), np.int64),
     lengths_S=np.ones(1, np.int32),
+    trajectories_S=np.full(1, -1, np.int64),
     positions_M=np.zeros(0, np.int64),
     targets_M=np.zeros(0, np.int64),
     old_logprobs_M=np.zeros(0, np.float32),

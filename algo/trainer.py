@@ -29,23 +29,20 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.checkpoint import Checkpoints
+from algo.counts import reduced, summary
 from algo.flops import peak_of
-from algo.loss import LossSums, policy_loss
+from algo.loss import Tokens, Totals, statistics
 from algo.model import choose_device, is_tight, load, reshard
+from algo.offload import Moved, offload, onload
 from algo.pack import MicroBatch, MiniBatch, plan
+from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.plain import build
 from algo.publish import Publisher, export
 from engine.types import Batch
 
 if TYPE_CHECKING:
     from algo.learner import LearnerConfig
-
-# What a forward and backward pass counts, in this order: what is added up over passes and ranks, and maxima.
-SUMS = ("loss", "entropy", *LossSums._fields[:-2])
-MAXIMA = LossSums._fields[-2:]
-
-
-class Diverged(RuntimeError):
-    """Loss or gradient is not finite; the weights are those before the update."""
 
 
 def join_group() -> None:
@@ -79,6 +76,8 @@ class Trainer:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
         self.config, self.source, self.seed = config, source, seed
+        self.loss = build(config.loss)
+        self.proximal = bool(getattr(self.loss, "proximal", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
@@ -93,29 +92,34 @@ class Trainer:
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.trained_batches = 0
+        self.away: Moved = []  # the optimizer's state while replicas have the device
+        self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
-    def train(self, batch: Batch) -> dict[str, float]:
-        """One pass over the batch in minibatches, an optimizer step each. Raises Diverged. Empty batch: no update."""
+    def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
+        """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
+
+        version: of the weights that this makes; those before it have the number below, and tokens of that number are
+        checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
+        """
         started = time.perf_counter()
-        minibatches = plan(
-            batch,
-            minibatches=self.config.minibatches,
-            micro_batch_tokens=self.config.micro_batch_tokens,
-            ranks=self.world_size,
-            seed=self.seed,
-        )
+        onload(self.away)
+        minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
             self.trained_batches += 1
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * min(1.0, self.trained_batches / max(1, self.config.warmup_steps))
-            results = [self._update(minibatch) for minibatch in minibatches]
-            metrics |= _summary(results)
+                group["lr"] = self.config.lr_at(self.trained_batches)
+            metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
+            if version is not None:
+                staleness = version - 1 - batch.versions_N[batch.sampled_N]
+                metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        if self.config.offload_optimizer:
+            self.away = offload(self.optimizer)
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
@@ -138,56 +142,135 @@ class Trainer:
             speed["mfu"] = needed / (seconds * self.peak_flops * self.world_size)
         return speed
 
-    def _update(self, minibatch: MiniBatch) -> dict[str, float]:
-        """Forward and backward over this rank's microbatches, then one optimizer step."""
-        return self._step(self._passes(minibatch))
+    def _plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
+        return plan(
+            batch,
+            minibatches=minibatches,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            ranks=self.world_size,
+            seed=self.seed,
+        )
 
-    def _passes(self, minibatch: MiniBatch) -> Tensor:
-        """The gradient of a minibatch; returns what its passes count (`_backward`), a row each."""
+    def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
+        """The optimizer steps of a batch.
+
+        Where the loss asks for it, what follows the first update is scored before it; in the first minibatch the
+        forward pass gives the same.
+        """
+        later = minibatches[1:] if self.proximal else []
+        proximal = [None, *(self._logprobs(part.ranks[self.rank]) for part in later)]
+        results: list[dict[str, float]] = []
+        for index, minibatch in enumerate(minibatches):
+            try:
+                before = proximal[index] if self.proximal else None
+                results.append(self._update(minibatch, before, live if index == 0 else None))
+            except Diverged as error:
+                raise Diverged(f"minibatch {index + 1} of {len(minibatches)}: {error}") from error
+        return results
+
+    def _update(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> dict[str, float]:
+        """Forward and backward over this rank's microbatches, then one optimizer step."""
+        return self._step(minibatch, *self._passes(minibatch, proximal, live), live)
+
+    def _passes(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
-        counts = []
+        totals = Totals(minibatch.loss_tokens, minibatch.sequences)
+        counts, logprobs = [], []
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last or self.tight)
             self.scorer.set_reshard_after_backward(last or self.tight)
-            counts.append(self._backward(micro, minibatch.loss_tokens))
-        return torch.stack(counts)
+            counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
+            counts.append(counted)
+            logprobs.append(logprobs_M)
+        return counts, logprobs
 
-    def _step(self, counts: Tensor) -> dict[str, float]:
-        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks. Raises Diverged."""
+    def _step(
+        self,
+        minibatch: MiniBatch,
+        counts: Sequence[dict[str, Tensor]],
+        logprobs: Sequence[Tensor],
+        live: int | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
+
+        Raises Diverged or Mismatched, before the weights are touched.
+        """
+        micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
-        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum(0, keepdim=True)
-        sums, maxima = counts.split([len(SUMS), len(MAXIMA)], dim=1)
-        sums, maxima = torch.cat([sums.sum(0), square]), maxima.amax(0)
-        if self.world_size > 1:
-            dist.all_reduce(sums)
-            dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        result = dict(zip((*SUMS, "square", *MAXIMA), torch.cat([sums, maxima]).tolist(), strict=True))
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        result = reduced(counts, square)
         norm = result["grad_norm"] = result.pop("square") ** 0.5
         if not np.isfinite([result["loss"], norm]).all():
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
-            raise Diverged(f"not finite: {numbers}; the weights were not updated")
+            place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
+            raise Diverged(f"not finite: {numbers}; {place}; the weights were not updated")
+        tolerance = self.config.mismatch_tolerance
+        if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
+            worst = worst_mismatch(micros, logprobs, live)
+            raise Mismatched(
+                f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
+                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}; the weights were not updated"
+            )
         if norm + 1e-6 > self.config.grad_clip:
             torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _backward(self, micro: MicroBatch, loss_tokens: int) -> Tensor:
-        """Adds the gradient of a microbatch; returns its SUMS and MAXIMA, float64."""
+    def _backward(
+        self, micro: MicroBatch, totals: Totals, proximal_M: Tensor | None, live: int | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
+        here = partial(_tensor, device=self.device)
+        logprobs_M, entropy_M = self._forward(micro)
+        if self.proximal and proximal_M is None:
+            proximal_M = logprobs_M.detach()
+        tokens = Tokens(
+            logprobs_M=logprobs_M,
+            old_logprobs_M=here(micro.old_logprobs_M),
+            advantages_M=here(micro.advantages_M),
+            sequence_M=here(micro.sequence_M),
+            sequences=micro.sequences,
+            versions_M=here(micro.versions_M),
+            proximal_logprobs_M=proximal_M,
+        )
+        loss, counts = self.loss(tokens, totals)
+        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
+        counts = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **counts}
+        return counts, logprobs_M.detach()
+
+    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the targets, [M]."""
         here = partial(_tensor, device=self.device)
         inputs = here(micro.token_ids_RL), here(micro.position_ids_RL), micro.lengths_S.tolist()
-        logprobs_M, entropy_M = self.scorer(*inputs, here(micro.positions_M), here(micro.targets_M))
-        loss, counts = policy_loss(
-            logprobs_M,
-            here(micro.old_logprobs_M),
-            here(micro.advantages_M),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            total_tokens=loss_tokens,
-        )
-        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        return torch.stack([part.detach().double() for part in (loss, entropy_M.sum(), *counts)])
+        return self.scorer(*inputs, here(micro.positions_M), here(micro.targets_M))
+
+    @torch.no_grad()
+    def _logprobs(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
+        """Of each microbatch's targets, without a gradient."""
+        found = [self._forward(micro)[0] for micro in micros]
+        reshard(self.scorer)
+        return found
+
+    def score(self, batch: Batch) -> NDArray[np.float32]:
+        """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        logprobs_N = torch.zeros(len(batch.token_ids_N))
+        for minibatch in self._plan(batch, 1):
+            micros = minibatch.ranks[self.rank]
+            for micro, logprobs_M in zip(micros, self._logprobs(micros), strict=True):
+                places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
+                places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
+                logprobs_N[torch.from_numpy(places_M)] = logprobs_M.cpu()
+        if self.world_size > 1:
+            dist.all_reduce(logprobs_N)
+        return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
         """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
@@ -205,21 +288,15 @@ class Trainer:
         """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path)
 
+    def checkpoint(self, path: Path, version: int) -> None:
+        """All that resuming takes, written to path in a thread (`algo.checkpoint`)."""
+        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
 
-def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its minibatches; the mismatch is that before any update."""
-    tokens = sum(result["tokens"] for result in results)
-    means = {
-        name: sum(result[name] for result in results) / tokens for name in ("clip_low", "clip_high", "kl", "entropy")
-    }
-    return means | {
-        "tokens": tokens,
-        "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens,
-        "grad_norm": max(result["grad_norm"] for result in results),
-        "ratio_mean": sum(result["ratio"] for result in results) / tokens,
-        "ratio_max": max(result["ratio_max"] for result in results),
-        "mismatch_max": results[0]["mismatch_max"],
-    }
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        counters = self.checkpoints.read(path)
+        self.trained_batches = counters["trained_batches"]
+        return counters["version"]
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -180,8 +180,8 @@ def learner_step(trainer: Trainer, load: Load, clock: Clock, number: int) -> Non
     config = trainer.config
     cut = {"minibatches": 1, "micro_batch_tokens": config.micro_batch_tokens, "ranks": 1, "seed": 0}
     clock.time("plan", lambda: plan(load.batch, **cut))
-    counts = clock.time("forward and backward", lambda: trainer._passes(load.packed))
-    clock.time("clip and optimizer", lambda: trainer._step(counts))
+    passed = clock.time("forward and backward", lambda: trainer._passes(load.packed))
+    clock.time("clip and optimizer", lambda: trainer._step(load.packed, *passed))
     clock.time("publish", lambda: trainer.publisher.publish(number))
 
 

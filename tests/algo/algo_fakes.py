@@ -72,7 +72,10 @@ def trajectory(
 
 
 def batch(trajectories: int, *, step: int = 0, vocabulary: int = 512, longest: int = 40) -> Batch:
-    """A prompt, a sampled turn, a tool response and a sampled turn each, of random lengths."""
+    """A prompt, a sampled turn, a tool response and a sampled turn each, of random lengths.
+
+    Their log-probabilities are made up: version -1 says that no weights of a learner sampled them.
+    """
     rng = np.random.default_rng((trajectories, step))
     lengths_B = rng.integers(12, longest, trajectories).astype(np.int32)
     sampled = []
@@ -88,7 +91,7 @@ def batch(trajectories: int, *, step: int = 0, vocabulary: int = 512, longest: i
         token_ids_N=rng.integers(0, vocabulary, total).astype(np.int32),
         sampled_N=sampled_N,
         logprobs_N=np.where(sampled_N, -6.2 + 0.1 * rng.normal(size=total), 0.0).astype(np.float32),
-        versions_N=np.where(sampled_N, 0, -1).astype(np.int32),
+        versions_N=np.full(total, -1, np.int32),
         lengths_B=lengths_B,
         advantages_B=rng.normal(size=trajectories).astype(np.float32),
     )

@@ -98,6 +98,7 @@ class Run:
     refused: object = None
     empty: object = None
     failed: object = None
+    scores: object = None
     exit_code: int = 0
 
 
@@ -113,6 +114,9 @@ def two_steps(folder, checkpoint, ranks, after=None):
             run.canaries.append(arrays["canary"])
             run.weights.append(load_file(reply.weights))
         run.files = sorted(path.name for path in folder.glob("*.safetensors"))
+        reply, arrays = peer.ask(link.Score(), batch(6, step=2).arrays())
+        assert isinstance(reply, link.Scored), reply
+        run.scores = arrays["logprobs"]
         if after:
             after(peer, run)
     return run
@@ -173,8 +177,18 @@ def test_metrics_are_complete_and_finite(one):
     assert [reply.metrics["lr"] for reply in one.replies] == pytest.approx([1e-3 / 3, 2e-3 / 3])
 
 
-def test_two_ranks_train_like_one(one, tmp_path, checkpoint):
-    two = two_steps(tmp_path, checkpoint, 2)
+def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, checkpoint):
+    def after(peer, run):
+        made_up = batch(6, step=2)
+        arrays = made_up.arrays() | {"versions_N": np.where(made_up.sampled_N, 2, -1).astype(np.int32)}
+        run.failed, _ = peer.ask(link.Train(step=2, version=3), arrays)
+        run.exit_code = peer.process.wait(20)
+
+    two = two_steps(tmp_path, checkpoint, 2, after)
+    np.testing.assert_allclose(two.scores, one.scores, atol=1e-4)
+    assert isinstance(two.failed, link.Failed)
+    assert re.search(r"step 2: .*tokens of version 2 .*tolerance 1e-03.*trajectory \d of the batch", two.failed.reason)
+    assert two.exit_code != 0
     assert two.ready.world_size == 2
     for first, second in zip(one.replies, two.replies, strict=True):
         for name in ("loss", "grad_norm", "entropy", "kl", "tokens", "mismatch_max"):
@@ -183,6 +197,15 @@ def test_two_ranks_train_like_one(one, tmp_path, checkpoint):
         assert first.keys() == second.keys()
         for name in first:
             torch.testing.assert_close(first[name], second[name], rtol=0, atol=1e-5)
+
+
+def test_scores_are_the_forward_pass_of_the_current_weights(one, checkpoint):
+    whole = batch(6, step=2)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model.load_state_dict(one.weights[-1], strict=False)
+    sequences = np.split(whole.token_ids_N, np.cumsum(whole.lengths_B)[:-1])
+    expected_N = np.concatenate([[0.0, *hf_logprobs(model, [ids.tolist()])] for ids in sequences])
+    np.testing.assert_allclose(one.scores, np.where(whole.sampled_N, expected_N, 0), atol=1e-5)
 
 
 def test_published_files_do_not_pile_up(one):
@@ -220,6 +243,7 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert isinstance(one.failed, link.Failed)
     assert "step 3" in one.failed.reason
     assert "nan" in one.failed.reason
+    assert "trajectory 0 of the batch, position 7 (turn 1)" in one.failed.reason
     assert one.exit_code != 0
 
 
@@ -289,8 +313,6 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("lr", 0.0),
         ("grad_clip", -1.0),
         ("warmup_steps", -1),
-        ("clip_low", 1.5),
-        ("clip_high", 0.0),
         ("minibatches", 0),
         ("micro_batch_tokens", 0),
         ("threads", 0),

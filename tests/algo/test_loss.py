@@ -1,64 +1,279 @@
+"""The losses as the learner calls them: golden vectors, sums, plain forms, wrong fields."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
 import pytest
 import torch
-from algo_golden import expected, name, rows, tensor
+from algo_golden import Chosen, check, expected, name, rows
 
-from algo.loss import policy_loss
+from algo.learner_config import LearnerConfig
+from algo.loss import Tokens, Totals, aggregated, statistics
+from algo.losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
+from algo.plain import build, plain
+from tests.contracts import check_loss
+
+MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4)
+LOSSES = [
+    PpoClip(),
+    PpoClip(dual_clip=3.0, aggregate="sequence", kl_coef=0.1, correction=MASK),
+    PpoClip(proximal=True, correction=Correction(level="token", upper=1.1), aggregate=40.0),
+    PpoClip(proximal=True, correction=Correction(level="sequence", kind="icepop", lower=0.5, upper=1.5)),
+    Gspo(clip_low=0.05, clip_high=0.05),
+    Gspo(token_gradient=True, proximal=True, aggregate="token"),
+    Cispo(clip_low=0.1, clip_high=0.1),
+    Dppo(low=0.02, high=0.02, square_coef=1e-3),
+    Dppo(divergence="kl", both_sides=True),
+    Sapo(),
+    CrossEntropy(),
+    CrossEntropy(aggregate="sequence"),
+]
 
 
-@pytest.mark.parametrize("row", rows("policy_loss", definition="ppo_clip", peer="verl"), ids=name)
-def test_matches_golden_in_loss_and_gradient(row):
-    params, outputs = row["params"], expected(row)
-    inputs = {key: tensor(value) for key, value in row["inputs"].items()}
-    logprobs = inputs["log_prob"].requires_grad_()
-    mask = inputs["mask"].bool()
-    loss, sums = policy_loss(
-        logprobs,
-        inputs["old_log_prob"],
-        inputs["advantages"],
-        mask,
-        clip_low=params["eps_low"],
-        clip_high=params["eps_high"],
-        total_tokens=mask.sum(),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hinge:
+    """The example of `algo.loss.Loss`."""
+
+    margin: float = 1.0
+
+    def __call__(self, tokens, totals):
+        short_M = self.margin - tokens.advantages_M * (tokens.logprobs_M - tokens.old_logprobs_M)
+        return short_M.relu().sum() / totals.tokens, {"short": (short_M > 0).sum()}
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, Hinge()], ids=str)
+def test_every_loss_keeps_the_contract(loss):
+    check_loss(loss)
+    check_loss(loss, lengths=(7,), seed=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnMean:
+    """Divides by what it sees: its value depends on the cut."""
+
+    def __call__(self, tokens, totals):
+        return tokens.logprobs_M.mean() if len(tokens.logprobs_M) else tokens.logprobs_M.sum(), {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SometimesCounts:
+    def __call__(self, tokens, totals):
+        return tokens.logprobs_M.sum() / totals.tokens, {"x": tokens.versions_M.sum()} if tokens.sequences > 1 else {}
+
+
+@pytest.mark.parametrize(("loss", "promise"), [(OwnMean(), "parts add up"), (SometimesCounts(), "same names")])
+def test_the_contract_finds_a_loss_that_breaks_it(loss, promise):
+    with pytest.raises(AssertionError, match=promise):
+        check_loss(loss)
+
+
+def clip(params):
+    return {"clip_low": params["eps_low"], "clip_high": params["eps_high"]}
+
+
+GOLDEN = {
+    "ppo_clip": (lambda params: PpoClip(**clip(params)), "old_log_prob"),
+    "ppo_dual_clip": (lambda params: PpoClip(**clip(params), dual_clip=params["dual_clip_c"]), "old_log_prob"),
+    "gspo": (lambda params: Gspo(**clip(params), token_gradient=True), "old_log_prob"),
+    "cispo": (lambda params: Cispo(**clip(params)), "old_log_prob"),
+    "sapo": (lambda params: Sapo(tau_positive=params["tau_pos"], tau_negative=params["tau_neg"]), "old_log_prob"),
+    "dppo_tv_plus_kl": (
+        lambda params: Dppo(low=params["mask_low"], high=params["mask_high"], square_coef=params["kl_tau"]),
+        "rollout_log_prob",
+    ),
+    "dppo_binary_kl": (
+        lambda params: Dppo(low=params["delta_low"], high=params["delta_high"], divergence="kl"),
+        "rollout_log_prob",
+    ),
+}
+AVERAGES = {
+    **dict.fromkeys(("token-mean", "token mean", "masked sum", "sum / global token count"), "token"),
+    "seq-mean-token-mean": "sequence",
+}
+UNCLAMPED = ("dppo_tv_plus_kl", "clamp_ratio_25")  # the peer's ratio has no clamp
+TESTED = [
+    row
+    for definition in GOLDEN
+    for row in rows("policy_loss", definition=definition)
+    if row["params"]["reduction"] in AVERAGES
+    and row["params"].get("advantage") != "mean over the sequence"
+    and (definition, row["params"]["case"]) != UNCLAMPED
+]
+
+
+def tokens_of(chosen, sampler):
+    return Tokens(
+        logprobs_M=chosen.logprobs_BT[chosen.mask_BT],
+        old_logprobs_M=chosen.at[sampler],
+        advantages_M=chosen.at["advantages"],
+        sequence_M=chosen.sequence_M,
+        sequences=chosen.sequences,
+        versions_M=torch.zeros(len(chosen.sequence_M), dtype=torch.int32),
     )
-    loss.backward()
-    assert loss.item() == pytest.approx(outputs["loss"], rel=params["tol"], abs=params["tol"])
-    torch.testing.assert_close(logprobs.grad, tensor(outputs["grad_log_prob"]), rtol=params["tol"], atol=params["tol"])
-    clipped = (sums.clip_low + sums.clip_high) / sums.tokens
-    assert clipped.item() == pytest.approx(outputs["clip_frac"], abs=1e-9)
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_masked_values_change_neither_loss_nor_gradient_nor_metrics(poison):
-    mask = torch.tensor([True, False, True])
-    results = []
-    for masked in (0.0, poison):
-        logprobs = torch.tensor([-1.0, masked, -2.0], dtype=torch.float64, requires_grad=True)
-        old = torch.tensor([-1.2, masked, -1.5], dtype=torch.float64)
-        advantages = torch.tensor([1.0, masked, -1.0], dtype=torch.float64)
-        loss, sums = policy_loss(logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.28, total_tokens=2)
-        loss.backward()
-        results.append(torch.cat([loss.detach()[None], logprobs.grad, torch.stack([part.double() for part in sums])]))
-    assert torch.equal(results[0], results[1])
-    assert results[0].isfinite().all()
+@pytest.mark.parametrize("row", TESTED, ids=name)
+def test_matches_golden_in_loss_gradient_and_clipped_share(row):
+    params, outputs = row["params"], expected(row)
+    make, sampler = GOLDEN[params["definition"]]
+    loss = dataclasses.replace(make(params), aggregate=AVERAGES[params["reduction"]])
+    chosen = Chosen.of(row)
+    tokens = {"masked sum": 1, "sum / global token count": params.get("global_tokens")}
+    totals = Totals(
+        tokens=tokens.get(params["reduction"], max(1, int(chosen.mask_BT.sum()))),
+        sequences=max(1, int(chosen.mask_BT.any(1).sum())),
+    )
+    value, counts = loss(tokens_of(chosen, sampler), totals)
+    check(value, outputs["loss"], params["tol"])
+    chosen.check_gradient(value, outputs["grad_log_prob"], params["tol"])
+    if params["definition"] == "ppo_clip" and "clip_frac" in outputs:
+        share = (counts["clip_low"] + counts["clip_high"]).item() / max(1, int(chosen.mask_BT.sum()))
+        assert share == pytest.approx(outputs["clip_frac"], abs=1e-9)
 
 
-def test_bounds_are_separate_and_clipped_tokens_carry_no_gradient():
-    logprobs = torch.tensor([0.25, 0.24, -0.25, -0.2], dtype=torch.float64, requires_grad=True)
-    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
-    old = torch.zeros_like(advantages)
-    loss, sums = policy_loss(logprobs, old, advantages, clip_low=0.2, clip_high=0.28, total_tokens=4)
-    loss.backward()
-    assert (logprobs.grad != 0).tolist() == [False, True, False, True]
-    assert (int(sums.clip_high), int(sums.clip_low)) == (1, 1)
+def test_the_golden_rows_cover_every_loss():
+    assert {row["params"]["definition"] for row in TESTED} == GOLDEN.keys()
 
 
-@pytest.mark.parametrize("mask", [torch.zeros(3, dtype=torch.bool), None])
-def test_empty_mask_gives_zero_attached_to_the_graph(mask):
-    logprobs = torch.full((3 if mask is not None else 0,), -1.0, requires_grad=True)
-    values = torch.zeros_like(logprobs).detach()
-    loss, sums = policy_loss(logprobs, values, values + 1, mask, clip_low=0.2, clip_high=0.28, total_tokens=7)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert logprobs.grad is not None
-    assert not logprobs.grad.any()
-    assert [float(part) for part in sums] == [0.0] * len(sums)
+@pytest.mark.parametrize("row", rows("off_policy", definition="ppo_dual_clip_times_token_tis"), ids=name)
+def test_decoupled_ppo_with_a_correction_matches_golden(row):
+    params, outputs = row["params"], expected(row)
+    chosen = Chosen.of(row)
+    proximal_M = chosen.at["old_log_prob"]
+    tokens = tokens_of(chosen, "rollout_log_prob")._replace(proximal_logprobs_M=proximal_M)
+    loss = PpoClip(
+        **clip(params), dual_clip=params["dual_clip_c"], proximal=True, correction=Correction(upper=params["cap"])
+    )
+    value, counts = loss(tokens, Totals(max(1, int(chosen.mask_BT.sum())), chosen.sequences))
+    check(value, outputs["loss"], params["tol"])
+    if "grad_log_prob" in outputs:
+        chosen.check_gradient(value, outputs["grad_log_prob"], params["tol"])
+    weights_M = (proximal_M - tokens.old_logprobs_M).exp().clamp(max=params["cap"])
+    assert counts["weight"].item() == pytest.approx(weights_M.sum().item())
+
+
+def few(**fields):
+    """Two trajectories of two tokens; the sampler was certain by half of each token."""
+    values = torch.tensor([-1.0, -2.0, -0.5, -0.25], dtype=torch.float64, requires_grad=True)
+    default = {
+        "logprobs_M": values,
+        "old_logprobs_M": values.detach() - math.log(2.0),
+        "advantages_M": torch.ones(4, dtype=torch.float64),
+        "sequence_M": torch.tensor([0, 0, 1, 1]),
+        "sequences": 2,
+        "versions_M": torch.tensor([4, 4, 3, 4]),
+    }
+    return Tokens(**(default | fields))
+
+
+def test_averages_differ_in_what_they_divide_by():
+    losses_M, tokens = torch.tensor([3.0, 4.0, 5.0]), few(sequence_M=torch.tensor([0, 0, 1]))
+    totals = Totals(tokens=6, sequences=4)
+    assert aggregated(losses_M, tokens, totals, "token") == 12 / 6
+    assert aggregated(losses_M, tokens, totals, "sequence") == (3.5 + 5) / 4
+    assert aggregated(losses_M, tokens, totals, 10.0) == pytest.approx(12 / 40)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (Correction(upper=1.5), [1.5] * 4),
+        (Correction(lower=3.0, upper=None), [3.0] * 4),
+        (Correction(level="sequence", upper=10.0), [4.0] * 4),
+        (Correction(level="geometric", upper=10.0), [2.0] * 4),
+        (Correction(kind="icepop", upper=3.0), [2.0] * 4),
+        (Correction(kind="icepop", upper=1.5), [0.0] * 4),
+        (Correction(kind="mask", upper=3.0), [1.0] * 4),
+        (Correction(kind="mask", upper=None, veto=2.5), [0.0] * 4),
+        (Correction(upper=None, veto=0.5), [2.0] * 4),
+    ],
+)
+def test_a_correction_weighs_by_its_level_kind_and_bounds(correction, weights):
+    assert correction.weights(few()).tolist() == pytest.approx(weights)
+
+
+def test_a_veto_is_for_its_trajectory_and_a_rejected_token_still_counts():
+    old_M = few().old_logprobs_M + torch.tensor([20.0, 0.0, 0.0, 0.0])
+    loss = PpoClip(correction=Correction(kind="mask", upper=None, veto=1e-4), clip_high=9.0)
+    value, counts = loss(few(old_logprobs_M=old_M), Totals(tokens=4, sequences=2))
+    assert value.item() == pytest.approx(-(2.0 + 2.0) / 4)
+    assert (counts["rejected"].item(), counts["weight"].item()) == (2, 2)
+
+
+def test_statistics_tell_what_the_live_weights_sampled_from_what_is_stale():
+    tokens = few(old_logprobs_M=few().old_logprobs_M + torch.tensor([0.0, 0.2, -5.0, 0.0]))
+    found = {key: float(value) for key, value in statistics(tokens, live=4).items()}
+    assert found["mismatch_max"] == pytest.approx(5 + math.log(2))
+    assert found["mismatch_fresh_max"] == pytest.approx(math.log(2))  # one token of the second trajectory is of 3
+    assert found["tokens"] == 4
+    assert found["ratio_max"] == pytest.approx(2 * math.exp(5))
+    assert float(statistics(tokens)["mismatch_fresh_max"]) == 0
+    nothing = Tokens(*(torch.zeros(0) for _ in range(3)), torch.zeros(0, dtype=torch.long), 0, torch.zeros(0))
+    assert not any(statistics(nothing, live=4).values())
+
+
+def test_a_loss_travels_as_plain_values():
+    for loss in LOSSES:
+        config = LearnerConfig(loss=loss)
+        assert build(config.loss) == loss
+        assert LearnerConfig(**dataclasses.asdict(config)) == config
+    assert plain(LOSSES[2])["correction"]["type"] == "algo.losses:Correction"
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """Not callable."""
+
+
+def inner():
+    @dataclass(frozen=True)
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss' cannot be imported"),
+        ({"type": "algo.losses:Nothing"}, "'algo.losses:Nothing' cannot be imported"),
+        ({"clip_low": 0.2}, "'None' cannot be imported"),
+        ({"type": "algo.plain:plain"}, "'algo.plain:plain' must be a dataclass"),
+        ({"type": "algo.losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
+        ({"type": "algo.losses:PpoClip", "clip_low": 1.5}, r"PpoClip.clip_low must be in \(0, 1\], got 1.5"),
+        ("PpoClip", "builtins:str must be a frozen dataclass"),
+        (inner(), "Local cannot be imported by the learner"),
+        (Boxed(), "Boxed.* must be callable"),
+    ],
+)
+def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.loss.*{words}"):
+        LearnerConfig(loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
+        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
+        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or a number.*'prompt'"),
+        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be positive, got 0"),
+        (lambda: PpoClip(kl_coef=-1.0), r"PpoClip.kl_coef must be at least 0, got -1.0"),
+        (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind must be 'mask'"),
+        (lambda: Dppo(proximal=True), r"Dppo.proximal must be False.*got True"),
+        (lambda: Dppo(divergence="l2"), r"Dppo.divergence must be .*got 'l2'"),
+        (lambda: Cispo(clip_low=2.0), r"Cispo.clip_low"),
+        (lambda: Sapo(tau_positive=0.0), r"Sapo.tau_positive must be positive, got 0.0"),
+        (lambda: CrossEntropy(aggregate="x"), r"CrossEntropy.aggregate .*'x'"),
+        (lambda: Correction(level="word"), r"Correction.level must be one of .*'word'"),
+        (lambda: Correction(kind="drop"), r"Correction.kind must be one of .*'drop'"),
+        (lambda: Correction(lower=-0.1), r"Correction.lower .*-0.1"),
+        (lambda: Correction(upper=None), r"Correction.upper must be a number"),
+        (lambda: LearnerConfig(mismatch_tolerance=0.0), r"LearnerConfig.mismatch_tolerance .* got 0.0"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -24,6 +24,8 @@ from engine.link import (
     Ready,
     Save,
     Saved,
+    Score,
+    Scored,
     Stop,
     Train,
     Trained,
@@ -50,6 +52,7 @@ requests = st.one_of(
     ),
     st.builds(Train, step=numbers, version=numbers),
     st.builds(Save, path=text),
+    st.builds(Score),
     st.builds(Stop),
 )
 replies = st.one_of(
@@ -62,6 +65,7 @@ replies = st.one_of(
         metrics=st.dictionaries(text, st.floats(allow_nan=False), max_size=3),
     ),
     st.builds(Saved, path=text),
+    st.builds(Scored),
     st.builds(Failed, reason=text),
 )
 frames = st.dictionaries(

@@ -1,0 +1,44 @@
+"""What passes count: from microbatches to the step's metrics.
+
+Invariant: a name says how values of it are joined. `..._max` is a maximum; everything else is a sum over tokens, which
+the step reports per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# About the sampler only where nothing of the step was learnt yet: in its first minibatch.
+BEFORE_THE_UPDATE = ("mismatch_max", "mismatch_fresh_max")
+
+
+def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, float]:
+    """Of all microbatches of all ranks, which counted the same names; `square` is this rank's. A collective."""
+    maxima = [name for name in counts[0] if name.endswith("_max")]
+    sums = [name for name in counts[0] if name not in maxima]
+    added, largest = (
+        torch.stack([torch.stack([count[name].double() for name in names]) for count in counts])
+        for names in (sums, maxima)
+    )
+    added, largest = torch.cat([added.sum(0), square.double()[None]]), largest.amax(0)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(added)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return dict(zip((*sums, "square", *maxima), torch.cat([added, largest]).tolist(), strict=True))
+
+
+def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its minibatches."""
+    tokens = sum(result["tokens"] for result in results)
+    metrics = {"tokens": tokens, "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        if name in BEFORE_THE_UPDATE:
+            metrics[name] = values[0]
+        elif name not in metrics:
+            metrics[name] = max(values) if name.endswith("_max") or name == "grad_norm" else sum(values) / tokens
+    return metrics
