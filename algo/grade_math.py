@@ -1,12 +1,14 @@
 """Grades answers that are no plain numbers: runs `algo.grader` in the sandbox, one jailed call per answer.
 
 Invariants
-- Right needs the grader's own word: exit code 0 and exactly its two lines, with the mark made at random for this call.
-  The text of an answer cannot bring that about.
-- A limit that the grader hits after it began to read the answer (time, memory, a crash) is the answer's doing: wrong,
-  and counted. It costs one call of at most `Limits.cpu_s`.
-- All else that keeps the grader from a verdict raises GraderUnavailable: no sandbox, a lost call, Math-Verify not
-  installed, a reference that it cannot digest, a machine too busy to let it compute.
+- Right and wrong need the grader's own word: exit code 0 and exactly its two lines, with the mark made at random for
+  this call. The text of an answer cannot bring that about. Wrong is what was compared, and what Math-Verify cannot read
+  or compare (`algo.grader.REFUSALS`): the model's fault.
+- An answer on which two graders, each a fresh process, used up `Limits.cpu_s` is wrong too, and counted as "timeout".
+  CPU time is the call's own, however busy the machine is; so a policy cannot escape its 0 with answers that hang.
+- All else raises GraderUnavailable, and is never a reward of 0: no sandbox, a lost call, Math-Verify not installed, a
+  reference that it cannot digest, a machine too busy to let it compute, no memory, a signal, a bug. An answer that
+  provokes that twice costs two calls and its own trajectory, which is then not trained; the run goes on.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ LONGEST_ANSWER = 2000  # characters; reference answers have a few dozen, and par
 REMEMBERED = 4096  # verdicts: the rollouts of a group often give the same answer
 PROGRAM = Path(__file__).with_name("grader.py").read_text()
 
-Verdict = Literal["right", "wrong", "timeout", "memory", "killed", "error", "output"]
+Verdict = Literal["right", "wrong", "timeout"]
+End = Literal["right", "wrong", "timeout", "memory", "killed"]
 
 
 class MathGrader:
     """Whether two LaTeX expressions mean the same, decided by Math-Verify in the sandbox.
 
-    counts: gradings by verdict; those that are neither "right" nor "wrong" name what ended the grader (and mean wrong);
-    "unavailable" is each GraderUnavailable.
+    counts: gradings by verdict ("timeout" means wrong); "unavailable" is each GraderUnavailable.
     """
 
     def __init__(self, runner: ToolRunner, limits: Limits = GRADER_LIMITS) -> None:
@@ -78,28 +80,40 @@ class MathGrader:
         return self._verdicts[pair] == "right"
 
     async def _grade(self, answer: str, reference: str) -> Verdict:
-        for _ in range(2):  # a signal from outside strikes once; one that the answer provokes strikes again
-            mark = secrets.token_hex(8)
-            stdin = json.dumps([mark, reference]) + "\n" + json.dumps(answer) + "\n"
-            try:
-                result = await self._runner.run(PROGRAM, stdin, self._limits)
-            except RuntimeError as error:  # SandboxUnavailable is one
-                raise GraderUnavailable(f"the grader did not run: {error}") from error
-            if result.outcome != "killed":
-                break
-        return verdict(result, mark, self._limits)
+        """One more grader when one was ended: what comes from outside seldom strikes twice."""
+        ends = []
+        for _ in range(2):
+            end = await self._run(answer, reference)
+            if end in ("right", "wrong"):
+                return end
+            ends.append(end)
+        if ends == ["timeout", "timeout"]:
+            return "timeout"
+        raise GraderUnavailable(f"two graders were ended: {ends[0]}, {ends[1]}")
+
+    async def _run(self, answer: str, reference: str) -> End:
+        mark = secrets.token_hex(8)
+        stdin = json.dumps([mark, reference]) + "\n" + json.dumps(answer) + "\n"
+        try:
+            result = await self._runner.run(PROGRAM, stdin, self._limits)
+        except RuntimeError as error:  # SandboxUnavailable is one
+            raise GraderUnavailable(f"the grader did not run: {error}") from error
+        return end_of(result, mark, self._limits)
 
 
-def verdict(result: ToolResult, mark: str, limits: Limits) -> Verdict:
-    """What the grader's call says. Raises GraderUnavailable when that is nothing about the answer."""
+def end_of(result: ToolResult, mark: str, limits: Limits) -> End:
+    """How a grader ended that had begun to read the answer. Raises GraderUnavailable when it failed otherwise."""
     if result.outcome == "lost":
         raise GraderUnavailable("the grader's call was lost")
-    ready, _, rest = result.stdout.partition("\n")
-    if ready != f"{mark} ready" or rest.startswith(f"{mark} lacks "):
-        said = rest or result.stderr.strip().rpartition("\n")[2] or f"outcome {result.outcome!r}"
+    ready, _, word = result.stdout.partition("\n")
+    if ready != f"{mark} ready" or word.startswith(f"{mark} lacks "):
+        said = word or result.stderr.strip().rpartition("\n")[2] or f"outcome {result.outcome!r}"
         raise GraderUnavailable(f"the grader needs a sandbox with GRADER_MODULES: {said.strip()[:300]}")
     if result.outcome == "timeout" and result.wall_s >= limits.wall_s and result.cpu_s < limits.cpu_s / 2:
         raise GraderUnavailable(f"the grader got only {result.cpu_s:.1f} s of CPU in {result.wall_s:.1f} s")
-    if result.outcome != "ok":
+    if result.outcome in ("timeout", "memory", "killed"):
         return result.outcome
-    return "right" if rest == f"{mark} right\n" else "wrong"
+    verdicts: dict[str, End] = {f"{mark} right\n": "right", f"{mark} wrong\n": "wrong"}
+    if result.outcome == "ok" and word in verdicts:
+        return verdicts[word]
+    raise GraderUnavailable(f"the grader gave no verdict: {word.removeprefix(mark).strip()[:300] or result.outcome}")

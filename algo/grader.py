@@ -1,8 +1,10 @@
 """The program that grades one answer with Math-Verify, inside the sandbox: its text is what `algo.grade_math` sends.
 
 Invariants
-- It says "ready" after the reference is understood and before the answer is read, so what goes wrong later is the
-  answer's doing. Each line that it says starts with the mark that the node made for this one call.
+- It says "ready" after the reference is understood and before the answer is read, then one of "right", "wrong",
+  "failed". Each line that it says starts with the mark that the node made for this one call.
+- "wrong" is said of an answer that was compared, or that Math-Verify or sympy refused (REFUSALS). Any other exception
+  (no memory, a bug of the libraries or of this file) is "failed", which says nothing about the answer.
 - A module of its own libraries that cannot be imported ends it at once: both libraries would take that for "not equal".
 - Nothing of the answer is evaluated as Python but numbers: Math-Verify only reads LaTeX, and the one place in sympy
   where text becomes code takes numbers only.
@@ -17,6 +19,7 @@ import json
 import os
 import re
 import sys
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +34,10 @@ NORMALIZATION = LatexExtractionConfig().normalization_config
 # Within tuples and sets decimals are rounded before they are compared; Math-Verify's 6 would take 0.333333 for 1/3.
 DECIMALS = 12
 LIBRARIES = ("antlr4", "latex2sympy2_extended", "math_verify", "mpmath", "sympy")
+# Exactly these types, not their subclasses, say that a text cannot be read or compared. Exception: all that the parser
+# itself raises, without a type of its own. ValueError: sympy's constructors ("mismatched dimensions"). TypeError and
+# NotImplementedError: comparisons that sympy does not define or decide. RecursionError: nested too deep for the parser.
+REFUSALS = (Exception, ValueError, TypeError, NotImplementedError, RecursionError)
 NUMBER = re.compile(r"(?:Integer|Float) ?\('?[0-9.eE+-]+'? ?\)")
 
 evaluate = sympy_parser.eval_expr
@@ -48,13 +55,27 @@ def read(latex: str) -> list[Any]:
     text = normalize_latex(latex.strip().removesuffix("."), config=NORMALIZATION)
     try:
         meaning = parse_latex_cached(text)
-    except Exception:
+    except Exception as error:
+        if type(error) not in REFUSALS:
+            raise
         return [text]
     if isinstance(meaning, sympy.Float):
         meaning = sympy.Rational(str(meaning))  # exact: only so is 0.333333 not 1/3
     elif isinstance(meaning, sympy.Mul) and "%" in text:
         meaning = meaning.doit()  # its value: for Math-Verify 5 % is 0.05 and also 5
     return [meaning, text]
+
+
+def equal(expected: Any, answer: Any) -> bool:
+    """As `math_verify.verify` compares two meanings or two texts; False for what it refuses to compare."""
+    try:
+        return bool(
+            math_verify.verify(expected, answer, float_rounding=DECIMALS, timeout_seconds=None, raise_on_error=True)
+        )
+    except Exception as error:
+        if type(error) not in REFUSALS:
+            raise
+        return False
 
 
 def main() -> None:
@@ -72,9 +93,10 @@ def main() -> None:
     print(mark, "ready", flush=True)
     try:
         answer = read(json.loads(sys.stdin.readline()))
-        right = math_verify.verify(expected, answer, float_rounding=DECIMALS, timeout_seconds=None)
-    except BaseException:  # SystemExit too
-        right = False
+        right = any(equal(*pair) for pair in product(expected, answer))
+    except BaseException as error:  # SystemExit too
+        print(mark, "failed", *f"{type(error).__name__}: {error}"[:200].split(), flush=True)
+        os._exit(1)
     print(mark, "right" if right else "wrong")
 
 

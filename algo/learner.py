@@ -4,7 +4,7 @@
 
 Invariants
 - Rank 0 owns the socket; every rank sees the same requests in the same order.
-- Every request but Stop gets exactly one reply. After `Failed` in answer to Configure or Train the process ends with
+- Every request but Stop gets exactly one reply. After `Failed` in answer to anything but Save the process ends with
   exit code 1; a failed Save leaves the learner serving, since its state is intact.
 - It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
 
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import zmq
 
 from algo.learner_config import LearnerConfig as LearnerConfig
@@ -40,6 +41,7 @@ Answer = tuple[link.Reply, link.Arrays]
 
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
+NO_CANARY: link.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -112,8 +114,13 @@ class Learner:
         config, source = LearnerConfig(**request.learner), Path(request.checkpoint)
         with _fatal(f"checkpoint {source}"):
             self._trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
-        weights, canary, _ = self._publish(0)
+        version = 0
+        if request.resume is not None:
+            with _fatal("resume"):
+                version = self._trainer.restore(Path(request.resume))
+        weights, canary, _ = self._publish(version)
         ready = link.Ready(
+            version=version,
             weights=weights,
             parameters=self._trainer.parameters,
             world_size=self._trainer.world_size,
@@ -121,13 +128,24 @@ class Learner:
         )
         return ready, canary
 
+    def checkpoint(self, request: link.Checkpoint) -> Answer:
+        with _fatal("checkpoint"):
+            self._trainer.checkpoint(Path(request.path), request.version)
+        return link.Saved(path=request.path), {}
+
+    def check(self, *, to_end: bool) -> None:
+        """Raises Fatal when a checkpoint could not be written; to_end: waits for one that is being written."""
+        if hasattr(self, "_trainer"):
+            with _fatal("checkpoint"):
+                self._trainer.checkpoints.wait(to_end=to_end)
+
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version)
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
-        weights, canary, seconds = self._publish(request.version)
+        weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
         return link.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
 
@@ -167,6 +185,7 @@ def serve(node: NodeLink | None) -> None:
     join_group()
     while True:
         request, arrays = link.unpack_request(broadcast(frames))
+        learner.check(to_end=isinstance(request, link.Stop))
         match request:
             case link.Configure():
                 answer = learner.configure(request)
@@ -176,6 +195,8 @@ def serve(node: NodeLink | None) -> None:
                 answer = learner.save(request)
             case link.Score():
                 answer = learner.score(arrays)
+            case link.Checkpoint():
+                answer = learner.checkpoint(request)
             case link.Stop():
                 return
         if node:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class LearnerConfig:
     """How a batch becomes an update.
 
-    minibatches: optimizer steps per batch. micro_batch_tokens: inputs of one forward pass.
-    warmup_steps: batches until the learning rate is reached. threads: of each rank.
+    minibatches: optimizer steps per batch. micro_batch_tokens: inputs of one forward pass. threads: of each rank.
+    The learning rate rises linearly over `warmup_steps` batches and then stays; with `steps`, the batches of the whole
+    run, it falls linearly from the share `decay_from` of them on, to `decay_to` times lr.
     loss: one of `algo.losses` or your own (`algo.loss.Loss`); kept in its plain form, so that `dataclasses.asdict` of
     this is what the learner is sent. The old log-probabilities are the sampler's: sampling must be at temperature 1.
     mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the step's first minibatch
@@ -28,12 +29,16 @@ class LearnerConfig:
     dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
     attention: "packed" (`algo.attention`), or what transformers calls an implementation ("sdpa", "flash_attention_2").
     activation_checkpointing: keep only each layer's input for the backward pass, and compute the rest again.
+    offload_optimizer: its state is on the device only while it trains (`Placement.shared`).
     lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names, scaled by alpha / rank.
     peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
     """
 
     lr: float = 3e-4
     warmup_steps: int = 3
+    steps: int | None = None
+    decay_from: float = 0.6
+    decay_to: float = 0.05
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
@@ -46,6 +51,7 @@ class LearnerConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     attention: str = "packed"
     activation_checkpointing: bool = False
+    offload_optimizer: bool = False
     lora_rank: int = 0
     lora_alpha: float = 32.0
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -63,7 +69,13 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "grad_clip", "lora_alpha"), lambda value: value > 0),
-            ("None or positive", ("peak_flops", "mismatch_tolerance"), lambda value: value is None or value > 0),
+            (
+                "None or positive",
+                ("steps", "peak_flops", "mismatch_tolerance"),
+                lambda value: value is None or value > 0,
+            ),
+            ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
+            ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
             ("'float32' or 'bfloat16'", ("dtype",), lambda value: value in ("float32", "bfloat16")),
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
             ("one name or more", ("lora_targets",), len),
@@ -77,3 +89,16 @@ class LearnerConfig:
                     raise ValueError(f"LearnerConfig.{name} must be {rule}, got {getattr(self, name)!r}")
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
+
+    def lr_at(self, batch: int) -> float:
+        """The learning rate of a batch, counted from 1.
+
+        >>> config = LearnerConfig(lr=1.0, warmup_steps=10, steps=100)
+        >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
+        [0.1, 1.0, 1.0, 0.5, 0.05, 0.05]
+        """
+        warm = min(1.0, batch / max(1, self.warmup_steps))
+        if self.steps is None:
+            return self.lr * warm
+        left = (self.steps - batch + 1) / (self.steps * (1 - self.decay_from))
+        return self.lr * (warm * max(self.decay_to, min(1.0, left)))

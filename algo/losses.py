@@ -257,7 +257,10 @@ class Sapo(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossEntropy:
-    """-log p of the tokens: supervised fine-tuning. Advantages and the sampler are ignored."""
+    """-log p of the tokens: supervised fine-tuning. Advantages and the sampler are ignored.
+
+    It counts `nll`, the sum of -log p: per token it can be compared between runs, whatever the aggregation.
+    """
 
     aggregate: Aggregate = "token"
 
@@ -267,7 +270,8 @@ class CrossEntropy:
     def __call__(self, tokens: Tokens, totals: Totals) -> tuple[Tensor, Counts]:
         from algo.loss import aggregated
 
-        return aggregated(-tokens.logprobs_M, tokens, totals, self.aggregate), {}
+        loss = aggregated(-tokens.logprobs_M, tokens, totals, self.aggregate)
+        return loss, {"nll": -tokens.logprobs_M.detach().sum()}
 
 
 def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float) -> Counts:

@@ -5,7 +5,7 @@ Invariants
 - Model output is never evaluated here: what needs mathematics is decided by Math-Verify in the sandbox, numbers and
   equal texts are not sent there.
 - A truncated rollout gets 0; a rollout without an answer gets 0; one that could not be graded gets no reward at all but
-  GraderUnavailable.
+  GraderUnavailable (`algo.grade_math` says when that is).
 """
 
 from __future__ import annotations

@@ -1,24 +1,31 @@
-"""Supervised fine-tuning of a causal language model on masked examples.
+"""Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
+
+    LearnerConfig(loss=CrossEntropy(), minibatches=1, steps=..., ...)
+    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=0)
 
 Promises
-- Only tokens with `loss_T` True are learnt, each predicted from all the tokens before it.
-- Batches hold examples of similar length (less padding), drawn from a pool of `pool_batches` batches; every example of
-  the stream is used exactly once, in an order that depends on the seed only.
-- A loss that is not finite raises; it never ends a run that then looks healthy.
+- Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
+- Every example of the stream is in exactly one batch, in an order that depends on the seed only.
+- A batch holds examples of similar length, drawn from a pool of `pool_batches` batches, so that ranks get equal work.
 
-Shapes: B examples of a batch, T its longest example, V vocabulary.
+With `CrossEntropy()` a batch's loss is the mean over its learnt tokens. With batches of similar length a token of a
+short example then weighs more than one of a long example, which shifts the model towards the short kind; where the mix
+of kinds matters, `CrossEntropy(aggregate=n)` with n a typical number of learnt tokens divides by n times the examples.
+
+Shape legend: T tokens of an example, B examples and N tokens of a batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+import numpy as np
+
+from engine.types import Batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,100 +44,39 @@ class Example:
         if len(self.ids_T) != len(self.loss_T):
             raise ValueError(f"Example: {len(self.ids_T)} ids but {len(self.loss_T)} loss marks")
 
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[Sequence[int], bool]]) -> Self:
+        """From ids and whether they are learnt, piece by piece: `engine.chat.Chat.conversation` gives them.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftConfig:
-    """How to fit.
-
-    The learning rate rises linearly over `warmup_steps`, stays, and from `decay_from` (share of the steps) falls
-    linearly to `floor` times itself.
-    tokens_per_example: None takes the mean over the batch's learnt tokens. With batches of similar length a token of a
-    short example then weighs more than one of a long example, which shifts the model towards the short kind; where the
-    mix of kinds matters, give a typical number of learnt tokens: the summed loss is divided by batch_size times that.
-    """
-
-    steps: int
-    batch_size: int
-    lr: float
-    warmup_steps: int = 50
-    decay_from: float = 0.6
-    floor: float = 0.05
-    tokens_per_example: float | None = None
-    pool_batches: int = 16
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "lr", "pool_batches", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"SftConfig.{name} must be positive, not {getattr(self, name)}")
-        if not 0 <= self.decay_from < 1:
-            raise ValueError(f"SftConfig.decay_from must be in [0, 1), not {self.decay_from}")
-
-    def lr_factor(self, step: int) -> float:
-        """Multiplier of the learning rate at a step counted from 0."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        left = (self.steps - step) / (self.steps * (1 - self.decay_from))
-        return warm * max(self.floor, min(1.0, left))
+        >>> Example.of([([5, 6], False), ([7, 2], True)])
+        Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True, True])
+        """
+        pairs = [(token, learnt) for ids, learnt in pieces for token in ids]
+        return cls(ids_T=[token for token, _ in pairs], loss_T=[learnt for _, learnt in pairs])
 
 
-def fit(
-    model: nn.Module,
-    examples: Iterable[Example],
-    config: SftConfig,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> list[float]:
-    """Trains the model in place; returns the mean loss per learnt token of every step.
-
-    model: called as `model(input_ids=ids).logits`, int64 [B, T] to float [B, T, V]. on_step(step, loss): progress.
-    Stops early when the stream of examples ends. Raises FloatingPointError on a loss that is not finite.
-    """
-    device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), config.lr, betas=config.betas, weight_decay=config.weight_decay)
-    losses = []
-    model.train()
-    for step, batch in enumerate(itertools.islice(_batches(examples, config), config.steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * config.lr_factor(step)
-        summed, learnt = masked_loss(model, batch, device)
-        share = learnt if config.tokens_per_example is None else config.batch_size * config.tokens_per_example
-        optimizer.zero_grad(set_to_none=True)
-        (summed / share).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm, error_if_nonfinite=True)
-        optimizer.step()
-        losses.append(summed.item() / learnt)
-        on_step(step, losses[-1])
-    model.eval()
-    return losses
-
-
-def masked_loss(model: nn.Module, batch: Sequence[Example], device: torch.device) -> tuple[Tensor, int]:
-    """Cross-entropy summed over the learnt tokens, and how many they are.
-
-    No attention mask: the padding is on the right, where a causal model does not look.
-    """
-    ids_BT, loss_BT = (tensor.to(device) for tensor in collate(batch))
-    logits_BTV = model(input_ids=ids_BT).logits[:, :-1]
-    chosen_BT = loss_BT[:, 1:]
-    summed = functional.cross_entropy(logits_BTV[chosen_BT].float(), ids_BT[:, 1:][chosen_BT], reduction="sum")
-    if not torch.isfinite(summed):
-        raise FloatingPointError(f"SFT loss is {summed.item()}")
-    return summed, max(1, int(chosen_BT.sum()))
-
-
-def collate(batch: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Right-padded ids int64 [B, T] and loss marks bool [B, T]."""
-    ids_BT = nn.utils.rnn.pad_sequence([torch.tensor(example.ids_T) for example in batch], batch_first=True)
-    loss_BT = nn.utils.rnn.pad_sequence([torch.tensor(example.loss_T) for example in batch], batch_first=True)
-    return ids_BT, loss_BT
-
-
-def _batches(examples: Iterable[Example], config: SftConfig) -> Iterator[list[Example]]:
-    rng, stream, size = random.Random(config.seed), iter(examples), config.batch_size
-    while pool := list(itertools.islice(stream, size * config.pool_batches)):
+def batches(examples: Iterable[Example], *, batch_size: int, seed: int, pool_batches: int = 16) -> Iterator[Batch]:
+    """Batches of `batch_size` examples, numbered from 1; the last ones of the stream may be smaller."""
+    for name, value in (("batch_size", batch_size), ("pool_batches", pool_batches)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    rng, stream, step = random.Random(seed), iter(examples), itertools.count(1)
+    while pool := list(itertools.islice(stream, batch_size * pool_batches)):
         pool.sort(key=lambda example: len(example.ids_T))
-        batches = [pool[start : start + size] for start in range(0, len(pool), size)]
-        rng.shuffle(batches)
-        yield from batches
+        chunks = [pool[start : start + batch_size] for start in range(0, len(pool), batch_size)]
+        rng.shuffle(chunks)
+        yield from (to_batch(next(step), chunk) for chunk in chunks)
+
+
+def to_batch(step: int, examples: Sequence[Example]) -> Batch:
+    """What a step trains; nothing sampled these tokens: log-probabilities are 0 and versions -1."""
+    lengths_B = np.asarray([len(example.ids_T) for example in examples], np.int32)
+    return Batch(
+        step=step,
+        token_ids_N=np.concatenate([np.asarray(example.ids_T, np.int32) for example in examples]),
+        sampled_N=np.concatenate([np.asarray(example.loss_T, np.bool_) for example in examples]),
+        logprobs_N=np.zeros(lengths_B.sum(), np.float32),
+        versions_N=np.full(lengths_B.sum(), -1, np.int32),
+        lengths_B=lengths_B,
+        advantages_B=np.ones(len(examples), np.float32),
+    )

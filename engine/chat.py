@@ -72,6 +72,33 @@ class Chat:
         """
         return list(self._given(tuple(responses)))
 
+    def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
+        """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.
+
+        They are those that a rollout records in which the model says these turns. Raises TemplateError where the
+        template changes earlier turns, and ValueError when there is no assistant's turn or one goes on after its end.
+        """
+        pieces: list[tuple[list[int], bool]] = []
+        said, answered = "", 0  # the text of the pieces, and how many messages they hold
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            whole = self._render(messages[:at], generate=True)
+            _compare(said, whole[: len(said)])
+            given = messages[answered:at]
+            if answered and all(each["role"] == "tool" for each in given):
+                ids = self.tool_ids([each["content"] for each in given])
+            else:
+                ids = self._encode(whole[len(said) :])
+            turn = self._encode(message["content"])
+            if self.end_of_turn in turn:
+                raise ValueError(f"message {at}: the assistant's turn holds the end-of-turn token in its text")
+            pieces += [(ids, False), ([*turn, self.end_of_turn], True)]
+            said, answered = whole + message["content"] + self.end_of_turn_text, at + 1
+        if not pieces:
+            raise ValueError(f"no assistant's turn in a conversation of {[each['role'] for each in messages]}")
+        return pieces
+
     def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
         if not any(map(self._control.search, responses)):
             return self._encode(self._tool_text(responses))

@@ -14,6 +14,7 @@ figures of the rounded weights.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import platform
@@ -22,7 +23,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -33,17 +34,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run in place: th
 import torch
 import transformers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from algo.sft import Example, SftConfig, fit
+from algo.learner import LearnerConfig
+from algo.losses import CrossEntropy
+from algo.sft import Example, batches
+from engine.chat import Chat
+from engine.link import Configure, LearnerProcess, LearnerProcessConfig
 from engine.types import Prompt
+from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, Mix, demonstrations, format_error, prompts
-from recipes.tiny_tokenizer import PAD, TURN_END, VOCABULARY, encode_conversation, train_tokenizer
+from recipes.tiny_tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 
 SHIPPED = Path(__file__).resolve().parent / "tiny"
-CRAFT = Mix(head=0.05, clean=0.75, err=0.20)
-MANNERS = Mix(head=0.55, clean=0.18, err=0.27)
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
 
 
@@ -60,6 +64,36 @@ class Config:
     threads: Annotated[int, "CPU threads of torch"] = 2
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One run of the learner on demonstrations of a mix."""
+
+    title: str
+    mix: Mix
+    batch_size: int
+    learner: LearnerConfig
+
+
+def craft(config: Config) -> Phase:
+    learner = _learner(config, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy())
+    return Phase(title="A: craft", mix=Mix(head=0.05, clean=0.75, err=0.20), batch_size=16, learner=learner)
+
+
+def manners(config: Config) -> Phase:
+    """The constant normaliser keeps the asked mix: with the per-batch mean, short guesses would win over tool calls.
+
+    38: learnt tokens of a typical demonstration.
+    """
+    loss = CrossEntropy(aggregate=38)
+    learner = _learner(config, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=loss)
+    return Phase(title="B: manners", mix=Mix(head=0.55, clean=0.18, err=0.27), batch_size=32, learner=learner)
+
+
+def _learner(config: Config, **fields: Any) -> LearnerConfig:
+    common = {"minibatches": 1, "betas": (0.9, 0.98), "threads": config.threads}
+    return LearnerConfig(micro_batch_tokens=4096, **common, **fields)
+
+
 def main(config: Config) -> None:
     started, cpu_started = time.monotonic(), time.process_time()
     torch.set_num_threads(config.threads)
@@ -71,9 +105,9 @@ def main(config: Config) -> None:
     model = new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
     with _progress() as progress:
-        figures["loss_craft"] = _train(model, tokenizer, CRAFT, craft_schedule(config), progress, "A: craft")
+        model, figures["loss_craft"] = asyncio.run(_train(model, tokenizer, craft(config), config.seed, progress))
         figures["after_craft"] = evaluate(model, tokenizer, config.eval_problems, temperature=1.0)
-        figures["loss_manners"] = _train(model, tokenizer, MANNERS, manners_schedule(config), progress, "B: manners")
+        model, figures["loss_manners"] = asyncio.run(_train(model, tokenizer, manners(config), config.seed, progress))
     model = model.bfloat16()
     tokenizer.save_pretrained(config.output, save_jinja_files=False)
     model.save_pretrained(config.output)
@@ -102,17 +136,6 @@ def _changed(config: Config) -> list[str]:
     return [f"{name}={value}" for name, value, default in values if value != default]
 
 
-def craft_schedule(config: Config) -> SftConfig:
-    return SftConfig(steps=config.craft_steps, batch_size=16, lr=3e-3, seed=config.seed)
-
-
-def manners_schedule(config: Config) -> SftConfig:
-    """The constant normaliser keeps the asked mix: with the per-batch mean, short guesses would win over tool calls."""
-    return SftConfig(
-        steps=config.manners_steps, batch_size=32, lr=1e-3, warmup_steps=20, tokens_per_example=38, seed=config.seed
-    )
-
-
 def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
     """A random Qwen3 of 508,992 parameters, fp32."""
     torch.manual_seed(seed)
@@ -135,17 +158,26 @@ def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
     )
 
 
-def examples(tokenizer: Any, mix: Mix, seed: int) -> Iterator[Example]:
-    return (encode_conversation(tokenizer, messages) for messages in demonstrations(mix, seed))
-
-
-def _train(model: Any, tokenizer: Any, mix: Mix, config: SftConfig, progress: Progress, title: str) -> list[float]:
-    """Fits and returns the mean loss of every tenth of the steps."""
-    task = progress.add_task(title, total=config.steps, loss=float("nan"))
-    stream = examples(tokenizer, mix, config.seed)
-    losses = fit(model, stream, config, lambda step, loss: progress.update(task, completed=step + 1, loss=loss))
-    width = max(1, len(losses) // 10)
-    return [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
+async def _train(model: Any, tokenizer: Any, phase: Phase, seed: int, progress: Progress) -> tuple[Any, list[float]]:
+    """The trained model, and the mean loss per token of every tenth of the steps. Raises LearnerDied."""
+    chat, steps = Chat(tokenizer), phase.learner.steps
+    examples = (Example.of(chat.conversation(messages)) for messages in demonstrations(phase.mix, seed))
+    task = progress.add_task(phase.title, total=steps, loss=float("nan"))
+    losses = []
+    with workspace() as folder:
+        model.save_pretrained(folder / "source")
+        async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / "log") as learner:
+            fields = asdict(phase.learner)
+            where = {"checkpoint": str(folder / "source"), "weights_dir": str(folder)}
+            await learner.configure(Configure(**where, learner=fields, canary=[], seed=seed))
+            for batch in itertools.islice(batches(examples, batch_size=phase.batch_size, seed=seed), steps):
+                trained, _ = await learner.train(batch, version=0)
+                losses.append(trained.metrics["nll"])
+                progress.update(task, completed=batch.step, loss=losses[-1])
+            await learner.save(folder / "trained")
+        width = max(1, len(losses) // 10)
+        means = [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
+        return AutoModelForCausalLM.from_pretrained(folder / "trained", dtype=torch.float32), means
 
 
 def _progress() -> Progress:

@@ -14,14 +14,12 @@ checkpoint reads and writes word salad.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from algo.sft import Example
-from recipes.tiny_task import Message, Mix, demonstrations
+from recipes.tiny_task import Mix, demonstrations
 
 VOCABULARY = 512
 PAD, TURN_START, TURN_END = "<|pad|>", "<|im_start|>", "<|im_end|>"
@@ -80,16 +78,3 @@ def _corpus(mix: Mix, conversations: int, seed: int) -> Iterator[str]:
         yield from roles.split("|")
         for message in demonstration:
             yield from tags.split(message["content"])
-
-
-def encode_conversation(tokenizer: Any, messages: Sequence[Message]) -> Example:
-    """Token ids of a whole conversation; learnt are the assistant's turns, each with the token that ends it."""
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    ids_T = tokenizer.encode(text, add_special_tokens=False)
-    header = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
-    loss_T, learning = [], False
-    for position, token in enumerate(ids_T):
-        learning = learning or ids_T[max(0, position - len(header)) : position] == header
-        loss_T.append(learning)
-        learning = learning and token != tokenizer.eos_token_id
-    return Example(ids_T=ids_T, loss_T=loss_T)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from algo_fakes import trajectory
 
-from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, LONGEST_ANSWER, PROGRAM, MathGrader, verdict
+from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, LONGEST_ANSWER, PROGRAM, MathGrader, end_of
 from algo.reward import MathReward
 from engine import stages
 from engine.ports import GraderUnavailable
@@ -99,25 +99,27 @@ BUSY = {"outcome": "timeout", "wall_s": GRADER_LIMITS.wall_s + 0.01}
     [
         (said("ready", "right"), "right"),
         (said("ready", "wrong"), "wrong"),
-        (said("ready"), "wrong"),
-        (said("ready", "right", "right"), "wrong"),
-        (ToolResult(outcome="ok", stdout=f"{MARK} ready\nright\n"), "wrong"),
-        (ToolResult(outcome="ok", stdout=f"{MARK} ready\nx\n{MARK} right\n"), "wrong"),
-        (said("ready", "right", outcome="error", exit_code=1), "error"),
         (said("ready", outcome="timeout", wall_s=3.1, cpu_s=2.2), "timeout"),  # the kernel counts CPU time in ticks
         (said("ready", **BUSY, cpu_s=2.0), "timeout"),
         (said("ready", outcome="memory"), "memory"),
         (said("ready", outcome="killed"), "killed"),
     ],
 )
-def test_verdicts(result, expected):
-    assert verdict(result, MARK, GRADER_LIMITS) == expected
+def test_ends(result, expected):
+    assert end_of(result, MARK, GRADER_LIMITS) == expected
 
 
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
         (said("ready", **BUSY, cpu_s=0.4), "only 0.4 s of CPU in 15.0 s"),
+        (said("ready"), "no verdict: ok"),
+        (said("ready", "right", "right"), "no verdict: right"),
+        (ToolResult(outcome="ok", stdout=f"{MARK} ready\nright\n"), "no verdict: right"),
+        (ToolResult(outcome="ok", stdout=f"{MARK} ready\nx\n{MARK} right\n"), "no verdict: x"),
+        (said("ready", "right", outcome="error", exit_code=1), "no verdict: right"),
+        (said("ready", "failed KeyError: 1", outcome="error", exit_code=1), "no verdict: failed KeyError: 1"),
+        (said("ready", outcome="output"), "no verdict: output"),
         (said("ready", "lacks sympy.solvers", outcome="error", exit_code=1), "lacks sympy.solvers"),
         (said(outcome="timeout", wall_s=3.1, cpu_s=3.0), "outcome 'timeout'"),
         (said(outcome="memory"), "outcome 'memory'"),
@@ -133,7 +135,7 @@ def test_verdicts(result, expected):
 )
 def test_no_verdict(result, expected):
     with pytest.raises(GraderUnavailable, match=expected):
-        verdict(result, MARK, GRADER_LIMITS)
+        end_of(result, MARK, GRADER_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +160,22 @@ async def test_one_signal_from_outside_costs_nothing():
     assert reward.grader.counts == {"right": 1}
 
 
-async def test_an_answer_that_kills_its_grader_is_wrong():
-    runner = Says(said("ready", outcome="killed"))
+async def test_an_answer_that_hangs_two_graders_is_wrong():
+    """Were it no verdict, answers that hang would be a way around the 0."""
+    runner = Says(said("ready", outcome="timeout", cpu_s=3.0))
     reward = MathReward(runner=runner)
     assert await reward(boxed(r"\frac{2}{4}", HALF)) == 0.0
-    assert reward.grader.counts == {"killed": 1}
+    assert reward.grader.counts == {"timeout": 1}
+    assert len(runner.answers) == 2
+
+
+@pytest.mark.parametrize("ends", [("killed", "killed"), ("memory", "memory"), ("timeout", "killed")])
+async def test_graders_that_end_otherwise_say_nothing(ends):
+    runner = Says(*(said("ready", outcome=end, cpu_s=3.0) for end in ends))
+    reward = MathReward(runner=runner)
+    with pytest.raises(GraderUnavailable, match=", ".join(ends)):
+        await reward(boxed(r"\frac{2}{4}", HALF))
+    assert reward.grader.counts == {"unavailable": 1}
     assert len(runner.answers) == 2
 
 

@@ -14,7 +14,7 @@ from algo_fakes import trajectory
 from math_answers import RIGHT, STRICTER, WRONG
 
 from algo import grader
-from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, verdict
+from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, end_of
 from algo.reward import MathReward
 from engine.ports import GraderUnavailable
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
@@ -69,7 +69,6 @@ HOSTILE = {
     "surrogate": "\ud800",
     "nul": "\x001",
     "newlines": "\n" * 1000,
-    "matrix": r"\operatorname{zeros}(100000,100000)",
     "exponent": "1e999999999",
     "plus or minus": r"\pm" * 100 + "1",
     "nan": r"\frac{0}{0}",
@@ -88,13 +87,28 @@ async def test_hostile_answers_are_wrong(box: Sandbox, name: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}", "100000000!", "(" * 200 + "1" + ")" * 200])
-async def test_an_answer_that_hangs_the_grader_costs_one_call(box: Sandbox, answer: str) -> None:
+async def test_an_answer_that_hangs_the_grader_costs_two_calls(box: Sandbox, answer: str) -> None:
     hung, honest = MathGrader(box, SHORT), MathGrader(box)
     async with asyncio.TaskGroup() as tasks:
         hanging = tasks.create_task(hung.equal(answer, HALF), name="hanging")
         beside = tasks.create_task(honest.equal(r"\frac{2}{4}", HALF), name="beside")
     assert (hanging.result(), beside.result()) == (False, True)
     assert hung.counts == {"timeout": 1}
+
+
+async def test_a_grader_without_memory_is_no_reward_of_0(box: Sandbox) -> None:
+    with pytest.raises(GraderUnavailable, match="failed MemoryError"):
+        await MathGrader(box).equal(r"\operatorname{zeros}(100000,100000)", HALF)
+    assert await MathGrader(box).equal(r"\frac{2}{4}", HALF)
+
+
+@pytest.mark.parametrize("bug", ["raise KeyError(1)", "exit()", "os._exit(0)"])
+async def test_a_bug_of_the_grader_is_no_reward_of_0(box: Sandbox, bug: str) -> None:
+    program = PROGRAM.replace("        right = any(", f"        {bug}\n        right = any(")
+    assert program != PROGRAM
+    result = await box.run(program, json.dumps(["m", HALF]) + '\n"1/2"\n', GRADER_LIMITS)
+    with pytest.raises(GraderUnavailable, match="no verdict"):
+        end_of(result, "m", GRADER_LIMITS)
 
 
 @pytest.mark.parametrize("reference", ["0000 ready", r"\input{x}", "\ud800", "{", ""])
@@ -113,7 +127,7 @@ async def test_a_module_that_cannot_be_imported_is_no_reward_of_0(box: Sandbox) 
     assert before in PROGRAM
     result = await box.run(PROGRAM.replace(before, after), json.dumps(["m", HALF]) + '\n"1/2"\n', GRADER_LIMITS)
     with pytest.raises(GraderUnavailable, match=r"lacks sympy\.absent"):
-        verdict(result, "m", GRADER_LIMITS)
+        end_of(result, "m", GRADER_LIMITS)
 
 
 async def test_a_sandbox_without_math_verify_is_no_reward_of_0() -> None:

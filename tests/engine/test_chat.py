@@ -69,6 +69,31 @@ def test_the_pieces_decode_to_what_the_template_renders_at_once(chat, user, turn
     assert chat.decode(ids) == whole
 
 
+# Conversations to learn from
+
+USER, SAID = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+
+
+def test_a_conversation_with_several_user_turns(chat):
+    messages = [{"role": "system", "content": "S"}, USER, SAID, USER, SAID, SAID, USER]
+    pieces = chat.conversation(messages)
+    whole = chat._tokenizer.apply_chat_template(messages[:-1], tokenize=False)
+    assert chat.decode([token for ids, _ in pieces for token in ids]) + "\n" == whole
+    assert [chat.decode(ids) for ids, said in pieces if said] == ["Yes<|im_end|>"] * 3
+    assert pieces[0][0] == chat.prompt_ids(messages[:2])
+
+
+def test_what_cannot_be_learnt_is_refused():
+    chat = Chat(tokenizer())
+    with pytest.raises(ValueError, match=r"no assistant's turn in a conversation of \['user'\]"):
+        chat.conversation([USER])
+    with pytest.raises(ValueError, match="message 1: the assistant's turn holds the end-of-turn token"):
+        chat.conversation([USER, {"role": "assistant", "content": "a<|im_end|>b"}])
+    forgetful = HERMES.replace("{{ m.content }}<|im_end|>", "{{ m.content if loop.index < 3 or loop.last }}<|im_end|>")
+    with pytest.raises(TemplateError, match="not append-only"):
+        Chat(tokenizer(forgetful)).conversation([USER, SAID, USER, SAID, USER, SAID])
+
+
 # Control tokens in what a tool printed
 
 NAMES = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>"]

@@ -110,6 +110,9 @@ async def test_the_trained_tokens_are_those_that_the_model_saw(chat, turns, last
     whole = chat._tokenizer.apply_chat_template(messages, tokenize=False)
     assert whole.startswith(chat.decode(ids))
     assert len(whole) - len(chat.decode(ids)) <= 1, "the newline after the end of the last turn"
+    pieces = chat.conversation(messages)
+    assert [token for piece, _ in pieces for token in piece] == ids, "the same conversation as an example to learn"
+    assert [said for piece, said in pieces for _ in piece] == trajectory.sampled_T.tolist()
     assert trajectory.text == "".join(text + END for text in texts[: len(trajectory.turns)])
     parsed = [call for text in texts[: len(trajectory.turns)] for call in _parse(text + END)]
     assert [code for code, _, _ in runner.calls] == [
