@@ -111,9 +111,11 @@ def bare_model(source: Path, options: argparse.Namespace, attention: str) -> nn.
 
 def bare(model: nn.Module, load: Load, device: str, attention: str) -> None:
     for micro in load.micros:
-        inputs = dict(
-            input_ids=micro.token_ids_RL, position_ids=micro.position_ids_RL, logits_to_keep=micro.positions_M
-        )
+        inputs = {
+            "input_ids": micro.token_ids_RL,
+            "position_ids": micro.position_ids_RL,
+            "logits_to_keep": micro.positions_M,
+        }
         moved = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
         spans = bounds(micro.lengths_S.tolist(), torch.device(device)) if attention == PACKED else {}
         logits_MV = model(**moved, **spans, use_cache=False).logits[0]
