@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -67,10 +67,31 @@ class Scorer(nn.Module):
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_MV = self.model.get_output_embeddings()(hidden_MH).float().log_softmax(-1)
-        with torch.no_grad():
-            entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-        return logprobs_MV.gather(-1, targets_M[:, None]).squeeze(-1), entropy_M
+        return LogProb.apply(self.model.get_output_embeddings()(hidden_MH), targets_M)
+
+
+class LogProb(torch.autograd.Function):
+    """(log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
+
+    Of [M, V] the probabilities alone are kept: a third of what log_softmax and an entropy beside it touch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV = logits_MV.float()
+        norm_M = logits_MV.logsumexp(-1)
+        logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - norm_M
+        probs_MV = (logits_MV - norm_M[:, None]).exp_()
+        entropy_M = norm_M - torch.linalg.vecdot(probs_MV, logits_MV)
+        ctx.save_for_backward(probs_MV, targets_M)
+        ctx.mark_non_differentiable(entropy_M)
+        return logprobs_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads_M: Tensor) -> tuple[Tensor, None]:
+        probs_MV, targets_M = ctx.saved_tensors
+        grad_M1 = grads_M[0][:, None]
+        return (probs_MV * -grad_M1).scatter_add_(1, targets_M[:, None], grad_M1), None
 
 
 def choose_device(name: str) -> torch.device:

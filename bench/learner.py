@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,11 @@ def bare_model(source: Path, options: argparse.Namespace, attention: str) -> nn.
 
 def bare(model: nn.Module, load: Load, device: str, attention: str) -> None:
     for micro in load.micros:
-        inputs = {
-            "input_ids": micro.token_ids_RL,
-            "position_ids": micro.position_ids_RL,
-            "logits_to_keep": micro.positions_M,
-        }
-        moved = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+        arrays = (micro.token_ids_RL, micro.position_ids_RL, micro.positions_M, micro.targets_M)
+        ids_RL, position_ids_RL, positions_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)
+        inputs = {"input_ids": ids_RL, "position_ids": position_ids_RL, "logits_to_keep": positions_M}
         spans = bounds(micro.lengths_S.tolist(), torch.device(device)) if attention == PACKED else {}
-        logits_MV = model(**moved, **spans, use_cache=False).logits[0]
-        targets_M = torch.from_numpy(micro.targets_M).to(device)
+        logits_MV = model(**inputs, **spans, use_cache=False).logits[0]
         cross_entropy(logits_MV.float(), targets_M, reduction="sum").backward()
     model.zero_grad(set_to_none=True)
 
@@ -157,16 +154,21 @@ def padded(model: nn.Module, passes: Sequence[tuple[Tensor, Tensor, Tensor]], de
 class Clock:
     """Seconds of named pieces of work; on a GPU until it is done."""
 
-    def __init__(self, device: str) -> None:
-        self._wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    def __init__(self, device: str, now: Callable[[], float]) -> None:
+        self.now = now
+        self._device = device
         self.seconds: dict[str, list[float]] = {}
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
 
     def time(self, name: str, work: Callable[[], Any]) -> Any:
         self._wait()
-        started = time.perf_counter()
+        started = self.now()
         result = work()
         self._wait()
-        self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+        self.seconds.setdefault(name, []).append(self.now() - started)
         return result
 
     def median(self, name: str) -> float:
@@ -181,6 +183,18 @@ def learner_step(trainer: Trainer, load: Load, clock: Clock, number: int) -> Non
     passed = clock.time("forward and backward", lambda: trainer._passes(load.packed))
     clock.time("clip and optimizer", lambda: trainer._step(load.packed, *passed))
     clock.time("publish", lambda: trainer.publisher.publish(number))
+
+
+def contenders(source: Path, options: argparse.Namespace, load: Load) -> dict[str, Callable[[], None]]:
+    """By name; with long rows only the strictest, for the memory of it."""
+    packed = bare_model(source, options, PACKED)
+    work: dict[str, Callable[[], None]] = {"bare": partial(bare, packed, load, options.device, PACKED)}
+    if not options.context:
+        dense = bare_model(source, options, "sdpa")
+        passes = padded_passes(load.batch, options.micro_batch_tokens)
+        work["bare, dense mask"] = partial(bare, dense, load, options.device, "sdpa")
+        work["padded"] = partial(padded, dense, passes, options.device)
+    return work
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Trainer]:
@@ -198,15 +212,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Tra
     batch = trajectories(options, trainer.scorer.model.config.vocab_size)
     (packed,) = plan(batch, minibatches=1, micro_batch_tokens=options.micro_batch_tokens, ranks=1, seed=0)
     load = Load(batch=batch, packed=packed, tokens=sum(packed.lengths))
-    kinds = {"bare": PACKED} | ({} if options.context else {"bare, dense mask": "sdpa"})
-    models = {name: bare_model(source, options, attention) for name, attention in kinds.items()}
-    passes = padded_passes(batch, options.micro_batch_tokens)
-    clock, warming = Clock(options.device), Clock(options.device)
+    work = contenders(source, options, load)
+    now = time.process_time if options.cpu_time else time.perf_counter
+    clock, warming = Clock(options.device, now), Clock(options.device, now)
     for number in range(options.rounds + 1):
         used = clock if number else warming
-        work = {name: lambda name=name: bare(models[name], load, options.device, kinds[name]) for name in kinds}
-        if "bare, dense mask" in models:
-            work["padded"] = lambda: padded(models["bare, dense mask"], passes, options.device)
         for name in random.Random(number).sample(order := [*work, "learner"], len(order)):
             if name == "learner":
                 learner_step(trainer, load, used, number)
@@ -215,16 +225,16 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Tra
     return clock, load, trainer
 
 
-def device_peak(device: str) -> float | None:
+def device_peak(device: str, now: Callable[[], float]) -> float | None:
     """Operations per second: the datasheet's of a GPU; on the CPU those of the best of ten fp32 matrix products."""
     if device == "cuda":
         return peak_of(torch.cuda.get_device_name())
     size, best = 1024, 0.0
     square = torch.rand(size, size)
     for _ in range(10):
-        started = time.perf_counter()
+        started = now()
         torch.mm(square, square)
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
+        best = max(best, 2 * size**3 / (now() - started))
     return best
 
 
@@ -241,7 +251,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpointing", action="store_true", help="activations are computed again")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine too")
     options = parser.parse_args(given)
+    if options.cpu_time and (options.device, options.threads) != ("cpu", 1):
+        parser.error("--cpu-time needs --device cpu --threads 1")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     options.micro_batch_tokens = options.micro_batch_tokens or options.context or 2048
     options.trajectories = options.trajectories or (4 if options.context else 32 if options.quick else 128)
@@ -250,18 +263,18 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def figures(clock: Clock, load: Load, trainer: Trainer, device: str) -> dict[str, Any]:
-    ours, peak = clock.median("forward and backward"), device_peak(device)
+    ours, peak = clock.median("forward and backward"), device_peak(device, clock.now)
     needed = trainer.cost.of(targets=load.packed.loss_tokens, lengths=load.packed.lengths)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    contenders = {name: clock.median(name) for name in clock.seconds if name not in PARTS}
+    theirs = {name: clock.median(name) for name in clock.seconds if name not in PARTS}
     return {
-        "bare_fraction": contenders["bare"] / ours,
-        "padded_speedup": contenders["padded"] / ours if "padded" in contenders else None,
+        "bare_fraction": theirs["bare"] / ours,
+        "padded_speedup": theirs["padded"] / ours if "padded" in theirs else None,
         "mfu": needed / (ours + clock.median("clip and optimizer")) / peak if peak else None,
         "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else rss,
         "peak_flops": peak,
         "tokens": load.tokens,
-        "tokens_per_s": {name: load.tokens / seconds for name, seconds in {"learner": ours, **contenders}.items()},
+        "tokens_per_s": {name: load.tokens / seconds for name, seconds in {"learner": ours, **theirs}.items()},
         "part_s": {name: clock.median(name) for name in PARTS},
     }
 

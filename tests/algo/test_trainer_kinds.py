@@ -135,6 +135,22 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_and_entropies_are_those_of_log_softmax(dtype):
+    generator = torch.Generator().manual_seed(0)
+    values_MV = (4 * torch.randn(6, 50, generator=generator)).to(dtype)
+    targets_M, weights_M = torch.arange(6), torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, -1.0])
+    ours_MV, plain_MV = (values_MV.clone().requires_grad_() for _ in range(2))
+    logprobs_M, entropy_M = algo.model.LogProb.apply(ours_MV, targets_M)
+    expected_MV = plain_MV.float().log_softmax(-1)
+    torch.testing.assert_close(logprobs_M, expected_MV[targets_M, targets_M])
+    torch.testing.assert_close(entropy_M, torch.distributions.Categorical(logits=expected_MV).entropy())
+    (logprobs_M * weights_M).sum().backward()
+    (expected_MV[targets_M, targets_M] * weights_M).sum().backward()
+    torch.testing.assert_close(ours_MV.grad, plain_MV.grad)
+    assert ours_MV.grad.dtype == dtype
+
+
 class Widest(TorchDispatchMode):
     """The most rows of fp32 logits that any operation makes."""
 
