@@ -12,6 +12,9 @@ Weights compose by multiplication with each other, with rejections and with the 
     weights_M = ratios_M.clamp(max=2.0) * no_outlier(ratios_M, sequence_M, sequences, lower=1e-4)  # TIS with a veto
     losses_M = weights_M * ppo_clip(logprobs_M, old_logprobs_M, advantages_M, clip_low=0.2, clip_high=0.28)
 
+That is decoupled PPO (AReaL, arXiv 2505.24298, after arXiv 2110.00641) where the old log-probabilities are those of the
+proximal policy and the ratios proximal / sampler; `algo.losses` composes it so.
+
 Truncated importance sampling (TIS) is `ratios_M.clamp(max=cap)` at any level; the divergences of `algo.kl` with
 the sampler's log-probabilities first are statistics for `within`, as they are or through `aggregate.over_sequence`.
 
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor
 
 from algo.aggregate import over_sequence
-from algo.objective import LOG_RATIO_CLAMP, log_ratio, ppo_clip
+from algo.objective import LOG_RATIO_CLAMP, log_ratio
 
 
 def token_ratios(logprobs_M: Tensor, rollout_logprobs_M: Tensor, clamp: float | None = LOG_RATIO_CLAMP) -> Tensor:
@@ -58,7 +61,7 @@ def within(values_M: Tensor, lower: float | None = None, upper: float | None = N
     return keep_M
 
 
-def icepop(ratios_M: Tensor, lower: float, upper: float) -> Tensor:
+def icepop(ratios_M: Tensor, lower: float | None, upper: float | None) -> Tensor:
     """The ratio where it is within the bounds, else 0. Source: slime, slime/backends/megatron_utils/loss.py."""
     return ratios_M * within(ratios_M, lower, upper)
 
@@ -94,31 +97,3 @@ def not_drifted(
     """
     drift_S = over_sequence(old_logprobs_M - logprobs_M.detach(), sequence_M, sequences, "mean")
     return ~((advantages_M < 0) & (drift_S > delta)[sequence_M])
-
-
-def decoupled_ppo(
-    logprobs_M: Tensor,
-    proximal_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    weights_M: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    clamp: float | None = LOG_RATIO_CLAMP,
-) -> Tensor:
-    """PPO's clip around the proximal policy, weighted by proximal / sampler as the caller bounded it.
-
-    The weight is always applied: 1 everywhere is the caller's own statement that the sampler was the proximal policy.
-    Source: AReaL (arXiv 2505.24298), after arXiv 2110.00641.
-    """
-    losses_M = ppo_clip(
-        logprobs_M,
-        proximal_logprobs_M,
-        advantages_M,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-        clamp=clamp,
-    )
-    return weights_M.detach() * losses_M

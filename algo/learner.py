@@ -4,7 +4,7 @@
 
 Invariants
 - Rank 0 owns the socket; every rank sees the same requests in the same order.
-- Every request but Stop gets exactly one reply. After `Failed` in answer to Configure or Train the process ends with
+- Every request but Stop gets exactly one reply. After `Failed` in answer to anything but Save the process ends with
   exit code 1; a failed Save leaves the learner serving, since its state is intact.
 - It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
 
@@ -114,14 +114,30 @@ class Learner:
         config, source = LearnerConfig(**request.learner), Path(request.checkpoint)
         with _fatal(f"checkpoint {source}"):
             self._trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
-        weights, canary, _ = self._publish(0)
+        version = 0
+        if request.resume is not None:
+            with _fatal("resume"):
+                version = self._trainer.restore(Path(request.resume))
+        weights, canary, _ = self._publish(version)
         ready = link.Ready(
+            version=version,
             weights=weights,
             parameters=self._trainer.parameters,
             world_size=self._trainer.world_size,
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         )
         return ready, canary
+
+    def checkpoint(self, request: link.Checkpoint) -> Answer:
+        with _fatal("checkpoint"):
+            self._trainer.checkpoint(Path(request.path), request.version)
+        return link.Saved(path=request.path), {}
+
+    def check(self, *, to_end: bool) -> None:
+        """Raises Fatal when a checkpoint could not be written; to_end: waits for one that is being written."""
+        if hasattr(self, "_trainer"):
+            with _fatal("checkpoint"):
+                self._trainer.checkpoints.wait(to_end=to_end)
 
     def train(self, request: link.Train, arrays: link.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
@@ -169,6 +185,7 @@ def serve(node: NodeLink | None) -> None:
     join_group()
     while True:
         request, arrays = link.unpack_request(broadcast(frames))
+        learner.check(to_end=isinstance(request, link.Stop))
         match request:
             case link.Configure():
                 answer = learner.configure(request)
@@ -178,6 +195,8 @@ def serve(node: NodeLink | None) -> None:
                 answer = learner.save(request)
             case link.Score():
                 answer = learner.score(arrays)
+            case link.Checkpoint():
+                answer = learner.checkpoint(request)
             case link.Stop():
                 return
         if node:

@@ -29,6 +29,7 @@ class LearnerConfig:
     dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
     attention: "packed" (`algo.attention`), or what transformers calls an implementation ("sdpa", "flash_attention_2").
     activation_checkpointing: keep only each layer's input for the backward pass, and compute the rest again.
+    offload_optimizer: its state is on the device only while it trains (`Placement.shared`).
     lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names, scaled by alpha / rank.
     peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
     """
@@ -50,6 +51,7 @@ class LearnerConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     attention: str = "packed"
     activation_checkpointing: bool = False
+    offload_optimizer: bool = False
     lora_rank: int = 0
     lora_alpha: float = 32.0
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

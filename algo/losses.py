@@ -71,11 +71,14 @@ class Correction:
         if self.level != "token":
             by_level = {"sequence": correction.product_ratios, "geometric": correction.geometric_ratios}
             ratios_M = by_level[self.level](*pair, *where)
-        if self.kind == "clamp":
-            weights_M = ratios_M if self.lower is self.upper is None else ratios_M.clamp(self.lower, self.upper)
-        else:
-            inside_M = correction.within(ratios_M, self.lower, self.upper)
-            weights_M = ratios_M * inside_M if self.kind == "icepop" else inside_M.to(ratios_M.dtype)
+        bounds = self.lower, self.upper
+        match self.kind:
+            case "clamp":
+                weights_M = ratios_M if bounds == (None, None) else ratios_M.clamp(*bounds)
+            case "icepop":
+                weights_M = correction.icepop(ratios_M, *bounds)
+            case "mask":
+                weights_M = correction.within(ratios_M, *bounds).to(ratios_M.dtype)
         if self.veto is not None:
             weights_M = weights_M * correction.no_outlier(token_ratios_M, *where, lower=self.veto)
         return weights_M

@@ -29,10 +29,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.checkpoint import Checkpoints
 from algo.counts import reduced, summary
 from algo.flops import peak_of
 from algo.loss import Tokens, Totals, statistics
 from algo.model import choose_device, is_tight, load, reshard
+from algo.offload import Moved, offload, onload
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.plain import build
@@ -90,6 +92,8 @@ class Trainer:
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.trained_batches = 0
+        self.away: Moved = []  # the optimizer's state while replicas have the device
+        self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
@@ -101,6 +105,7 @@ class Trainer:
         checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
         """
         started = time.perf_counter()
+        onload(self.away)
         minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
@@ -113,6 +118,8 @@ class Trainer:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        if self.config.offload_optimizer:
+            self.away = offload(self.optimizer)
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
@@ -165,6 +172,12 @@ class Trainer:
         self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
     ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
+        return self._step(minibatch, *self._passes(minibatch, proximal, live), live)
+
+    def _passes(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
@@ -175,6 +188,20 @@ class Trainer:
             counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
             counts.append(counted)
             logprobs.append(logprobs_M)
+        return counts, logprobs
+
+    def _step(
+        self,
+        minibatch: MiniBatch,
+        counts: Sequence[dict[str, Tensor]],
+        logprobs: Sequence[Tensor],
+        live: int | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
+
+        Raises Diverged or Mismatched, before the weights are touched.
+        """
+        micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
         result = reduced(counts, square)
@@ -260,6 +287,16 @@ class Trainer:
     def save(self, path: Path) -> None:
         """A Hugging Face checkpoint (`algo.publish.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path)
+
+    def checkpoint(self, path: Path, version: int) -> None:
+        """All that resuming takes, written to path in a thread (`algo.checkpoint`)."""
+        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
+
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        counters = self.checkpoints.read(path)
+        self.trained_batches = counters["trained_batches"]
+        return counters["version"]
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench.split import TICK, family
+from bench.processes import TICK, family
 
 RELEASE_S = 2.0  # processes that are being born while others are moved out need a second look
 

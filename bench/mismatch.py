@@ -141,7 +141,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Compared]:
             batches = [Batch.of(0, rollouts[one], np.zeros(len(rollouts[one]), np.float32)) for one in samplers]
             for sampler, logprobs_N in zip(samplers, await scored(options, dtype, batches, folder), strict=True):
                 found[f"{sampler}/{dtype}"] = Compared.of(rollouts[sampler], logprobs_N)
-    return found
+    return {pair: found[pair] for pair in options.pairs}
 
 
 def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float]]:

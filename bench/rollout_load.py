@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.split import cpu_seconds
+from bench.processes import cpu_seconds
 from engine.ports import Sampling, ToolRunner
 from engine.replica import Replica
 from engine.rollout import Rollouts, derive_seed

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.ports import Delta
 from engine.types import Bools, Floats, Ids
@@ -36,6 +39,20 @@ class TokenBuffer:
         self._version = -1
         self._versions: list[tuple[int, int, int]] = []  # (version, begin, end); a later one overrides an earlier one
 
+    @classmethod
+    def of(cls, ids_T: Ids, sampled_T: Bools, logprobs_T: Floats, versions_T: Ids) -> TokenBuffer:
+        """The buffer whose `arrays` these are."""
+        buffer = cls(ids_T.tolist())
+        buffer._logprobs.extend(logprobs_T[sampled_T].tolist())
+        buffer._given = [(begin, end) for given, begin, end in _runs(~sampled_T) if given]
+        buffer._versions = [run for run in _runs(versions_T) if run[0] >= 0]
+        return buffer
+
+    @property
+    def version(self) -> int:
+        """Of the last token that was sampled; -1 before there is one."""
+        return self._versions[-1][0] if self._versions else -1
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -58,7 +75,7 @@ class TokenBuffer:
         self._versions.append((version, begin, end))
 
     def arrays(self) -> tuple[Ids, Bools, Floats, Ids]:
-        """(token_ids_T, sampled_T, logprobs_T, versions_T) as in `Trajectory`; nothing may be appended afterwards."""
+        """(token_ids_T, sampled_T, logprobs_T, versions_T) as in `Trajectory`, copied."""
         size = len(self.ids)
         sampled_T = np.ones(size, np.bool_)
         for begin, end in self._given:
@@ -69,4 +86,11 @@ class TokenBuffer:
         for version, begin, end in self._versions:
             versions_T[begin : size if end < 0 else end] = version
         versions_T[~sampled_T] = -1
-        return np.asarray(self.ids, np.int32), sampled_T, logprobs_T, versions_T
+        return np.array(self.ids, np.int32), sampled_T, logprobs_T, versions_T
+
+
+def _runs(values_T: NDArray[Any]) -> list[tuple[int, int, int]]:
+    """(value, begin, end) of each stretch of equal values."""
+    cuts = np.flatnonzero(np.diff(values_T)) + 1
+    bounds = [0, *cuts.tolist(), len(values_T)]
+    return [(int(values_T[begin]), begin, end) for begin, end in pairwise(bounds) if end > begin]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Self
@@ -87,6 +87,11 @@ class Fleet:
         return self._supervisor.weights.version if self._supervisor.weights else 0
 
     @property
+    def weights(self) -> Weights | None:
+        """What the replicas have, or are about to."""
+        return self._supervisor.weights
+
+    @property
     def live(self) -> list[int]:
         return sorted(self._supervisor.live)
 
@@ -105,6 +110,15 @@ class Fleet:
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
         return await self._supervisor.update_weights(weights)
+
+    def rest(self) -> AbstractAsyncContextManager[None]:
+        """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
+        `update_weights`. Raises ValueError while a trajectory is under way.
+        """
+        if self._turns or self._tool_waiting:
+            under_way = len(self._turns) + len(self._tool_waiting)
+            raise ValueError(f"a fleet rests when no trajectory is under way, {under_way} are")
+        return self._supervisor.rest()
 
     async def turn(
         self, key: int, group: int, token_ids: Sequence[int], sampling: Sampling

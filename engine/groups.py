@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from engine.journal import Journal, Log
 from engine.ports import Reward
 from engine.rollout import Rollouts, Tally
 from engine.stage import Inbox, Outbox, StageFunction
@@ -117,11 +118,13 @@ def groups(
     prompts: Iterator[Prompt],
     config: GroupConfig,
     timeline: Timeline,
+    journal: Journal | None = None,
 ) -> StageFunction:
     """Ticket -> Group, selected: with `kept`, or with the reason for its drop.
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
-    from; when it is exhausted there are none. Each worker of the stage holds one lease at a time.
+    from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
+    journal holds is not done again.
     """
     keeper = _Keeper(
         rollouts=rollouts,
@@ -130,6 +133,7 @@ def groups(
         prompts=prompts,
         config=config,
         timeline=timeline,
+        journal=journal or Journal(),
         grading=asyncio.Semaphore(config.graders),
     )
 
@@ -148,6 +152,7 @@ class _Keeper:
     prompts: Iterator[Prompt]
     config: GroupConfig
     timeline: Timeline
+    journal: Journal
     grading: asyncio.Semaphore
     numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
 
@@ -155,47 +160,56 @@ class _Keeper:
         """Prompt after prompt, until one gives something to train or no refill is left."""
         prompt, waste, refills = ticket.prompt, Counter[str](), 0
         while True:
-            group = await self._attempt(prompt, ticket.lease)
+            group = self.journal.decided(ticket.lease, refills) or await self._attempt(prompt, ticket.lease, refills)
             waste.update(group.waste)
             if group.drop is None:
                 group = self.select(group)
             more = group.drop is not None and refills < self.config.refills
-            following = next(self.prompts, None) if more else None
+            following = self.journal.draw(ticket.lease, refills + 1, self.prompts) if more else None
             if group.drop is None or following is None:
                 return replace(group, waste=+waste, refills=refills)  # without zeros
             waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
             self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=ticket.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
 
-    async def _attempt(self, prompt: Prompt, lease: int) -> Group:
+    async def _attempt(self, prompt: Prompt, lease: int, refills: int) -> Group:
         """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others."""
         attempt, number = Attempt(self.config), next(self.numbers)
-        tallies = [Tally() for _ in range(self.config.started)]
+        logs = [self.journal.log(lease, refills, sample) for sample in range(self.config.started)]
+        tallies = [Tally(log.tokens) for log in logs]
         ended: dict[int, Trajectory] = {}
 
         async def run(sample: int) -> None:
-            trajectory = await self._sample(prompt, sample, number, tallies[sample])
+            trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
             if attempt.verdict is not None:
                 return  # its end and its cancellation crossed
             ended[sample] = trajectory
             if attempt.ended(sample, trajectory.reward) is not None:
-                for other, task in enumerate(tasks):
+                for other, task in tasks.items():
                     if other != sample:
                         task.cancel()
 
+        # Those that the journal holds end first, in the order in which they did.
+        order = dict.fromkeys([*self.journal.ended(lease, refills), *range(self.config.started)])
         async with asyncio.TaskGroup() as scope:
             name = f"rollout-{number}"
-            tasks = [scope.create_task(run(sample), name=f"{name}-{sample}") for sample in range(self.config.started)]
+            tasks = {sample: scope.create_task(run(sample), name=f"{name}-{sample}") for sample in order}
         verdict = attempt.verdict
         assert verdict is not None, prompt.id
         members = tuple(ended[sample] for sample in verdict.members)
         waste = _waste(verdict, ended, tallies)
-        return Group(prompt=prompt, trajectories=members, lease=lease, drop=verdict.drop, waste=waste)
+        group = Group(prompt=prompt, trajectories=members, lease=lease, drop=verdict.drop, waste=waste)
+        self.journal.decide(group, refills)
+        return group
 
-    async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally) -> Trajectory:
-        trajectory = await self.rollouts.run(prompt, sample, number, tally=tally)
+    async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally, log: Log) -> Trajectory:
+        if log.finished is not None and log.finished.error is None:  # what failed by our fault gets another chance
+            return replace(log.finished, prompt=prompt)
+        trajectory = await self.rollouts.run(prompt, sample, number, tally=tally, log=log)
         async with self.grading:
-            return await graded(trajectory, self.reward, self.timeline)
+            trajectory = await graded(trajectory, self.reward, self.timeline)
+        log.end(trajectory, tally.tokens)
+        return trajectory
 
 
 def _waste(verdict: Verdict, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:

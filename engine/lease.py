@@ -24,16 +24,17 @@ class Leases:
     2
     """
 
-    def __init__(self, groups_per_step: int, max_staleness: int) -> None:
+    def __init__(self, groups_per_step: int, max_staleness: int, first_step: int = 0) -> None:
         if groups_per_step < 1:
             raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
         if max_staleness < 0:
             raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
-        self._next = 0
+        self.first_step = first_step
+        self._next = first_step * groups_per_step
         self._released: set[int] = set()
-        self._floor = 0  # all leases below are released
+        self._floor = self._next  # all leases below are released
         self._change = asyncio.Event()
 
     @property

@@ -31,13 +31,17 @@ from engine.types import Batch, Floats
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message. learner: fields of algo.learner.LearnerConfig. canary: fixed token sequences."""
+    """First message. learner: fields of algo.learner.LearnerConfig. canary: fixed token sequences.
+
+    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from.
+    """
 
     checkpoint: str
     learner: dict[str, Any]
     canary: list[list[int]]
     weights_dir: str
     seed: int
+    resume: str | None = None
 
 
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -60,17 +64,27 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
 
 
+class Checkpoint(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Copy all that resuming takes, answer, and write it to path meanwhile. One that fails fails the next request."""
+
+    path: str
+    version: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End cleanly."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Configure. weights: a published file with version 0; canary logprobs follow as one frame."""
+    """Answer to Configure. weights: a published file with version `version` (0 unless resumed); canary logprobs follow
+    as one frame.
+    """
 
     weights: str
     parameters: int
     world_size: int
     versions: dict[str, str]
+    version: int = 0
 
 
 class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -86,6 +100,8 @@ class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Answer to Save, and to Checkpoint."""
+
     path: str
 
 
@@ -99,7 +115,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
-Request = Configure | Train | Save | Score | Stop
+Request = Configure | Train | Save | Score | Checkpoint | Stop
 Reply = Ready | Trained | Saved | Scored | Failed
 Arrays = Mapping[str, NDArray[Any]]
 Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
@@ -147,12 +163,13 @@ class LearnerDied(RuntimeError):
 class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
-    module: what the launcher runs on each rank. launcher: the command before `--nproc-per-node=... -m module ...`
-    (on several hosts: torchrun with its rendezvous).
+    module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
+    before `--nproc-per-node=... -m module ...` (on several hosts: torchrun with its rendezvous).
     """
 
     module: str
     ranks: int = 1
+    devices: tuple[int, ...] = ()
     launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     start_deadline_s: float = 120.0
     step_deadline_s: float = 600.0
@@ -160,6 +177,8 @@ class LearnerProcessConfig:
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        if len(self.devices) not in (0, self.ranks):
+            raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
 
 
 class LearnerProcess:
@@ -184,6 +203,8 @@ class LearnerProcess:
         self._socket.bind(self._address)
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
+        if self.config.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.config.devices))
         path = filter(None, (str(_ROOT), environment.get("PYTHONPATH")))
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:
@@ -217,7 +238,7 @@ class LearnerProcess:
                 self._context.term()
 
     async def configure(self, message: Configure) -> tuple[Ready, Floats]:
-        """Builds the learner; returns what it published as version 0 and its canary log-probabilities."""
+        """Builds the learner; returns what it published first and its canary log-probabilities."""
         ready, arrays = await self._ask(message, {}, Ready, self.config.start_deadline_s)
         return ready, arrays["canary"]
 
@@ -235,6 +256,10 @@ class LearnerProcess:
         """log p of the batch's sampled tokens, [N], 0 elsewhere."""
         _, arrays = await self._ask(Score(), batch.arrays(), Scored, self.config.step_deadline_s)
         return arrays["logprobs"]
+
+    async def checkpoint(self, path: Path, version: int) -> None:
+        """Returns when the state is copied; path appears when it is on the disk, before the next one is begun."""
+        await self._ask(Checkpoint(path=str(path), version=version), {}, Saved, self.config.step_deadline_s)
 
     async def _ask(
         self, message: Request, arrays: Arrays, expected: type[Answer], deadline_s: float

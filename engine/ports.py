@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -125,6 +125,14 @@ class ReplicaPort(Protocol):
         ...
 
     async def update_weights(self, path: str, version: int) -> None: ...
+
+    async def sleep(self) -> None:
+        """Gives up what it holds of a shared device. No request is in flight, and none comes before it is awake."""
+        ...
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Takes one part back: first the weights, which hold nothing before the next update, then the KV cache."""
+        ...
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...
 

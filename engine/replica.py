@@ -15,10 +15,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class Replica:
         self._core = core
         self._on_step = on_step
         self._updating = False
+        self._asleep = False
         self._engine: Any = None
         # Kept for the engine's life: the engine process dies with the thread that forked it (PR_SET_PDEATHSIG).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
@@ -56,7 +57,7 @@ class Replica:
         try:
             async with asyncio.timeout(self.config.start_deadline_s):
                 await loop.run_in_executor(self._thread, self._build)
-                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
+                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else self.config.niceness,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
@@ -185,22 +186,44 @@ class Replica:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        async with self._changing(f"weight update {version}"):
+            paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
+            if paused:
+                await self._engine.pause_generation(mode="keep", clear_cache=True)
+            await self._engine.start_weight_update()
+            await self._engine.update_weights(WeightTransferUpdateRequest({"path": path}))
+            await self._engine.finish_weight_update(str(version))
+            self.version = version
+            if paused:
+                await self._engine.resume_generation()
+
+    async def sleep(self) -> None:
+        """Gives up its GPU memory, weights included: new ones come. On the CPU it only waits, which costs nothing.
+
+        Not yet run on a GPU. Raises ReplicaDied.
+        """
+        if self.config.sleeps:
+            async with self._changing("sleep"):
+                await self._engine.sleep(level=2)
+            self._asleep = True
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Takes a part of the memory back; with both the engine serves. Not yet run on a GPU. Raises ReplicaDied."""
+        if self._asleep:
+            async with self._changing("wake"):
+                await self._engine.wake_up([part])
+            self._asleep = part == "weights"
+
+    @asynccontextmanager
+    async def _changing(self, what: str) -> AsyncIterator[None]:
+        """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
         self._updating = True
         try:
             async with asyncio.timeout(self.config.update_deadline_s):
-                paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
-                if paused:
-                    await self._engine.pause_generation(mode="keep", clear_cache=True)
-                await self._engine.start_weight_update()
-                await self._engine.update_weights(WeightTransferUpdateRequest({"path": path}))
-                await self._engine.finish_weight_update(str(version))
-                self.version = version
-                if paused:
-                    await self._engine.resume_generation()
+                yield
         except Exception as error:
             self._fail()
-            cause = str(error) or type(error).__name__
-            raise ReplicaDied(f"replica {self.index}: weight update {version} failed: {cause}") from error
+            raise ReplicaDied(f"replica {self.index}: {what} failed: {str(error) or type(error).__name__}") from error
         finally:
             self._updating = False
             self._touch()

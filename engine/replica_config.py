@@ -29,9 +29,10 @@ class ReplicaConfig:
 
     devices: the GPUs of all replicas, none for the CPU; replica i takes the `tensor_parallel` ones from
     i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: "shm" on one host;
-    "ipc" or "nccl" are vLLM's own, for GPUs. kv_offload_bytes: blocks that leave the cache are kept in that much host
-    memory (vLLM's native offloading, kv_offloading_size). GPUs and offloading follow vLLM's documentation and were not
-    run here.
+    "ipc" or "nccl" are vLLM's own, for GPUs. sleeps: a replica at rest gives up its GPU memory (vLLM's sleep mode).
+    kv_offload_bytes: blocks that leave the cache are kept in that much host memory (vLLM's native offloading,
+    kv_offloading_size). niceness: of an engine on the CPU, behind the node and its tool calls. GPUs and offloading
+    follow vLLM's documentation and were not run here.
     """
 
     checkpoint: str
@@ -43,7 +44,9 @@ class ReplicaConfig:
     devices: tuple[int, ...] = ()
     tensor_parallel: int = 1
     kv_offload_bytes: int = 0
+    niceness: int = 10
     weight_transfer: str = "shm"
+    sleeps: bool = False
     start_deadline_s: float = 120.0
     step_deadline_s: float = 60.0
     update_deadline_s: float = 60.0
@@ -62,6 +65,8 @@ class ReplicaConfig:
             raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
         if self.devices:
             return
+        if self.sleeps:
+            raise ValueError("sleeps must be False on the CPU, got True")
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
         if self.kv_blocks is None:
@@ -96,6 +101,7 @@ class ReplicaConfig:
             return common | {
                 "device_ids": list(self.devices_of(index)),
                 "tensor_parallel_size": self.tensor_parallel,
+                "enable_sleep_mode": self.sleeps,
                 "kv_offloading_size": self.kv_offload_bytes / (1 << 30) or None,  # GiB
             }
         return common | {

@@ -9,6 +9,8 @@ Invariants
 - Every trajectory ends: token, turn, call and wall-time budgets are checked here.
 - A trajectory whose turn is superseded by new weights begins again from its prompt, with fresh tools; the tokens that
   it had are counted as discarded.
+- A trajectory that a journal holds goes on from the end of its last turn. The calls of a stateful tool are run again
+  for its state; if one then answers otherwise, the trajectory begins again.
 - A stateful tool is opened once for each trajectory and closed with it, however it ends; a trajectory that moves to
   another replica keeps it.
 """
@@ -17,17 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.buffer import TokenBuffer
-from engine.chat import Chat, TextStream
+from engine.chat import Chat
 from engine.errors import first_error
 from engine.fleet import Fleet, Superseded
-from engine.parse import CLOSE, MalformedCall, ToolCall, ToolCallParser
-from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool, ToolReply
+from engine.journal import Journal, Log
+from engine.journal_records import Piece, join_pieces
+from engine.parse import CLOSE, MalformedCall, ToolCall
+from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool
 from engine.trace import Timeline
+from engine.turn import Call, Draft, ToolLost, refusal
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 
 
@@ -62,36 +67,6 @@ class Tally:
     tokens: int = 0
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call under way: when it closed, and its reply once there is one."""
-
-    name: str
-    arguments: Mapping[str, object]
-    closed_at: float
-    lane: int
-    dispatched_at: float = 0.0
-    finished_at: float = 0.0
-    reply: ToolReply | None = None
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A turn under way."""
-
-    start: int
-    read: int  # up to where the parser has read
-    queued_at: float
-    stream: TextStream
-    started_at: float = 0.0
-    finished_at: float | None = None  # None: cut short while it was generated
-    replica: int = -1
-    cached_tokens: int = 0
-    finish: str | None = None
-    calls: list[_Call] = field(default_factory=list)
-    parser: ToolCallParser = field(default_factory=ToolCallParser)
-
-
 class Rollouts:
     """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories."""
 
@@ -114,37 +89,47 @@ class Rollouts:
         self._timeline = timeline
         self._keys = 0
 
-    async def run(self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None) -> Trajectory:
+    async def run(
+        self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
+    ) -> Trajectory:
         """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did.
 
-        tally: counts its sampled tokens; the only trace of them when it is cancelled.
+        tally: counts its sampled tokens; the only trace of them when it is cancelled. log: what a journal holds of it,
+        from which it goes on, and where its turns are written down.
         """
-        started_at, discarded = self._timeline.now(), 0
+        started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
         ends_at = asyncio.get_running_loop().time() + self.config.deadline_s
         while True:
             self._keys += 1
-            rollout = _Rollout(self, prompt, sample, group, self._keys, tally or Tally())
+            rollout = _Rollout(self, prompt, sample, group, self._keys, tally, log)
             async with AsyncExitStack() as opened:
                 try:
-                    return await rollout.run(opened, ends_at, started_at, discarded)
+                    return await rollout.run(opened, ends_at, started_at)
                 except Superseded:
-                    discarded += sum(turn.end - turn.start for turn in rollout.turns)
+                    lost = sum(turn.end - turn.start for turn in rollout.turns)
+                    log.begin(log.discarded + lost, tally.tokens)
 
 
 class _Rollout:
     """One attempt at a trajectory."""
 
-    def __init__(self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally) -> None:
+    def __init__(
+        self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally, log: Log
+    ) -> None:
         self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
-        self.tally = tally
+        self.tally, self.log = tally, log
         self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}
+        if log.pieces:
+            so_far = join_pieces(log.pieces)
+            self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
+            self.turns, self.text = [*so_far.turns], [so_far.text]
 
-    async def run(self, opened: AsyncExitStack, ends_at: float, started_at: float, discarded: int) -> Trajectory:
+    async def run(self, opened: AsyncExitStack, ends_at: float, started_at: float) -> Trajectory:
         """ends_at: on the loop's clock. Raises Superseded when it has to begin again."""
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
@@ -153,6 +138,7 @@ class _Rollout:
                 for tool in self.owner._tools:
                     own = tool if callable(tool) else await opened.enter_async_context(tool.open())
                     self.tools[tool.name] = own
+                await self._rebuild()
                 stop = await self._turns(lane)
         except TimeoutError:
             if not budget.expired():
@@ -160,7 +146,7 @@ class _Rollout:
             stop = StopReason.DEADLINE
         except ReplicaDied as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(failure))
-        except _ToolLost as failure:
+        except ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
             self.fleet.leave(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
@@ -181,32 +167,62 @@ class _Rollout:
             started_at=started_at,
             finished_at=self.timeline.now(),
             error=error,
-            discarded_tokens=discarded,
+            discarded_tokens=self.log.discarded,
         )
 
-    async def _turns(self, lane: int) -> StopReason:
-        if len(self.buffer) >= self.config.max_tokens:
-            return StopReason.LENGTH
-        while True:
-            turn = await self._turn(lane)
-            if turn.truncated:
-                return StopReason.LENGTH
-            if not turn.tool_uses:
-                return StopReason.ANSWER
-            if len(self.turns) == self.config.max_turns:
-                return StopReason.TURNS
-            given = self.chat.tool_ids([use.response for use in turn.tool_uses])
-            if len(self.buffer) + len(given) >= self.config.max_tokens:
-                return StopReason.LENGTH
-            self.buffer.append_given(given)
+    async def _rebuild(self) -> None:
+        """Runs the calls of turns that the journal holds again, for tools that keep state.
 
-    async def _turn(self, lane: int) -> Turn:
-        """Generates one turn; its calls run in a task each and end before the turn is returned.
+        Raises Superseded when they answer otherwise than they did, or the turns may not be gone on with.
+        """
+        if self.turns and self.fleet.config.on_update == "restart" and self.buffer.version != self.fleet.version:
+            raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
+        stateful = {tool.name for tool in self.owner._tools if not callable(tool)}
+        for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
+            reply = await self.tools[use.name](use.arguments)
+            if (reply.outcome, reply.text) != (use.outcome, use.response):
+                raise Superseded(f"trajectory {self.key}: a call that was run again answers {reply.text!r}")
+
+    async def _turns(self, lane: int) -> StopReason:
+        while (stop := self._follow()) is None:
+            await self._turn(lane)
+            if self.log.on:
+                token_ids_T, sampled_T, logprobs_T, versions_T = self.buffer.arrays()
+                whole = Piece(
+                    token_ids_T=token_ids_T,
+                    sampled_T=sampled_T,
+                    logprobs_T=logprobs_T,
+                    versions_T=versions_T,
+                    turns=tuple(self.turns),
+                    text="".join(self.text),
+                )
+                self.log.grow(whole, self.tally.tokens)
+        return stop
+
+    def _follow(self) -> StopReason | None:
+        """What follows the turns so far: the end, or what the tools answered and another turn."""
+        if not self.turns:
+            return StopReason.LENGTH if len(self.buffer) >= self.config.max_tokens else None
+        turn = self.turns[-1]
+        if turn.truncated:
+            return StopReason.LENGTH
+        if not turn.tool_uses:
+            return StopReason.ANSWER
+        if len(self.turns) == self.config.max_turns:
+            return StopReason.TURNS
+        given = self.chat.tool_ids([use.response for use in turn.tool_uses])
+        if len(self.buffer) + len(given) >= self.config.max_tokens:
+            return StopReason.LENGTH
+        self.buffer.append_given(given)
+        return None
+
+    async def _turn(self, lane: int) -> None:
+        """Generates one turn; its calls run in a task each and end before this returns.
 
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
         start = len(self.buffer)
-        draft = _Draft(start, start, self.timeline.now(), self.chat.stream())
+        draft = Draft(start, start, self.timeline.now(), self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(draft, tools)
@@ -217,9 +233,8 @@ class _Rollout:
         finally:
             if len(self.buffer) > draft.start:
                 self.turns.append(self._close(draft, lane))
-        return self.turns[-1]
 
-    async def _generate(self, draft: _Draft, tools: asyncio.TaskGroup) -> None:
+    async def _generate(self, draft: Draft, tools: asyncio.TaskGroup) -> None:
         """Streams the turn's tokens into the buffer; each call is dispatched as it closes.
 
         Only a token that can complete the closing tag can complete a call, so nothing is decoded before one comes.
@@ -248,14 +263,14 @@ class _Rollout:
             for call in draft.parser.finish():
                 self._dispatch(call, draft.calls, tools)
 
-    def _read(self, draft: _Draft, tools: asyncio.TaskGroup, end: int) -> None:
+    def _read(self, draft: Draft, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
         text = draft.stream.step(self.buffer.ids[draft.read : end])
         draft.read = end
         for call in draft.parser.feed(text):
             self._dispatch(call, draft.calls, tools)
 
-    def _close(self, draft: _Draft, lane: int) -> Turn:
+    def _close(self, draft: Draft, lane: int) -> Turn:
         now, end = self.timeline.now(), len(self.buffer)
         finished_at = now if draft.finished_at is None else draft.finished_at
         self.owner.tokens_sampled += end - draft.start
@@ -278,68 +293,35 @@ class _Rollout:
             truncated=draft.finish != "stop",
         )
 
-    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[_Call], tools: asyncio.TaskGroup) -> None:
+    def _use(self, call: Call, turn_finished_at: float) -> ToolUse:
+        use = call.use(turn_finished_at)
+        if call.lane >= 0:
+            after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
+            times = call.dispatched_at, call.finished_at, call.lane
+            self.timeline.span("tool calls", use.outcome, *times, key=self.key, turn_end_ms=after_ms)
+        return use
+
+    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[Call], tools: asyncio.TaskGroup) -> None:
         now = self.timeline.now()
-        refusal = None
+        refused = None
         if isinstance(call, MalformedCall):
-            refusal = _refusal("malformed", f"FormatError: {call.reason}")
-            record = _Call("", {}, now, -1, now, now, refusal)
+            refused = refusal("malformed", f"FormatError: {call.reason}")
+            record = Call("", {}, now, -1, now, now, refused)
         else:
             if call.name not in self.tools:
                 names = ", ".join(self.tools)
-                refusal = _refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
+                refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
             elif len(calls) >= self.config.max_calls_per_turn:
-                refusal = _refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-            record = _Call(call.name, call.arguments, now, -1, now, now, refusal)
+                refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
+            record = Call(call.name, call.arguments, now, -1, now, now, refused)
         calls.append(record)
-        if refusal is None:
+        if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()
-            task = tools.create_task(self._run_tool(record), name=f"tool-{self.key}-{len(calls)}")
+            task = tools.create_task(
+                record.run(self.tools[record.name], self.timeline), name=f"tool-{self.key}-{len(calls)}"
+            )
             task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
 
-    async def _run_tool(self, call: _Call) -> None:
-        try:
-            reply = await self.tools[call.name](call.arguments)
-        finally:
-            call.finished_at = self.timeline.now()
-        call.reply = reply
-        if reply.outcome == "lost":
-            raise _ToolLost(reply.text or "the sandbox lost the call")
 
-    def _use(self, call: _Call, turn_finished_at: float) -> ToolUse:
-        reply = call.reply or _UNANSWERED
-        overlap = max(0.0, min(call.finished_at, turn_finished_at) - call.dispatched_at)
-        if call.lane >= 0:
-            self.timeline.span(
-                "tool calls",
-                reply.outcome,
-                call.dispatched_at,
-                call.finished_at,
-                call.lane,
-                key=self.key,
-                turn_end_ms=round((turn_finished_at - call.dispatched_at) * 1e3, 3),
-            )
-        return ToolUse(
-            name=call.name,
-            arguments=call.arguments,
-            outcome=reply.outcome,
-            response=reply.text,
-            closed_at=call.closed_at,
-            dispatched_at=call.dispatched_at,
-            finished_at=call.finished_at,
-            overlap_s=overlap,
-            executed=reply.executed,
-            jailed=reply.jailed,
-        )
-
-
+_NO_JOURNAL = Journal()
 _BY_ITSELF = (StopReason.ANSWER, StopReason.TURNS, StopReason.LENGTH)
-_UNANSWERED = ToolReply(outcome="killed", text="")  # the trajectory ended before the call did
-
-
-def _refusal(outcome: str, text: str) -> ToolReply:
-    return ToolReply(outcome=outcome, text=text, executed=False)
-
-
-class _ToolLost(RuntimeError):
-    """The tool's infrastructure failed: the trajectory is not the model's fault and is not trained."""

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from engine.journal import Journal
 from engine.lease import Leases
 from engine.ports import GraderUnavailable, Reward
 from engine.stage import Inbox, Outbox, StageFunction
@@ -30,13 +31,14 @@ class Ticket:
     lease: int
 
 
-def admit(prompts: Iterator[Prompt], leases: Leases, steps: int) -> StageFunction:
-    """Puts out a ticket per group for `steps` steps. Raises ValueError when the prompts run out."""
+def admit(prompts: Iterator[Prompt], leases: Leases, steps: int, journal: Journal | None = None) -> StageFunction:
+    """Puts out a ticket per group until `steps` steps are admitted. Raises ValueError when the prompts run out."""
+    journal = journal or Journal()
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        for number in range(total := steps * leases.groups_per_step):
+        for number in range(leases.first_step * leases.groups_per_step, total := steps * leases.groups_per_step):
             lease = await leases.acquire()
-            prompt = next(prompts, None)
+            prompt = journal.draw(lease, 0, prompts)
             if prompt is None:
                 raise ValueError(f"the prompts ran out after {number} of {total} groups")
             await outbox.put(Ticket(prompt=prompt, lease=lease))
@@ -72,7 +74,7 @@ def batch(leases: Leases) -> StageFunction:
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
         steps: dict[int, list[Group]] = defaultdict(list)
-        following = 0
+        following = leases.first_step
         async for group in inbox:
             steps[leases.step_of(group.lease)].append(group)
             while len(steps[following]) == leases.groups_per_step:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -171,9 +171,33 @@ class Supervisor:
         self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)
         return worst
 
+    @asynccontextmanager
+    async def rest(self) -> AsyncIterator[None]:
+        """Inside, the replicas hold nothing of a shared device and none begins. They serve after the next update."""
+        async with self._update:
+            self.open.clear()
+            await self._each(lambda replica: replica.sleep(), "sleep")
+            yield
+            await self._each(lambda replica: replica.wake("weights"), "wake")
+
+    async def _each(self, act: Callable[[ReplicaPort], Awaitable[None]], what: str) -> None:
+        """On all live replicas at once; one that fails is replaced."""
+
+        async def one(replica: ReplicaPort) -> None:
+            try:
+                await act(replica)
+            except ReplicaDied as error:
+                self._timeline.instant("fleet", str(error))
+                self.down(replica)
+
+        async with asyncio.TaskGroup() as group:
+            for index, replica in self.live.items():
+                group.create_task(one(replica), name=f"{what}-{index}")
+
     async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
         try:
             await replica.update_weights(weights.path, weights.version)
+            await replica.wake("kv_cache")
             if not self.canary:
                 return 0.0
             found = await replica.logprobs(self.canary)
@@ -189,6 +213,8 @@ class Supervisor:
         for attempt in range(self.config.restarts + 1):
             replica = self._make_replica(index, core, self._listener.on_step)
             try:
+                async with self._update:  # not while the learner has the devices
+                    pass
                 await replica.start()
                 async with self._update:
                     if self.weights is not None:

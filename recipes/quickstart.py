@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,25 +35,31 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
+from algo.estimate import avg_at_k
 from algo.group import join, prepare
 from algo.learner import LearnerConfig
 from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
-from engine import measure, stages
+from engine import stages
+from engine.canary import CanaryFailed, Weights
 from engine.chat import Chat
-from engine.fleet import CanaryFailed, Fleet, FleetConfig, Weights
+from engine.evaluate import Evaluation, Evaluator
+from engine.fleet import Fleet, FleetConfig
 from engine.groups import GroupConfig, groups
 from engine.kv_aware import KvAware
+from engine.learn import Learn
 from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied, Selector
+from engine.placement import Placement
+from engine.ports import KvSample, ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
+from engine.resume import RunState
 from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Inbox, Outbox, Pipeline, Stage
+from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.types import Prompt, Trajectory
+from engine.types import Trajectory
 from engine.watch import Stuck, dump, watch
 from engine.workspace import workspace
 from recipes.options import parse
@@ -67,6 +73,8 @@ from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
+    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
+    checkpoint_every: Annotated[int, "steps between checkpoints to resume from"] = 1
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
         "roc"
@@ -84,7 +92,9 @@ class Config:
     max_tokens: Annotated[int, "of a whole trajectory, prompt included"] = 230
     max_turns: Annotated[int, "assistant turns of a trajectory (one more than tool calls)"] = 4
     eval_every: Annotated[int, "steps between evaluations"] = 8
-    eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
+    eval_problems: Annotated[int, "held-out problems"] = 512
+    eval_samples: Annotated[int, "samples per held-out problem (k of avg@k)"] = 1
+    eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     replicas: Annotated[int, "vLLM engines"] = 2
     kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
@@ -93,10 +103,22 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
 
     def __post_init__(self) -> None:
-        positive = ("steps", "prompts_per_step", "eval_every", "eval_problems", "replicas", "learner_ranks", "slots")
+        positive = (
+            "steps",
+            "checkpoint_every",
+            "prompts_per_step",
+            "eval_every",
+            "eval_problems",
+            "eval_samples",
+            "replicas",
+            "learner_ranks",
+            "slots",
+        )
         for field in (*positive, "oversample", "max_turns", "minibatches", "kv_blocks"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.eval_replicas < 0:
+            raise ValueError(f"eval_replicas must not be negative, got {self.eval_replicas}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
@@ -133,6 +155,10 @@ class Config:
         )
 
     @property
+    def placement(self) -> Placement:
+        return Placement(ranks=self.learner_ranks, replicas=self.replicas, max_staleness=self.max_staleness)
+
+    @property
     def learner(self) -> LearnerConfig:
         return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches)
 
@@ -142,16 +168,16 @@ class Config:
 
 
 class Quickstart:
-    """The parts of the run, started once, and the stage that closes the loop."""
+    """The parts of the run, started once, and what is written down of each step."""
 
     def __init__(self, config: Config, run: RunFolder, console: Console) -> None:
         self.config, self.run_folder, self.console = config, run, console
+        self.state = RunState.open(run, config.prompts_per_step)
         self.timeline = Timeline()
-        self.leases = Leases(config.prompts_per_step, config.max_staleness)
+        self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.progress = Progress()
-        self.train_s = 0.0  # wall time of training, evaluations excluded
         self.first_step_s = 0.0
 
     async def run(self) -> dict[str, Any]:
@@ -159,141 +185,151 @@ class Quickstart:
         config = self.config
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(workspace())
-            process = LearnerProcessConfig(module="algo.learner", ranks=config.learner_ranks)
+            process = config.placement.learner(LearnerProcessConfig(module="algo.learner"))
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
             jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1])  # no import needs more
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
-            canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
+            self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
             parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), balancer
-            self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, canary))
+            self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, self.canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
-            title = f"rocstar {self.run_folder.path}"
-            self.display = stack.enter_context(Display(title, config.steps, self._kv, self.console))
+            parts = self.held_out, config.eval_samples, self.rollouts, self.reward, avg_at_k, self.timeline
+            self.evaluation = Evaluation(*parts)
+            self.evaluator = await self._beside(stack, chat, tools, folder) if config.eval_replicas else None
+            shown = f"rocstar {self.run_folder.path}", config.steps, self.fleet, config.kv_blocks - 1, self.console
+            self.display = stack.enter_context(Display(*shown))
+            self._restore()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             ticking = tasks.create_task(self.display.tick(), name="display")
             stack.callback(ticking.cancel)
-            await self._first_weights(str(folder), canary)
+            await self._first_weights(str(folder))
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
-            gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by _learn
-            await self._evaluate(0)
+            gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
+            if not self.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
+                self._record(self.fleet.version, first)
             await self._train()
+            if self.evaluator:
+                self.display.phase("waiting for the last evaluation")
+                await self.evaluator.drain()
             self.display.phase("saving the checkpoint")
             await self.learner.save(self.run_folder.path / "checkpoint")
             return self._summary()
 
     async def _train(self) -> None:
-        config = self.config
-        problems = prompts("train", config.seed)
+        config, journal = self.config, self.state.journal
+        problems = journal.after(prompts("train", config.seed))
         select = prepare(config.selector, config.seed)
-        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline)
-        self.pipeline = Pipeline(
+        grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline, journal)
+        learn = Learn(
+            learner=self.learner,
+            fleet=self.fleet,
+            leases=self.leases,
+            join=join,
+            stepped=self._stepped,
+            stats=lambda: pipeline.stats(),
+            timeline=self.timeline,
+            state=self.state,
+            checkpoint_every=config.checkpoint_every,
+            train_s=self.progress.train_s,
+            rests=config.placement.rests,
+        )
+        pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps)),
+                Stage(name="admit", run=stages.admit(problems, self.leases, config.steps, journal)),
                 Stage(name="groups", run=grouped, workers=self.leases.capacity),
                 Stage(name="batch", run=stages.batch(self.leases)),
-                Stage(name="learn", run=self._learn),
+                Stage(name="learn", run=learn),
             ]
         )
-        stats = self.pipeline.stats
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, stats)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, pipeline.stats)
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, stats), name="watch")
-            await self.pipeline.run()
+            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, pipeline.stats), name="watch")
+            await pipeline.run()
             watching.cancel()
 
-    async def _learn(self, inbox: Inbox, outbox: Outbox) -> None:
-        """A step's groups -> the learner -> new weights on every replica -> leases released -> numbers written down."""
-        now = self.timeline.now
-        mark = now()
-        async for batch in inbox:
-            step = self.leases.step_of(batch[0].lease) + 1
-            metrics = measure.step(batch, self.fleet.version)
-            ready = now()
-            self.timeline.idle.flag("staleness_gate", 1, ready)
-            async with asyncio.TaskGroup() as tasks:
-                learning = tasks.create_task(self.learner.train(join(step, batch), version=step), name="train")
-                await asyncio.sleep(0)
-                gc.collect()  # while the learner has the cores, and nothing waits for this process
-            trained, canary = learning.result()
-            learnt = now()
-            self.timeline.span("learner", f"step {step}", ready, learnt, **trained.metrics)
-            difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
-            self.timeline.idle.flag("staleness_gate", -1, now())
-            live = now()
-            self.train_s += live - mark
-            self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
-            metrics |= {
-                **{f"learner/{name}": value for name, value in trained.metrics.items()},
-                "canary_max_abs": difference,
-                "tokens_per_s": metrics["tokens_generated"] / (live - mark),
-                "tool_calls_per_s": metrics["tool_calls"] / (live - mark),
-                "time/step_s": live - mark,
-                "time/rollout_s": ready - mark,
-                "time/learn_s": learnt - ready,
-                "time/sync_s": live - learnt,
-                "time/train_total_s": self.train_s,
-                **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
-                **{f"stage/{row.name}/busy_s": row.busy_s for row in self.pipeline.stats()},
-                **{f"stage/{row.name}/queue": row.queue for row in self.pipeline.stats()},
-            }
-            self.fleet.kv_peak.clear()
-            if step % self.config.eval_every == 0 or step == self.config.steps:
-                metrics |= await self._evaluate(step)
-            self.progress.step(step, metrics)
-            self.run_folder.step(step, metrics)
-            self.display.step(step, metrics)
-            mark = now()
-            for group in batch:
-                self.leases.release(group.lease)
-            await outbox.put(step)
+    async def _stepped(self, step: int, metrics: dict[str, float]) -> None:
+        """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
+        self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
+        if step % self.config.eval_every == 0 or step == self.config.steps:
+            metrics |= await self._evaluate(step)
+        self._record(step, metrics)
+
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
+        self.progress.step(step, metrics)
+        self.run_folder.step(step, metrics)
+        self.display.step(step, metrics)
+
+    def _restore(self) -> None:
+        """What a run that is resumed has measured before."""
+        for row in self.state.rows:
+            self.progress.step(int(row["step"]), row)
+            self.display.step(int(row["step"]), row, silent=True)
+        for name in ("evaluation-first", "evaluation-last"):
+            if trajectories := self.state.journal.kept(name):
+                self.progress.evaluated(trajectories)
 
     async def _evaluate(self, step: int) -> dict[str, float]:
-        """All held-out problems at once, with the same seeds each time (common random numbers)."""
+        """Metrics of the version that is live; none yet where evaluations run beside training."""
+        if self.evaluator:
+            assert self.fleet.weights is not None
+            self.evaluator.submit(step, self.fleet.weights)
+            return {}
         started = self.timeline.now()
         self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._solve(*pair), name=pair[1].id) for pair in enumerate(self.held_out)]
-        trajectories = [task.result() for task in running]
-        metrics = measure.evaluation(trajectories)
-        metrics["time/eval_s"] = self.timeline.now() - started
+        metrics, trajectories = await self.evaluation.run(step)
         self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self.progress.evaluated(step, self.train_s, trajectories)
-        if step == 0:
-            self.run_folder.step(0, metrics)
-            self.display.step(0, metrics)
+        self._keep(step, trajectories)
         self.display.phase("training")
         return metrics
 
-    async def _solve(self, number: int, prompt: Prompt) -> Trajectory:
-        trajectory = await self.rollouts.run(prompt, 0, -1 - number)
-        return await stages.graded(trajectory, self.reward, self.timeline)
+    def _evaluated(self, step: int, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+        """An evaluation beside training is done: it gets a row of its own."""
+        ended = self.timeline.now()
+        self.timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
+        self._keep(step, trajectories)
+        self._record(step, metrics | {"time/train_total_s": self.progress.seconds_of(step)})
 
-    async def _first_weights(self, folder: str, canary: list[list[int]]) -> None:
+    def _keep(self, step: int, trajectories: list[Trajectory]) -> None:
+        self.progress.evaluated(trajectories)
+        self.state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
+
+    async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
+        """Evaluations on replicas of their own, on any core, behind everything else. Their timeline is not written."""
+        config, timeline = self.config, Timeline()
+        behind = dataclasses.replace(config.replica, niceness=19)
+
+        def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
+            return Replica(behind, index, None, on_step)
+
+        balancer = KvAware(config.max_tokens, moves=0)
+        fleet = Fleet(FleetConfig(replicas=config.eval_replicas), make, balancer, timeline, self.canary)
+        await stack.enter_async_context(fleet)
+        rollouts = Rollouts(config.budget, chat, fleet, tools, timeline, config.seed)
+        evaluation = Evaluation(self.held_out, config.eval_samples, rollouts, self.reward, avg_at_k, timeline)
+        return await stack.enter_async_context(Evaluator(evaluation, fleet, self._evaluated, folder))
+
+    async def _first_weights(self, folder: str) -> None:
         """The learner's weights go to the replicas before anything is sampled: they agree from the start."""
         message = Configure(
             checkpoint=str(self.config.checkpoint.resolve()),
             learner=dataclasses.asdict(self.config.learner),
-            canary=canary,
+            canary=self.canary,
             weights_dir=folder,
             seed=self.config.seed,
+            resume=self.state.checkpoint,
         )
         ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(Weights(ready.weights, 0, logprobs))
-
-    def _kv(self) -> dict[int, tuple[float, int]]:
-        usable = self.config.kv_blocks - 1
-        return {index: (1 - sample.free_blocks / usable, sample.running) for index, sample in self.fleet.last.items()}
+        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
         idle = self.timeline.idle.seconds(self.timeline.now())
         return {
             **self.progress.summary(),
-            "rl_wall_s": self.train_s,
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
             "canary_max_abs": self.fleet.canary_max_abs,
@@ -313,15 +349,18 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     task = asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     job = Quickstart(config, run, console)
+    if run.resumed:
+        console.print(job.state.story, highlight=False, soft_wrap=True)
+    else:
+        run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     try:
         summary = await job.run()
         run.json("summary.json", summary)
     finally:
         with run.writing("timeline.json") as path:
             job.timeline.write(path)
-        if job.progress.history:
+        if job.progress.steps:
             with run.writing("reward.png") as path:
                 plot(path, job.progress, config.algorithm)
     print_report(console, run.path, summary, job.progress)
@@ -330,10 +369,11 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name != "fresh"}
     console = Console()
     try:
         with (
-            RunFolder.create(config.runs, config.name) as run,
+            RunFolder.open(config.runs, config.name, None if config.fresh else same) as run,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(train(config, run, console))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +17,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from engine.fleet import Fleet
 
 _TICK_S = 0.25
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -34,17 +36,15 @@ def spark(values: list[float], width: int = 40) -> str:
 class Display:
     """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
 
-    kv: called at each tick for {replica: (share of KV blocks in use, running requests)}.
+    usable_blocks: of a replica's KV cache; what is in use is read from the fleet at each tick.
     lags_s collects how late the event loop served each tick.
     """
 
-    def __init__(
-        self, title: str, steps: int, kv: Callable[[], Mapping[int, tuple[float, int]]], console: Console
-    ) -> None:
+    def __init__(self, title: str, steps: int, fleet: Fleet, usable_blocks: int, console: Console) -> None:
         self.lags_s: list[float] = []
         self._console = console
         self._title = title
-        self._kv = kv
+        self._fleet, self._usable_blocks = fleet, usable_blocks
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
         self._rewards: list[float] = []
@@ -88,13 +88,14 @@ class Display:
         if not self._live:
             self._console.print(text, style="dim")
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False) -> None:
+        """silent: no line of its own (a step of a run that is resumed)."""
         self._metrics.update(metrics)
-        if step:
+        if "reward" in metrics:
             self._rewards.append(metrics["reward"])
             self._errors.append(metrics["tool_error_share_correct"])
             self._progress.update(self._bar, completed=step)
-        if not self._live:
+        if not self._live and not silent:
             self._console.print(_line(step, metrics), highlight=False)
 
     def _view(self) -> Panel:
@@ -110,10 +111,11 @@ class Display:
             grid.add_row("step", _split(m))
         if "eval/accuracy" in m:
             grid.add_row("held-out accuracy", _accuracy(m))
-        for index, (share, running) in sorted(self._kv().items()):
+        for index, sample in sorted(self._fleet.last.items()):
+            share = 1 - sample.free_blocks / self._usable_blocks
             filled = round(share * 30)
             bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
-            grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {running} running")
+            grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {sample.running} running")
         return Panel(Group(self._progress, Text(""), grid), title=self._title, title_align="left", width=100)
 
 

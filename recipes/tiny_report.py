@@ -23,26 +23,37 @@ class Progress:
     """What a run has measured so far: its steps, its evaluations, and their totals."""
 
     def __init__(self) -> None:
-        self.history: list[dict[str, float]] = []
-        self.evaluations: list[tuple[int, float, list[Trajectory]]] = []  # (step, training seconds, trajectories)
+        self.steps: list[dict[str, float]] = []
+        self.evaluations: list[dict[str, float]] = []  # with "step" and the training seconds before it
+        self.samples: list[list[Trajectory]] = []  # of the first evaluation and of the last one
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.history.append({"step": step, **metrics})
+        """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
+        row = {"step": step, "time/train_total_s": 0.0, **metrics}
+        if "reward" in row:
+            self.steps.append(row)
+        if "eval/accuracy" in row:
+            self.evaluations.append(row)
 
-    def evaluated(self, step: int, train_s: float, trajectories: list[Trajectory]) -> None:
-        self.evaluations.append((step, train_s, trajectories))
+    @property
+    def train_s(self) -> float:
+        return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
 
-    def scores(self) -> list[dict[str, float]]:
-        return [measure.evaluation(trajectories) for _, _, trajectories in self.evaluations]
+    def evaluated(self, trajectories: list[Trajectory]) -> None:
+        self.samples = [*self.samples[:1], trajectories]
+
+    def seconds_of(self, step: int) -> float:
+        """Seconds of training until a step was live."""
+        return self.steps[step - 1]["time/train_total_s"] if step else 0.0
 
     def total(self, name: str) -> float:
         """Sum over the steps."""
-        return sum(row.get(name, 0) for row in self.history)
+        return sum(row.get(name, 0) for row in self.steps)
 
     def summary(self) -> dict[str, Any]:
-        scores = self.scores()
+        scores = self.evaluations
         first, last = scores[0], scores[-1]
-        waste = sorted({name for row in self.history for name in row if name.startswith("waste/")})
+        waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
         calls = {
             name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
             for name in ("tool_calls", "tool_calls_jailed")
@@ -53,7 +64,8 @@ class Progress:
             "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
             "accuracy_n": int(last["eval/n"]),
             "seconds_to_090": self._seconds_to(0.9),
-            "steps": len(self.history),
+            "steps": len(self.steps),
+            "rl_wall_s": self.train_s,
             "tool_error_share_initial": first["eval/tool_error_share_correct"],
             "tool_error_share_final": last["eval/tool_error_share_correct"],
             **calls,
@@ -61,16 +73,15 @@ class Progress:
             "tokens_trained": int(self.total("tokens_trained")),
             "goodput": self.total("tokens_trained") / max(1, self.total("tokens_generated")),
             "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
-            "staleness_max": int(max(row["staleness_max"] for row in self.history)),
+            "staleness_max": int(max(row["staleness_max"] for row in self.steps)),
             "mean_seconds_per_step": {
-                name: self.total(f"time/{name}_s") / len(self.history) for name in ("step", "rollout", "learn", "sync")
+                name: self.total(f"time/{name}_s") / len(self.steps) for name in ("step", "rollout", "learn", "sync")
             },
         }
 
     def _seconds_to(self, accuracy: float) -> float | None:
         """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
-        seconds = [seconds for _, seconds, _ in self.evaluations]
-        points = zip(seconds, (score["eval/accuracy"] for score in self.scores()), strict=True)
+        points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
         for (t0, a0), (t1, a1) in pairwise(points):
             if a1 >= accuracy > a0:
                 return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
@@ -85,9 +96,9 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    history, scores = progress.history, progress.scores()
+    history, scores = progress.steps, progress.evaluations
     steps = [row["step"] for row in history]
-    at = [step for step, _, _ in progress.evaluations]
+    at = [row["step"] for row in scores]
     accuracy, low, high = ([score[f"eval/accuracy{end}"] for score in scores] for end in ("", "_low", "_high"))
     spread = [[a - b for a, b in zip(accuracy, low, strict=True)], [b - a for a, b in zip(accuracy, high, strict=True)]]
     errors = [score["eval/tool_error_share_correct"] for score in scores]
@@ -127,7 +138,7 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 
 
 def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
-    before, after = progress.evaluations[0][2], progress.evaluations[-1][2]
+    before, after = progress.samples
     console.print(_samples(before, after))
     console.print(_table(before, after))
     seconds = summary["seconds_to_090"]

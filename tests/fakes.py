@@ -95,6 +95,8 @@ class ScriptedReplica:
         self.start_error: Exception | None = None
         self.fail_updates = 0
         self.update_gate: Gate | None = None
+        self.asleep = False
+        self.sleep_gate: Gate | None = None
         self.start_gate: Gate | None = None
         self.abort_gate: Gate | None = None
         self.stalls = False
@@ -115,6 +117,7 @@ class ScriptedReplica:
     ) -> AsyncGenerator[Delta, None]:
         self._alive()
         assert sampling.max_tokens > 0, sampling
+        assert not self.asleep
         self.requests.append((list(token_ids), sampling, request_id))
         self.in_flight += 1
         aborted = self._aborts[request_id] = asyncio.Event()
@@ -209,9 +212,25 @@ class ScriptedReplica:
             raise ReplicaDied(f"replica {self.index}: weight update {version} failed")
         self.weights.append((path, version))
         self.version = version
+        if self.asleep:
+            self.events.append(f"update {version}")
+
+    async def sleep(self) -> None:
+        self._alive()
+        if self.sleep_gate is not None:
+            await self.sleep_gate.passed()
+        self.asleep = True
+        self.events.append("sleep")
+
+    async def wake(self, part: str) -> None:
+        self._alive()
+        if self.asleep:
+            self.asleep = part == "weights"
+            self.events.append(f"wake {part}")
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
         self._alive()
+        assert not self.asleep
         return self.canary
 
     def stalled(self, now: float) -> bool:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from algo import kl
 from algo.aggregate import over_sequence, total
 from algo.correction import (
-    decoupled_ppo,
     geometric_ratios,
     icepop,
     no_outlier,
@@ -192,11 +191,10 @@ def test_decoupled_ppo_matches_golden(row):
     params, outputs, tolerance = row["params"], expected(row), row["params"]["tol"]
     case, chosen = Case(row), Chosen.of(row)
     weights = areal_weights(case)
-    losses = decoupled_ppo(
+    losses = weights * ppo_clip(
         chosen.logprobs_BT[chosen.mask_BT],
         chosen.at["old_log_prob"],
         chosen.at["advantages"],
-        weights,
         clip_low=params["eps_low"],
         clip_high=params["eps_high"],
         clamp=None,

@@ -31,11 +31,18 @@ LOSSES = [
 ]
 
 
-def called(name):
-    return f"{type(name).__name__}-{LOSSES.index(name)}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hinge:
+    """The example of `algo.loss.Loss`."""
+
+    margin: float = 1.0
+
+    def __call__(self, tokens, totals):
+        short_M = self.margin - tokens.advantages_M * (tokens.logprobs_M - tokens.old_logprobs_M)
+        return short_M.relu().sum() / totals.tokens, {"short": (short_M > 0).sum()}
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=called)
+@pytest.mark.parametrize("loss", [*LOSSES, Hinge()], ids=str)
 def test_every_loss_keeps_the_contract(loss):
     check_loss(loss)
     check_loss(loss, lengths=(7,), seed=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from engine.journal import Log
 from engine.rollout import Tally
 from engine.types import Boundary, Prompt, RolloutError, Trajectory
 from tests.fakes import a_trajectory
@@ -43,7 +44,7 @@ class HeldRollouts:
         self.cancelled: list[Held] = []
         self.version = 0
 
-    async def run(self, prompt: Prompt, sample: int, group: int, *, tally: Tally) -> Trajectory:
+    async def run(self, prompt: Prompt, sample: int, group: int, *, tally: Tally, log: Log) -> Trajectory:
         rollout = Held(prompt, sample, group, tally, self.version)
         self.started.append(rollout)
         self.held.append(rollout)

@@ -367,9 +367,9 @@ async def test_ends_in_the_same_tick_decide_once():
 
 async def test_a_rollout_that_ends_in_spite_of_its_cancellation_is_surplus():
     class Stubborn(HeldRollouts):
-        async def run(self, prompt, sample, group, *, tally):
+        async def run(self, prompt, sample, group, *, tally, log):
             try:
-                return await super().run(prompt, sample, group, tally=tally)
+                return await super().run(prompt, sample, group, tally=tally, log=log)
             except asyncio.CancelledError:
                 self.cancelled[-1].future = asyncio.get_running_loop().create_future()
                 self.cancelled[-1].end(1.0)
@@ -481,7 +481,7 @@ class Racing:
         self.node = node
         self.finish = asyncio.Event()
 
-    async def run(self, prompt, sample, group, *, tally):
+    async def run(self, prompt, sample, group, *, tally, log):
         if sample:
             return await self.node.rollouts.run(prompt, sample, group, tally=tally)
         await self.finish.wait()

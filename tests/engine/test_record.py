@@ -16,13 +16,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_a_name_is_never_reused(tmp_path):
     for name in ("run", "run-2", "run-3"):
-        with RunFolder.create(tmp_path / "runs", "run") as run:
+        with RunFolder.open(tmp_path / "runs", "run") as run:
             run.step(1, {"reward": 1.0})
         assert run.path == tmp_path / "runs" / name
 
 
 def test_each_step_is_on_disk_when_step_returns(tmp_path):
-    with RunFolder.create(tmp_path, "run") as run:
+    with RunFolder.open(tmp_path, "run") as run:
         for step in (1, 2):
             run.step(step, {"reward": step / 2, "tokens": step})
             lines = (run.path / "metrics.jsonl").read_text().splitlines()
@@ -32,24 +32,26 @@ def test_each_step_is_on_disk_when_step_returns(tmp_path):
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path):
-    with RunFolder.create(tmp_path, "run") as run:
+    with RunFolder.open(tmp_path, "run") as run:
         run.json("summary.json", {"path": Path("x"), "accuracy": 0.5})
         assert json.loads((run.path / "summary.json").read_text()) == {"path": "x", "accuracy": 0.5}
         with pytest.raises(ValueError, match=r".+"):
             run.json("summary.json", {"bad": {1: {(1, 2): 3}}, "surrogate": "\ud800"})
         assert json.loads((run.path / "summary.json").read_text())["accuracy"] == 0.5
         run.step(1, {})
-    assert sorted(path.name for path in run.path.iterdir()) == ["metrics.jsonl", "summary.json", "tensorboard"]
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        *("lock", "metrics.jsonl", "summary.json", "tensorboard")
+    ]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskFull, match=f"cannot write to {tmp_path}/file/run: Not a directory"):
-        RunFolder.create(tmp_path / "file", "run")
+        RunFolder.open(tmp_path / "file", "run")
 
 
 def test_other_errors_come_out_as_they_are(tmp_path):
-    with RunFolder.create(tmp_path, "run") as run, pytest.raises(FileNotFoundError), run.writing("x") as path:
+    with RunFolder.open(tmp_path, "run") as run, pytest.raises(FileNotFoundError), run.writing("x") as path:
         (path / "nowhere").read_text()
 
 
@@ -63,7 +65,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 
-    with RunFolder.create(tmp_path, "run") as run:
+    with RunFolder.open(tmp_path, "run") as run:
         run.step(1, {"reward": 0.5, "time/step_s": 2.0})
         run.step(70_000, {"reward": float("nan"), "x" * 200: -1e9, "ratio": 1e300})
     [path] = (run.path / "tensorboard").iterdir()
@@ -92,7 +94,7 @@ from engine.record import DiskFull, RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
 try:
-    with RunFolder.create(runs, "run") as run:
+    with RunFolder.open(runs, "run") as run:
         run.step(0, {})
         if what == "metrics":
             for step in range(10_000):

@@ -1,0 +1,136 @@
+"""What a learner needs to go on exactly where it was, written beside the training.
+
+Invariants
+- A checkpoint appears under its name complete or not at all: by a rename, when everything of it is on the disk.
+- The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
+- Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+MANIFEST = "manifest.json"  # {file: [bytes, CRC-32]}; engine.checkpoints reads it
+KEPT = 2
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written or read; the message says which and why."""
+
+
+class Checkpoints:
+    """Writes and reads the state of a model and its optimizer; one write at a time, in a thread.
+
+    The thread has a process group of its own: its collectives never meet those of the training.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        self._stager = BlockingAsyncStager()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def write(self, path: Path, counters: dict[str, int]) -> None:
+        """Returns when the state is copied. counters: plain numbers that belong to it."""
+        self.wait()
+        state = self._stager.stage(self._state() | {"counters": counters})
+        self._writing = self._thread.submit(self._write, state, path)
+
+    def wait(self, *, to_end: bool = True) -> None:
+        """Raises CheckpointFailed when the last write did; waits until it is over, or only looks."""
+        writing = self._writing
+        if writing is not None and (to_end or writing.done()):
+            self._writing = None
+            writing.result()
+
+    def read(self, path: Path) -> dict[str, int]:
+        """Puts model, optimizer and random numbers back; returns the counters. Raises CheckpointFailed."""
+        try:
+            reader = dcp.FileSystemReader(path)
+            names = [name for name in reader.read_metadata().state_dict_metadata if name.startswith("counters.")]
+            state = self._state() | {"counters": {name.removeprefix("counters."): 0 for name in names}}
+            dcp.load(state, storage_reader=reader, process_group=self._group)
+        except Exception as error:
+            raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
+        weights, moments = state["model"], state["optimizer"]
+        set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
+        torch.set_rng_state(state[self._random])
+        return state["counters"]
+
+    @property
+    def _random(self) -> str:
+        return f"random_{dist.get_rank()}"
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        return {"model": model, "optimizer": optimizer, self._random: torch.get_rng_state()}
+
+    def _write(self, state: dict[str, Any], path: Path) -> None:
+        unfinished = path.parent / f".{path.name}"
+        try:
+            if dist.get_rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True)
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
+            if dist.get_rank() == 0:
+                _finish(unfinished, path)
+        except Exception as error:
+            raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}") from error
+
+
+def _finish(unfinished: Path, path: Path) -> None:
+    """Describes the files, makes them appear, and deletes what is older than the checkpoint before."""
+    files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(unfinished.iterdir())}
+    with (unfinished / MANIFEST).open("w") as manifest:
+        json.dump(files, manifest)
+        manifest.flush()
+        os.fsync(manifest.fileno())
+    _sync(unfinished)
+    if path.exists():  # a run that was resumed writes some of them again
+        shutil.rmtree(path)
+    unfinished.rename(path)
+    _sync(path.parent)
+    for old in sorted(path.parent.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as content:
+        while piece := content.read(1 << 24):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: BaseException) -> str:
+    """What was at the bottom of it, in one line; of a failure on several ranks, the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (first, _) = min(error.failures.items())
+        return f"rank {rank}: {_cause(first)}"
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return " ".join(f"{type(error).__name__}: {error}".split())

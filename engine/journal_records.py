@@ -1,0 +1,161 @@
+"""What the journal is made of: records, how they look as bytes, and the pieces of a trajectory.
+
+Invariants
+- What is decoded is what was encoded, to the last bit.
+- Decoding ends before the first record that is not whole.
+
+A record is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack; arrays
+are their bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
+
+_HEADER = struct.Struct("<II")
+Mark = tuple[int, int, int]  # tokens, turns and characters of a trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """What a trajectory grew by, to the end of a turn: T is the number of its tokens, given ones included."""
+
+    token_ids_T: Ids
+    sampled_T: Bools
+    logprobs_T: Floats
+    versions_T: Ids
+    turns: tuple[Turn, ...]
+    text: str
+
+
+Whole = TypeVar("Whole", Piece, Trajectory)
+
+
+class _Record(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    lease: int
+    attempt: int
+
+
+class Drawn(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """The prompt of a lease's attempt (0, then one more with each refill); position: how many were drawn before it."""
+
+    position: int
+    prompt: Prompt
+
+
+class Grown(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """A turn of a trajectory ended. tokens: all that it has sampled, discarded ones included."""
+
+    sample: int
+    piece: Piece
+    tokens: int
+
+
+class Began(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """The trajectory began again: its pieces so far are void."""
+
+    sample: int
+    discarded: int
+    tokens: int
+
+
+class Ended(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """The trajectory ended and was graded; of its tokens, turns and text only what no piece holds, and no prompt."""
+
+    sample: int
+    trajectory: Trajectory
+    tokens: int
+
+
+class Decided(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """The group was made of these members, before selection."""
+
+    members: tuple[int, ...]
+    drop: str | None
+    waste: dict[str, int]
+
+
+class Position(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
+    """So many prompts were drawn when segments before this one were deleted."""
+
+    position: int
+
+
+Record = Drawn | Grown | Began | Ended | Decided | Position
+
+
+def join_pieces(pieces: list[Piece]) -> Piece:
+    return Piece(
+        **{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _ARRAYS},
+        turns=tuple(turn for piece in pieces for turn in piece.turns),
+        text="".join(piece.text for piece in pieces),
+    )
+
+
+_ARRAYS = ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")
+
+
+def parts(piece: Piece | Trajectory) -> dict[str, Any]:
+    return {name: getattr(piece, name) for name in (*_ARRAYS, "turns", "text")}
+
+
+def piece_of(trajectory: Trajectory) -> Piece:
+    return Piece(**parts(trajectory))
+
+
+def size(piece: Piece) -> Mark:
+    return len(piece.token_ids_T), len(piece.turns), len(piece.text)
+
+
+def after(whole: Whole, mark: Mark) -> Whole:
+    tokens, turns, characters = mark
+    arrays: Mapping[str, Any] = {name: getattr(whole, name)[tokens:] for name in _ARRAYS}
+    return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:])
+
+
+def encode(record: Record) -> bytes:
+    payload = msgspec.msgpack.encode(record, enc_hook=_to_bytes)
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def encode_trajectories(trajectories: list[Trajectory]) -> bytes:
+    return msgspec.msgpack.encode(trajectories, enc_hook=_to_bytes)
+
+
+def decode_trajectories(data: bytes) -> list[Trajectory]:
+    return _trajectories.decode(data)
+
+
+def decode(data: bytes) -> Iterator[tuple[Any, int]]:
+    """(record, where it ends) as long as they are whole. (A machine that died may leave zeros.)"""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, checksum = _HEADER.unpack_from(data, at)
+        payload = data[at + _HEADER.size : (at := at + _HEADER.size + length)]
+        if not length or len(payload) != length or zlib.crc32(payload) != checksum:
+            return
+        yield _record.decode(payload), at
+
+
+def _to_bytes(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise NotImplementedError(type(value))
+
+
+def _to_array(kind: Any, data: bytes) -> Any:
+    """kind: one of the array types of engine.types, NDArray[scalar]."""
+    return np.frombuffer(data, kind.__args__[1].__args__[0]).copy()
+
+
+_record = msgspec.msgpack.Decoder(Record, dec_hook=_to_array)
+_trajectories = msgspec.msgpack.Decoder(list[Trajectory], dec_hook=_to_array)

@@ -1,0 +1,86 @@
+"""Checkpoints of the learner: what goes on from one is what would have been, and a write that fails is heard of."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from algo_fakes import CANARY, batch, write_checkpoint
+
+from algo.checkpoint import KEPT, CheckpointFailed
+from algo.learner import LearnerConfig
+from algo.publish import full_state
+from algo.trainer import Trainer
+from engine.checkpoints import CheckpointFolder, damage
+
+CONFIG = LearnerConfig(threads=1, lr=1e-3)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('store')}/s", rank=0, world_size=1)
+    yield write_checkpoint(tmp_path_factory.mktemp("source") / "tiny")
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def trainer(source, tmp_path):
+    return lambda: Trainer(CONFIG, source, CANARY, tmp_path / "weights", seed=5)
+
+
+def weights(trainer):
+    return torch.cat([tensor.flatten() for tensor in full_state(trainer.scorer).values()])
+
+
+def test_what_goes_on_from_a_checkpoint_is_what_would_have_been(trainer, tmp_path):
+    first, second = trainer(), trainer()
+    for step in range(2):
+        first.train(batch(16, step=step))
+    first.checkpoint(tmp_path / "step-000002", 2)
+    wanted = [first.train(batch(16, step=step))["loss"] for step in (2, 3)]  # while it is written
+    first.checkpoints.wait()
+    assert damage(tmp_path / "step-000002") is None
+    torch.manual_seed(99)
+    assert second.restore(tmp_path / "step-000002") == 2
+    assert second.trained_batches == 2
+    assert torch.initial_seed() != 99
+    second.score_canary()  # gathers the weights, as it does before the first step
+    assert [second.train(batch(16, step=step))["loss"] for step in (2, 3)] == wanted
+    assert torch.equal(weights(first), weights(second))
+
+
+def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(trainer, tmp_path):
+    subject, folder = trainer(), CheckpointFolder(tmp_path / "checkpoints")
+    (folder.path / ".step-000003").mkdir(parents=True)  # of a learner that was killed
+    for step in (1, 2, 3):
+        subject.checkpoint(folder.of(step), step)
+    subject.checkpoints.wait()
+    assert folder.steps() == [2, 3]
+    assert len(folder.steps()) == KEPT
+    assert folder.newest() == (3, [])
+    [shard] = folder.of(3).glob("*.distcp")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    step, [fault] = folder.newest()
+    assert step == 2
+    assert shard.name in fault
+    (folder.of(2) / "manifest.json").unlink()
+    step, faults = folder.newest()
+    assert (step, len(faults)) == (0, 2)
+
+
+def test_what_cannot_be_written_or_read_says_why(trainer, tmp_path):
+    subject = trainer()
+    (tmp_path / "file").write_text("")
+    subject.checkpoint(tmp_path / "file" / "step-000001", 1)
+    with pytest.raises(CheckpointFailed, match=r"cannot write checkpoint .*/file/step-000001: NotADirectoryError"):
+        subject.checkpoint(tmp_path / "step-000002", 2)
+    with pytest.raises(CheckpointFailed, match=f"cannot read checkpoint {tmp_path}/nowhere: FileNotFoundError"):
+        subject.restore(tmp_path / "nowhere")
+    subject.checkpoint(tmp_path / "step-000002", 2)
+    subject.checkpoints.wait()
+    assert json.loads((tmp_path / "step-000002" / "manifest.json").read_text())

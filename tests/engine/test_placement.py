@@ -1,0 +1,179 @@
+"""Where learner and replicas run, and how they take turns on what they share."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from engine.fleet import Weights
+from engine.learn import Learn
+from engine.lease import Leases
+from engine.link import LearnerProcessConfig, Trained
+from engine.placement import Placement
+from engine.replica_config import ReplicaConfig
+from engine.trace import Timeline
+from engine.types import Batch, Group
+from tests.engine.test_fleet import expected, play, sampling, weights
+from tests.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle
+
+ONE, EIGHT = (0,), tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "transfer", "learner", "replicas", "sleeps"),
+    [
+        ({}, "shm", (), (), False),
+        ({"max_staleness": 2, "ranks": 2}, "shm", (), (), False),
+        ({"devices": ONE, "replicas": 1}, "ipc", ONE, ONE, True),
+        ({"devices": (0, 1), "replicas": 1, "max_staleness": 1}, "nccl", (0,), (1,), False),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 8}, "ipc", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 4, "tensor_parallel": 2}, "ipc", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "ranks": 2, "replicas": 6, "max_staleness": 1}, "nccl", (0, 1), EIGHT[2:], False),
+        ({"devices": (4, 6, 7), "ranks": 1, "tensor_parallel": 1}, "nccl", (4,), (6, 7), False),
+    ],
+)
+def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learner, replicas, sleeps):
+    placement = Placement(**options)
+    replica = placement.replica(ReplicaConfig(checkpoint="x"))
+    assert (replica.weight_transfer, replica.devices, replica.sleeps) == (transfer, replicas, sleeps)
+    assert (replica.tensor_parallel, placement.shared) == (placement.tensor_parallel, sleeps)
+    process = placement.learner(LearnerProcessConfig(module="x"))
+    assert (process.ranks, process.devices) == (placement.ranks, learner)
+    assert placement.rests == (placement.max_staleness == 0)
+    if replicas:
+        arguments = [replica.arguments(index) for index in range(placement.replicas)]
+        assert [device for each in arguments for device in each["device_ids"]] == list(replicas)
+        assert {each["enable_sleep_mode"] for each in arguments} == {sleeps}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": 0}, "ranks must be at least 1, got 0"),
+        ({"replicas": 0}, "replicas must be at least 1, got 0"),
+        ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
+        ({"devices": (1, 1)}, r"devices must differ, got \(1, 1\)"),
+        ({"devices": ONE}, "devices must be 3 for ranks=1 and replicas=2 of 1 .* got 1"),
+        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 for .* got 8"),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 for .* got 8"),
+        ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
+        ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
+    ],
+)
+def test_an_impossible_placement_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        Placement(**options).replica(ReplicaConfig(checkpoint="x"))
+
+
+def test_a_gpu_for_each_rank_or_none():
+    with pytest.raises(ValueError, match=r"devices must be one for each of the 2 ranks, got \(0,\)"):
+        LearnerProcessConfig(module="x", ranks=2, devices=(0,))
+
+
+async def one_step(fleet, rests, log):
+    """The learn stage takes one step. log: what it and the learner did."""
+
+    class Learner:
+        async def train(self, batch, version):
+            log.append("train")
+            await settle()
+            log.append("trained")
+            return Trained(step=1, version=version, weights="", metrics={}), np.zeros(3, np.float32)
+
+    async def stepped(step, metrics):
+        log.append("stepped")
+
+    leases = Leases(1, 0)
+    group = Group(prompt=a_prompt(), trajectories=(a_trajectory(reward=1.0),), lease=leases.take())
+    join = lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32))  # noqa: E731
+    learn = Learn(
+        learner=Learner(),
+        fleet=fleet,
+        leases=leases,
+        join=join,
+        stepped=stepped,
+        stats=lambda: (),
+        timeline=Timeline(Clock(tick=0.001)),
+        rests=rests,
+    )
+    await learn._step(1, [group], 0.0)
+
+
+@pytest.mark.parametrize("rests", [True, False])
+async def test_replicas_that_rest_give_way_to_the_learner_and_take_their_parts_back_in_order(rests):
+    """Weights before the update, the KV cache after it, and only then the canary and the next turn."""
+    log = []
+    replicas = Replicas(lambda replica: setattr(replica, "events", log))
+    async with fleet_of(replicas, canary=[[1, 2, 3, 4]]) as fleet:
+        log.clear()
+        await one_step(fleet, rests, log)
+        assert log == (
+            ["sleep", "train", "trained", "wake weights", "update 1", "wake kv_cache"]
+            if rests
+            else ["train", "trained"]
+        )
+        assert fleet.version == 1
+        assert [token for _, token in await play(fleet)] == expected(), "and it serves"
+
+
+async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():
+    async with fleet_of(Replicas()) as fleet:
+        turn = fleet.turn(1, 0, [2, 3], sampling())
+        await anext(turn)
+        with pytest.raises(ValueError, match="a fleet rests when no trajectory is under way, 1 are"):
+            fleet.rest()
+        async for _ in turn:
+            pass
+        fleet.turn_done(1, 9)
+        with pytest.raises(ValueError, match="under way, 1 are"):
+            fleet.rest()
+        fleet.leave(1, 9, finished=True)
+        async with fleet.rest():
+            pass
+
+
+async def test_what_arrives_meanwhile_waits_for_the_next_weights():
+    async with fleet_of(Replicas()) as fleet, asyncio.TaskGroup() as group:
+        async with fleet.rest():
+            waiting = group.create_task(play(fleet))
+            await settle()
+        await settle()
+        assert not waiting.done()
+        await fleet.update_weights(weights(1))
+        assert [token for _, token in await waiting] == expected()
+
+
+async def test_a_replica_that_dies_at_rest_is_replaced_when_the_learner_has_left_the_devices():
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "sleep_gate", gate if replica.index else None))
+    async with fleet_of(replicas, 2) as fleet, asyncio.TaskGroup() as group:
+        resting = asyncio.Event()
+
+        async def rest():
+            async with fleet.rest():
+                replicas.made[0].die()
+                await settle()
+                assert len(replicas.made) == 3, "made"
+                assert replicas.made[2].events == [], "but not started"
+                resting.set()
+
+        group.create_task(rest(), name="rest")
+        await gate.started.wait()
+        gate.release()
+        await resting.wait()
+        await settle()
+        assert replicas.made[2].events == ["start"]
+        await fleet.update_weights(Weights("", 1, np.zeros(3, np.float32)))
+        assert fleet.live == [0, 1]
+
+
+async def test_a_replica_that_does_not_fall_asleep_is_replaced():
+    replicas = Replicas()
+    async with fleet_of(replicas, 2) as fleet:
+        replicas.made[0].died.set()  # not noticed yet: `sleep` says so
+        async with fleet.rest():
+            pass
+        await settle()
+        await fleet.update_weights(weights(1))
+        assert fleet.live == [0, 1]
+        assert fleet.deaths == 1
