@@ -172,6 +172,12 @@ class Trainer:
         self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
     ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
+        return self._step(minibatch, *self._passes(minibatch, proximal, live), live)
+
+    def _passes(
+        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+    ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
@@ -182,6 +188,20 @@ class Trainer:
             counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
             counts.append(counted)
             logprobs.append(logprobs_M)
+        return counts, logprobs
+
+    def _step(
+        self,
+        minibatch: MiniBatch,
+        counts: Sequence[dict[str, Tensor]],
+        logprobs: Sequence[Tensor],
+        live: int | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
+
+        Raises Diverged or Mismatched, before the weights are touched.
+        """
+        micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
         result = reduced(counts, square)

@@ -140,11 +140,11 @@ class Journal:
         """The first step (from 0) of which it knows; None when it is empty."""
         return min(map(_step, self.folder.glob("step-*")), default=None) if self.folder else None
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """(trajectories that had ended, trajectories that were under way) when it was opened."""
-        ended = sum(log.finished is not None for log in self._logs.values())
-        return ended, sum(bool(log.pieces) for log in self._logs.values() if log.finished is None)
+    def held(self, step: int) -> tuple[int, int]:
+        """(trajectories that had ended, that were under way) of this step and later ones when it was opened."""
+        logs = [log for (lease, _, _), log in self._logs.items() if lease >= step * self._groups_per_step]
+        ended = sum(log.finished is not None for log in logs)
+        return ended, len(logs) - ended
 
     def after(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
         """A prompt stream from its start, without what was drawn of it."""

@@ -35,7 +35,7 @@ class RunState:
             reasons = "".join(f"\n  {fault}" for fault in faults)
             raise Unresumable(f"{run.path} cannot be resumed (fresh=true starts a new run):{reasons}")
         checkpoints.clear_drafts()
-        ended, begun = journal.held
+        ended, begun = journal.held(step)
         story = [f"{fault}; the one before it is used" for fault in faults]
         if journal.torn_bytes:
             story.append(f"the journal's last {journal.torn_bytes} bytes were not whole")

@@ -1,0 +1,289 @@
+"""How far is the learner from the bare forward and backward pass of its model, and what does each part cost?
+
+    python -m bench.learner [--quick] [--model tiny|30m|qwen3-1.7b|qwen3-4b] [--device cuda --context 16384] [--lora 32]
+
+In one process, in shuffled rounds, over the same trajectories: *learner* (packed rows, policy loss, entropy and
+statistics, FSDP2 on one rank); *bare*: the same Hugging Face model on the same rows with the same attention, logits at
+the targets only, cross-entropy; *bare, dense mask*: the same with transformers' own attention ("sdpa"); *padded*: what
+is usual without packing: random order, padded on the right to a pass's longest row, with an attention mask.
+
+`bare_fraction`: tokens/s of the learner over those of bare; `padded_speedup`: over those of padded. `mfu`: share of the
+device's peak that the learner's necessary operations (`algo.flops`) are; the peak is the datasheet's on a known GPU, on
+the CPU that of a matrix product in this run. Tokens are real inputs; medians over rounds. Weights are random, except
+for the tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from algo.attention import PACKED, bounds
+from algo.flops import peak_of
+from algo.learner_config import LearnerConfig
+from algo.pack import MicroBatch, MiniBatch, plan
+from algo.trainer import Trainer
+from bench.report import environment, finish
+from engine.types import Batch
+
+TINY = Path(__file__).resolve().parents[1] / "recipes" / "tiny"
+NAMES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
+SHAPES = {
+    "30m": (512, 8, 8, 4, 64, 1536, 4096),
+    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
+    "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
+}
+PARTS = ("plan", "forward and backward", "clip and optimizer", "publish")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """The same trajectories, packed as the learner packs them."""
+
+    batch: Batch
+    packed: MiniBatch
+    tokens: int
+
+    @property
+    def micros(self) -> Sequence[MicroBatch]:
+        return self.packed.ranks[0]
+
+
+def trajectories(options: argparse.Namespace, vocabulary: int) -> Batch:
+    """Lengths like the quick start's (log-normal around 100), or all of the context; half of the tokens sampled."""
+    rng = np.random.default_rng(0)
+    lengths_B = np.clip(rng.lognormal(4.6, 0.35, options.trajectories), 50, 230).astype(np.int32)
+    if options.context:
+        lengths_B = np.full(options.trajectories, options.context, np.int32)
+    total = int(lengths_B.sum())
+    sampled_N = np.arange(total) // 16 % 2 == 1
+    return Batch(
+        step=0,
+        token_ids_N=rng.integers(0, vocabulary, total).astype(np.int32),
+        sampled_N=sampled_N,
+        logprobs_N=np.where(sampled_N, -np.log(vocabulary), 0.0).astype(np.float32),
+        versions_N=np.where(sampled_N, 0, -1).astype(np.int32),
+        lengths_B=lengths_B,
+        advantages_B=rng.normal(size=len(lengths_B)).astype(np.float32),
+    )
+
+
+def write_model(options: argparse.Namespace, folder: Path) -> Path:
+    if options.model == "tiny":
+        return TINY
+    torch.manual_seed(0)
+    sizes = dict(zip(NAMES.split(), SHAPES[options.model], strict=True))
+    with torch.device(options.device):
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32768))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def bare_model(source: Path, options: argparse.Namespace, attention: str) -> nn.Module:
+    """As the learner's in dtype, checkpointing and what is trained."""
+    dtype = getattr(torch, options.dtype)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
+    if options.lora:
+        from algo.lora import add_adapters
+
+        add_adapters(model, LearnerConfig(lora_rank=options.lora))
+    if options.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.to(options.device).train()
+
+
+def bare(model: nn.Module, load: Load, device: str, attention: str) -> None:
+    for micro in load.micros:
+        inputs = {
+            "input_ids": micro.token_ids_RL,
+            "position_ids": micro.position_ids_RL,
+            "logits_to_keep": micro.positions_M,
+        }
+        moved = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+        spans = bounds(micro.lengths_S.tolist(), torch.device(device)) if attention == PACKED else {}
+        logits_MV = model(**moved, **spans, use_cache=False).logits[0]
+        targets_M = torch.from_numpy(micro.targets_M).to(device)
+        cross_entropy(logits_MV.float(), targets_M, reduction="sum").backward()
+    model.zero_grad(set_to_none=True)
+
+
+def padded_passes(batch: Batch, limit: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(ids, attention mask, mask of the positions before a target), each [R, L], R x L at most the limit if R > 1."""
+    ends_B = np.cumsum(batch.lengths_B)
+    order = np.random.default_rng(0).permutation(len(ends_B))
+    passes: list[list[int]] = [[]]
+    for row in order.tolist():
+        longest = max(int(batch.lengths_B[other]) for other in (*passes[-1], row))
+        if passes[-1] and longest * (len(passes[-1]) + 1) > limit:
+            passes.append([])
+        passes[-1].append(row)
+
+    def rows(array: Any, chosen: list[int], shift: int) -> Tensor:
+        spans = [(ends_B[row] - batch.lengths_B[row] + shift, ends_B[row]) for row in chosen]
+        return pad_sequence([torch.from_numpy(array[start:end]) for start, end in spans], batch_first=True)
+
+    ones_N = np.ones(len(batch.token_ids_N), np.int64)
+    return [
+        (rows(batch.token_ids_N, chosen, 0).long(), rows(ones_N, chosen, 0), rows(batch.sampled_N, chosen, 1))
+        for chosen in passes
+    ]
+
+
+def padded(model: nn.Module, passes: Sequence[tuple[Tensor, Tensor, Tensor]], device: str) -> None:
+    for ids_RL, mask_RL, chosen_RL in passes:
+        ids_RL, chosen_RL = ids_RL.to(device), chosen_RL.to(device)
+        logits_RLV = model(input_ids=ids_RL, attention_mask=mask_RL.to(device), use_cache=False).logits[:, :-1]
+        cross_entropy(logits_RLV[chosen_RL].float(), ids_RL[:, 1:][chosen_RL], reduction="sum").backward()
+    model.zero_grad(set_to_none=True)
+
+
+class Clock:
+    """Seconds of named pieces of work; on a GPU until it is done."""
+
+    def __init__(self, device: str) -> None:
+        self._wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, work: Callable[[], Any]) -> Any:
+        self._wait()
+        started = time.perf_counter()
+        result = work()
+        self._wait()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+        return result
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+
+def learner_step(trainer: Trainer, load: Load, clock: Clock, number: int) -> None:
+    """What a batch passes through, each part timed."""
+    config = trainer.config
+    cut = {"minibatches": 1, "micro_batch_tokens": config.micro_batch_tokens, "ranks": 1, "seed": 0}
+    clock.time("plan", lambda: plan(load.batch, **cut))
+    passed = clock.time("forward and backward", lambda: trainer._passes(load.packed))
+    clock.time("clip and optimizer", lambda: trainer._step(load.packed, *passed))
+    clock.time("publish", lambda: trainer.publisher.publish(number))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Trainer]:
+    source = write_model(options, folder / "model")
+    config = LearnerConfig(
+        lr=1e-6,
+        threads=options.threads,
+        dtype=options.dtype,
+        device=options.device,
+        micro_batch_tokens=options.micro_batch_tokens,
+        activation_checkpointing=options.checkpointing,
+        lora_rank=options.lora,
+    )
+    trainer = Trainer(config, source, [], folder, seed=0)
+    batch = trajectories(options, trainer.scorer.model.config.vocab_size)
+    (packed,) = plan(batch, minibatches=1, micro_batch_tokens=options.micro_batch_tokens, ranks=1, seed=0)
+    load = Load(batch=batch, packed=packed, tokens=sum(packed.lengths))
+    kinds = {"bare": PACKED} | ({} if options.context else {"bare, dense mask": "sdpa"})
+    models = {name: bare_model(source, options, attention) for name, attention in kinds.items()}
+    passes = padded_passes(batch, options.micro_batch_tokens)
+    clock, warming = Clock(options.device), Clock(options.device)
+    for number in range(options.rounds + 1):
+        used = clock if number else warming
+        work = {name: lambda name=name: bare(models[name], load, options.device, kinds[name]) for name in kinds}
+        if "bare, dense mask" in models:
+            work["padded"] = lambda: padded(models["bare, dense mask"], passes, options.device)
+        for name in random.Random(number).sample(order := [*work, "learner"], len(order)):
+            if name == "learner":
+                learner_step(trainer, load, used, number)
+            else:
+                used.time(name, work[name])
+    return clock, load, trainer
+
+
+def device_peak(device: str) -> float | None:
+    """Operations per second: the datasheet's of a GPU; on the CPU those of the best of ten fp32 matrix products."""
+    if device == "cuda":
+        return peak_of(torch.cuda.get_device_name())
+    size, best = 1024, 0.0
+    square = torch.rand(size, size)
+    for _ in range(10):
+        started = time.perf_counter()
+        torch.mm(square, square)
+        best = max(best, 2 * size**3 / (time.perf_counter() - started))
+    return best
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 32 trajectories")
+    parser.add_argument("--model", choices=("tiny", *SHAPES), default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the passes; default: the device's")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--context", type=int, help="tokens of every trajectory; default: like the quick start's")
+    parser.add_argument("--trajectories", type=int)
+    parser.add_argument("--micro-batch-tokens", type=int, help="default: 2048, or the context")
+    parser.add_argument("--checkpointing", action="store_true", help="activations are computed again")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
+    parser.add_argument("--rounds", type=int)
+    options = parser.parse_args(given)
+    options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    options.micro_batch_tokens = options.micro_batch_tokens or options.context or 2048
+    options.trajectories = options.trajectories or (4 if options.context else 32 if options.quick else 128)
+    options.rounds = options.rounds or (3 if options.quick else 9)
+    return options
+
+
+def figures(clock: Clock, load: Load, trainer: Trainer, device: str) -> dict[str, Any]:
+    ours, peak = clock.median("forward and backward"), device_peak(device)
+    needed = trainer.cost.of(targets=load.packed.loss_tokens, lengths=load.packed.lengths)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    contenders = {name: clock.median(name) for name in clock.seconds if name not in PARTS}
+    return {
+        "bare_fraction": contenders["bare"] / ours,
+        "padded_speedup": contenders["padded"] / ours if "padded" in contenders else None,
+        "mfu": needed / (ours + clock.median("clip and optimizer")) / peak if peak else None,
+        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else rss,
+        "peak_flops": peak,
+        "tokens": load.tokens,
+        "tokens_per_s": {name: load.tokens / seconds for name, seconds in {"learner": ours, **contenders}.items()},
+        "part_s": {name: clock.median(name) for name in PARTS},
+    }
+
+
+def main() -> None:
+    options = arguments()
+    machine = environment()
+    with tempfile.TemporaryDirectory() as name:
+        backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{name}/store", rank=0, world_size=1)
+        clock, load, trainer = measure(options, Path(name))
+        metrics = figures(clock, load, trainer, options.device)
+        dist.destroy_process_group()
+    machine["load_after"] = os.getloadavg()[0]
+    ours = metrics["tokens_per_s"]["learner"]
+    rows = [[name, f"{rate:,.0f}", f"{ours / rate:.3f}"] for name, rate in metrics["tokens_per_s"].items()]
+    whole = sum(metrics["part_s"].values())
+    rows += [[f"  {name}", f"{1000 * s:.1f} ms", f"{100 * s / whole:.1f} %"] for name, s in metrics["part_s"].items()]
+    title = f"{options.model}: {trainer.parameters:,} parameters, {load.tokens:,} tokens in {len(load.micros)} rows"
+    header = ("forward and backward", "tokens/s", "learner is")
+    finish("learner", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+if __name__ == "__main__":
+    main()

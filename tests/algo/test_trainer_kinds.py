@@ -1,0 +1,206 @@
+"""Precision, checkpointing, adapters, kinds of attention: what they change of the update, on one rank and on two."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from algo_fakes import batch, write_checkpoint
+from algo_gradients import CASES, build, gradient, gradients
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import algo.model
+from algo.learner_config import LearnerConfig
+from algo.pack import plan
+from algo.publish import full_state
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("source") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(checkpoint, tmp_path_factory):
+    """Started before this process has its own group; they run side by side."""
+    result = tmp_path_factory.mktemp("two") / "gradients.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(ROOT / "tests/algo/algo_gradients.py"), str(checkpoint), str(result)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        yield lambda: process.wait(300) == 0 and torch.load(result)
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def group(two_ranks, tmp_path_factory):
+    store = tmp_path_factory.mktemp("store") / "store"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def one_rank(group, checkpoint, tmp_path_factory):
+    return gradients(checkpoint, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture
+def trainer(group, checkpoint, tmp_path):
+    return lambda **fields: build(checkpoint, tmp_path, **fields)
+
+
+def minibatch(trajectories=8, tokens=2048):
+    return plan(batch(trajectories), minibatches=1, micro_batch_tokens=tokens, ranks=1, seed=0)[0]
+
+
+def assert_close(found, expected, rtol=1e-4, atol=1e-7):
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert found[1] == pytest.approx(expected[1], rel=rtol)
+    assert found[2].keys() == expected[2].keys()
+    for name, tensor in expected[2].items():
+        torch.testing.assert_close(found[2][name], tensor, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("case", ["small rows", "other order", "dense mask", "checkpointing"])
+def test_the_gradient_is_that_of_plain_fp32_over_one_row(one_rank, case):
+    assert_close(one_rank[case], one_rank["plain"])
+
+
+def test_adapters_get_the_same_gradient_in_any_cut_and_nothing_else_gets_one(one_rank):
+    assert_close(one_rank["adapters, small rows"], one_rank["adapters"])
+    assert all(".lora_" in name and tensor.abs().max() > 0 for name, tensor in one_rank["adapters"][2].items())
+
+
+def test_bfloat16_points_where_fp32_does(one_rank):
+    loss, norm, tensors = one_rank["bfloat16"]
+    expected_loss, expected_norm, expected = one_rank["plain"]
+    assert loss == pytest.approx(expected_loss, rel=0.02)
+    assert norm == pytest.approx(expected_norm, rel=0.02)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    for name, tensor in tensors.items():
+        assert torch.cosine_similarity(tensor.flatten(), expected[name].flatten(), 0) > 0.99
+
+
+def test_two_ranks_have_the_gradients_of_one(one_rank, two_ranks):
+    found = two_ranks()
+    assert found
+    assert found.keys() == CASES.keys()
+    for case in CASES.keys() - {"bfloat16"}:
+        assert_close(found[case], one_rank[case])
+    assert found["bfloat16"][1] == pytest.approx(one_rank["bfloat16"][1], rel=0.02)
+
+
+def test_bfloat16_keeps_fp32_masters_that_an_update_changes(trainer, checkpoint):
+    subject = trainer(dtype="bfloat16", lr=1e-6)
+    before = {name: tensor.clone() for name, tensor in full_state(subject.scorer).items()}
+    canary = subject.score_canary()
+    subject.train(batch(8))
+    after = full_state(subject.scorer)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert canary.dtype == subject.score_canary().dtype == "float32"
+    assert {name for name in before if torch.equal(before[name].bfloat16(), after[name].bfloat16())} != set()
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(after[name], tensor) for name, tensor in full_state(subject.scorer).items())
+
+
+def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    subject, full = trainer(lora_rank=2), trainer()
+    names = {name: parameter.clone() for name, parameter in subject.scorer.named_parameters()}
+    subject.train(batch(8))
+    changed = {name for name, weight in subject.scorer.named_parameters() if not torch.equal(weight, names[name])}
+    assert changed == {name for name in names if ".lora_" in name}
+    moments = [sum(state["exp_avg"].numel() for state in subject.optimizer.state.values())]
+    full.train(batch(8))
+    moments.append(sum(state["exp_avg"].numel() for state in full.optimizer.state.values()))
+    assert moments[0] < 0.15 * moments[1]
+    state = full_state(subject.scorer)
+    assert state.keys() == full_state(full.scorer).keys()
+    subject.save(tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    model.load_state_dict(state, strict=False)  # the file is in the checkpoint's bf16
+    ids = torch.tensor(subject.canary)
+    logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
+
+
+class Widest(TorchDispatchMode):
+    """The most rows of fp32 logits that any operation makes."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim == 2 and result.shape[1] == 512:
+            self.rows = max(self.rows, result.shape[0])
+        return result
+
+
+def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradient(trainer, monkeypatch):
+    subject, whole = trainer(), minibatch()
+    with Widest() as widest:
+        kept = gradient(subject, whole)
+    assert widest.rows >= whole.loss_tokens
+    monkeypatch.setattr(algo.model, "KEPT_LOGITS", 0)
+    monkeypatch.setattr(algo.model, "LOGIT_ROWS", 7)
+    with Widest() as widest:
+        recomputed = gradient(subject, whole)
+    assert widest.rows == 64  # the weight of the head, transposed
+    assert_close(recomputed, kept)
+
+
+def test_cost_counts_what_the_linear_layers_do(trainer):
+    whole = minibatch()
+    for fields, share in (({}, 1.0), ({"lora_rank": 2}, 0.93)):
+        subject = trainer(**fields)
+        with FlopCounterMode(display=False) as counter:
+            subject._update(whole)
+        counted = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+        linear = dataclasses.replace(subject.cost, square=0.0)
+        needed = linear.of(targets=whole.loss_tokens, lengths=whole.lengths)
+        assert share * needed <= counted <= needed
+    assert subject.cost.square == 6 * 2 * 4 * 16
+
+
+def test_speed_is_reported_and_mfu_where_the_peak_is_known(trainer):
+    for fields in ({}, {"peak_flops": 1e12}):
+        metrics = trainer(**fields).train(batch(8))
+        assert metrics["tokens_per_s"] > metrics["tokens"] / metrics["train_s"]
+        assert metrics["padding_waste"] == 0.0
+        assert ("mfu" in metrics) == bool(fields)
+    assert 0 < metrics["mfu"] < 1
+
+
+def test_where_no_gpu_is_the_device_is_refused(trainer):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ValueError, match=r"LearnerConfig.device must be 'cpu' for rank 0 .* 0 GPUs, got 'cuda'"):
+        trainer(device="cuda", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"dtype": "float16"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda"}, "dtype"),
+        ({"lora_rank": -1}, "lora_rank"),
+        ({"lora_alpha": 0.0}, "lora_alpha"),
+        ({"lora_targets": ()}, "lora_targets"),
+        ({"peak_flops": 0.0}, "peak_flops"),
+    ],
+)
+def test_config_names_the_wrong_field(fields, named):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.{named} must be"):
+        LearnerConfig(**fields)

@@ -1,0 +1,168 @@
+"""The journal: what it holds survives a cut at any byte, and no prompt is drawn twice."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.disk import DiskFull
+from engine.journal import Journal
+from engine.journal_records import Piece, join_pieces, parts
+from engine.types import Boundary, Group, RolloutError
+from tests.engine.node import ANSWER, CHAT, END, Setup, call
+from tests.fakes import Prompts, a_prompt, a_trajectory
+
+
+def same(left, right):
+    """Equal to the last bit, arrays included."""
+    mine, theirs = parts(left), parts(right)
+    return all(
+        (np.array_equal(mine[name], theirs[name]) and mine[name].dtype == theirs[name].dtype)
+        if isinstance(mine[name], np.ndarray)
+        else mine[name] == theirs[name]
+        for name in mine
+    )
+
+
+async def test_what_is_read_back_is_what_was_written(tmp_path):
+    async with Setup([call("1") + END], [call("2") + END], [ANSWER]) as node:
+        whole = replace(await node.run(), reward=1.0)
+    end = whole.turns[0].end
+    arrays = {name: getattr(whole, name)[:end] for name in ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")}
+    half = Piece(**arrays, turns=whole.turns[:1], text=CHAT.decode(whole.token_ids_T[whole.turns[0].start : end]))
+    journal = Journal(tmp_path, groups_per_step=2)
+    prompt = journal.draw(3, 0, iter([whole.prompt]))
+    log = journal.log(3, 0, 5)
+    log.grow(half, tokens=7)
+    again = Journal(tmp_path, groups_per_step=2).log(3, 0, 5)
+    assert same(join_pieces(again.pieces), half)
+    assert (again.tokens, again.finished) == (7, None)
+    again.end(whole, tokens=9)
+    group = Group(prompt=prompt, trajectories=(replace(whole, sample=5),), lease=3, waste={"surplus": 4})
+    journal.decide(group, 0)
+    last = Journal(tmp_path, groups_per_step=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert last.log(3, 0, 5).tokens == 9
+    found = last.decided(3, 0)
+    assert same(found.trajectories[0], whole)
+    assert found.trajectories[0].reward == 1.0
+    assert found.trajectories[0].prompt == found.prompt == whole.prompt
+    assert found.waste == {"surplus": 4}
+    assert last.ended(3, 0) == [5]
+    assert last.held(1) == (1, 0)
+    assert last.held(2) == (0, 0)
+
+
+def play(journal, seed):
+    """Some records of leases 0 to 5, and what each wrote: [(lease, attempt, sample) of an end, or prompt id]."""
+    rng, said = np.random.default_rng(seed), []
+    prompts = journal.after(Prompts())
+    for lease in range(6):
+        said.append(journal.draw(lease, 0, prompts).id)
+        for sample in range(2):
+            journal.log(lease, 0, sample).end(a_trajectory(sample, sampled=int(rng.integers(1, 9))), 3)
+            said.append((lease, 0, sample))
+    return said
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 3), cut=st.floats(0, 1), flip=st.booleans(), data=st.data())
+def test_a_tail_that_is_torn_is_cut_and_the_rest_goes_on(seed, cut, flip, data):
+    with tempfile.TemporaryDirectory() as folder:
+        first = Journal(Path(folder), groups_per_step=6)
+        said = play(first, seed)
+        path = Path(folder, "step-000000")
+        content = bytearray(path.read_bytes())
+        at = int(cut * (len(content) - 1))
+        if flip:
+            content[at] ^= data.draw(st.integers(1, 255))
+        else:
+            del content[at:]
+        path.write_bytes(content)
+        second = Journal(Path(folder), groups_per_step=6)
+        ends = [(lease, 0, sample) for lease in range(6) for sample in second.ended(lease, 0)]
+        wanted = [entry for entry in said if isinstance(entry, tuple)]
+        assert ends == wanted[: len(ends)], "a prefix of what was written"
+        assert path.stat().st_size <= at, "what is not whole is gone"
+        assert flip or second.torn_bytes == at - path.stat().st_size
+        prompts = second.after(Prompts())
+        assert [second.draw(lease, 0, prompts).id for lease in range(8)] == [f"p{n}" for n in range(8)]
+        third = Journal(Path(folder), groups_per_step=6)
+        assert third.torn_bytes == 0
+        assert third.position == 8
+        assert [(lease, 0, sample) for lease in range(6) for sample in third.ended(lease, 0)] == ends
+
+
+def test_no_position_is_drawn_twice_or_left_out(tmp_path):
+    first = Journal(tmp_path, groups_per_step=1)
+    prompts = Prompts()
+    assert [first.draw(lease, 0, prompts).id for lease in (0, 1, 2)] == ["p0", "p1", "p2"]
+    assert first.draw(1, 1, prompts).id == "p3"  # a refill
+    first.forget(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+    second = Journal(tmp_path, groups_per_step=1)
+    prompts = second.after(Prompts())
+    assert [second.draw(lease, 0, prompts).id for lease in (2, 3)] == ["p2", "p4"]
+    (tmp_path / "step-000003").write_bytes(bytes(40))  # the machine died: zeros in place of what was written
+    second.draw(4, 0, prompts)
+    third = Journal(tmp_path, groups_per_step=1)
+    assert third.torn_bytes == 40
+    prompts = third.after(Prompts())
+    assert [third.draw(lease, 0, prompts).id for lease in (2, 3, 4, 5)] == ["p2", "p4", "p5", "p6"]
+
+
+def test_prompts_that_run_out_are_none(tmp_path):
+    journal = Journal(tmp_path)
+    assert journal.draw(0, 0, iter(())) is None
+    assert Journal(tmp_path).position == 0
+
+
+def test_one_that_failed_by_our_fault_is_not_an_end(tmp_path):
+    failed = a_trajectory(error=RolloutError(boundary=Boundary.SANDBOX, message="lost"))
+    journal = Journal(tmp_path)
+    journal.draw(0, 0, iter([a_prompt()]))
+    journal.log(0, 0, 0).end(failed, 2)
+    assert Journal(tmp_path).ended(0, 0) == []
+    journal.decide(Group(prompt=a_prompt(), trajectories=(failed,), lease=0), 0)
+    assert Journal(tmp_path).decided(0, 0).trajectories[0].error == failed.error
+
+
+def test_one_that_begins_again_is_forgotten(tmp_path):
+    journal = Journal(tmp_path)
+    log = journal.log(0, 0, 0)
+    log.grow(Piece(**parts(a_trajectory())), 3)
+    log.begin(3, 3)
+    found = Journal(tmp_path).log(0, 0, 0)
+    assert (found.pieces, found.discarded, found.tokens) == ([], 3, 3)
+
+
+def test_without_a_folder_it_remembers_nothing():
+    journal = Journal()
+    prompts = Prompts()
+    assert [journal.draw(0, 0, prompts).id for _ in range(2)] == ["p0", "p1"]
+    journal.log(0, 0, 0).end(a_trajectory(), 1)
+    journal.forget(5)
+    journal.sync()
+    assert journal.log(0, 0, 0).finished is None
+    assert journal.kept("evaluation") is None
+
+
+def test_trajectories_are_kept_by_name(tmp_path):
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.keep("evaluation", [replace(a_trajectory(), reward=float(number))])
+    [found] = Journal(tmp_path).kept("evaluation")
+    assert found.reward == 2.0
+    assert same(found, a_trajectory())
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation"]
+
+
+def test_a_full_disk_is_named(tmp_path):
+    journal = Journal(tmp_path)
+    (tmp_path / "step-000000").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=r"cannot write .*/step-000000: No space left"):
+        journal.draw(0, 0, iter([a_prompt()]))

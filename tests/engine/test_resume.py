@@ -1,0 +1,223 @@
+"""A run that is cut off anywhere and started again trains what the uninterrupted one trains: scripted engines and a
+learner that keeps a list, the node's own stages, journal and folder.
+"""
+
+import asyncio
+import json
+import random
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import stages
+from engine.checkpoints import Unresumable
+from engine.groups import GroupConfig, groups
+from engine.learn import Learn
+from engine.lease import Leases
+from engine.link import Trained
+from engine.record import RunFolder
+from engine.resume import RunState
+from engine.rollout import RolloutConfig, Rollouts
+from engine.stage import Pipeline, Stage
+from engine.tools import PythonTool
+from engine.trace import Timeline
+from engine.types import Batch
+from tests.engine.node import ANSWER, CHAT, END, call
+from tests.fakes import Clock, Prompts, Replicas, ScriptedRunner, fleet_of
+
+NUMBERS = ("reward", "tokens_generated", "tokens_trained", "tool_calls", "staleness_max", "learner/tokens")
+
+
+def talk(token_ids, sampling):
+    """One to three turns, which the seeds decide."""
+    number = sampling.seed % 97
+    yield call(f"print({number})") + END if number % 3 else ANSWER
+
+
+class ListLearner:
+    """Its weights are the list of what it was trained on. A checkpoint is complete when the next request comes."""
+
+    def __init__(self, state):
+        self.trained = json.loads((Path(state.checkpoint) / "list").read_text()) if state.checkpoint else []
+        self.unfinished = None
+
+    async def train(self, batch, version):
+        self.complete()
+        parts = np.split(np.arange(len(batch.token_ids_N)), np.cumsum(batch.lengths_B)[:-1])
+        rows = [
+            [batch.token_ids_N[part].tolist(), batch.logprobs_N[part].tolist(), batch.versions_N[part].tolist()]
+            for part in parts
+        ]
+        self.trained.append([version, rows, batch.advantages_B.tolist()])
+        await asyncio.sleep(0)
+        metrics = {"tokens": float(len(batch.token_ids_N))}
+        return Trained(step=version, version=version, weights="w", metrics=metrics), np.zeros(3, np.float32)
+
+    async def checkpoint(self, path, version):
+        self.complete()
+        self.unfinished = path, json.dumps(self.trained)
+
+    def complete(self):
+        if self.unfinished:
+            path, text = self.unfinished
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "list").write_text(text)
+            (path / "manifest.json").write_text("{}")
+            for old in sorted(path.parent.glob("step-*"))[:-2]:
+                for file in old.iterdir():
+                    file.unlink()
+                old.rmdir()
+        self.unfinished = None
+
+
+def join(step, members):
+    kept = [group.trajectories[index] for group in members for index in group.kept]
+    return Batch.of(step, kept, np.arange(len(kept), dtype=np.float32))
+
+
+def select(group):
+    rewards = set(group.rewards_G.tolist())
+    return replace(group, drop="flat") if len(rewards) == 1 else replace(group, kept=tuple(range(len(group.rewards_G))))
+
+
+class Life:
+    """One process of the run: `live` until it ends, or for so many turns of the event loop. prompts: by lease."""
+
+    def __init__(self, folder, *, steps=3, staleness=0, refills=0, every=1, seed=0):
+        self.folder, self.steps, self.staleness, self.every = folder, steps, staleness, every
+        self.config = GroupConfig(samples=2, refills=refills)
+        self.chance = random.Random(seed)
+
+    async def reward(self, trajectory):
+        for _ in range(self.chance.randrange(12)):
+            await asyncio.sleep(0)
+        return float(trajectory.seed % 2)
+
+    async def live(self, ticks=None):
+        """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off."""
+        with RunFolder.open(self.folder, "run", {"steps": self.steps}) as run:
+            self.run = run
+            if not run.resumed:
+                run.json("config.json", {"steps": self.steps, "argv": []})
+            self.state = RunState.open(run, 2)
+            self.learner = ListLearner(self.state)
+            async with AsyncExitStack() as stack:
+                timeline = Timeline(Clock(tick=0.001))
+                replicas = Replicas(chat=CHAT, script=talk)
+                fleet = await stack.enter_async_context(fleet_of(replicas, 2, timeline=timeline))
+                from engine.canary import Weights
+
+                await fleet.update_weights(Weights("w", self.state.step, np.zeros(3, np.float32)))
+                task = asyncio.create_task(self.pipeline(fleet, timeline).run())
+                turns = 0
+                while not task.done() and turns != ticks:
+                    turns += 1
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+            self.turns = turns
+            if task.cancelled():
+                return None
+            task.result()
+            run.json("summary.json", {})
+        rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        return [{"step": row["step"]} | {name: row[name] for name in NUMBERS} for row in rows], self.learner.trained
+
+    def pipeline(self, fleet, timeline):
+        leases = Leases(2, self.staleness, self.state.step)
+        journal = self.state.journal
+        rollouts = Rollouts(RolloutConfig(max_tokens=400), CHAT, fleet, [PythonTool(ScriptedRunner())], timeline, 3)
+        prompts = journal.after(Prompts())
+        self.prompts = {}
+
+        def noted(group):
+            self.prompts.setdefault(group.lease, []).append(group.prompt.id)
+            return select(group)
+
+        async def stepped(step, metrics):
+            self.run.step(step, metrics)
+
+        grouped = groups(rollouts, self.reward, noted, prompts, self.config, timeline, journal)
+        learn = Learn(
+            learner=self.learner,
+            fleet=fleet,
+            leases=leases,
+            join=join,
+            stepped=stepped,
+            stats=lambda: pipeline.stats(),
+            timeline=timeline,
+            state=self.state,
+            checkpoint_every=self.every,
+        )
+        pipeline = Pipeline(
+            [
+                Stage(name="admit", run=stages.admit(prompts, leases, self.steps, journal)),
+                Stage(name="groups", run=grouped, workers=leases.capacity),
+                Stage(name="batch", run=stages.batch(leases)),
+                Stage(name="learn", run=learn),
+            ]
+        )
+        return pipeline
+
+
+async def with_cuts(folder, cuts, **options):
+    """The result of a run that is cut off after so many turns each time; and its prompts by lease."""
+    prompts = {}
+    for seed, ticks in enumerate([*cuts, None]):
+        life = Life(folder, seed=seed, **options)
+        result = await life.live(ticks)
+        prompts |= life.prompts
+        if result is not None:
+            return result, prompts
+    raise AssertionError
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.lists(st.integers(0, 500), max_size=6), every=st.integers(1, 3), staleness=st.integers(0, 2))
+def test_what_is_trained_is_what_would_have_been(cuts, every, staleness):
+    options = {"every": every, "staleness": staleness}
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        (rows, trained), prompts = asyncio.run(with_cuts(Path(one), cuts, **options))
+        (wanted_rows, wanted), wanted_prompts = asyncio.run(with_cuts(Path(other), [], **options))
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert prompts == wanted_prompts == {lease: [f"p{lease}"] for lease in range(6)}
+    if staleness == 0:
+        assert rows == wanted_rows
+        assert trained == wanted
+    for (step, found, _), (_, planned, _) in zip(trained, wanted, strict=True):
+        assert [ids for ids, _, _ in found] == [ids for ids, _, _ in planned]
+        assert all(version >= step - 1 - staleness for _, _, versions in found for version in versions if version >= 0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(cuts=st.lists(st.integers(0, 500), min_size=1, max_size=5), seed=st.integers(0, 100))
+def test_with_refills_no_prompt_is_used_twice(cuts, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        (rows, trained), prompts = asyncio.run(with_cuts(Path(folder), cuts, refills=2, staleness=1))
+    assert [row["step"] for row in rows] == [step for step, _, _ in trained] == [1, 2, 3]
+    used = [prompt for names in prompts.values() for prompt in names]
+    assert len(used) == len(set(used))
+    assert sorted(prompts) == list(range(6))
+
+
+async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
+    assert await Life(tmp_path, steps=6).live(900) is None
+    folder = tmp_path / "run" / "checkpoints"
+    newest, older = sorted(folder.iterdir(), reverse=True)[:2]
+    (newest / "manifest.json").write_text('{"list": [1, 1]}')
+    life = Life(tmp_path, steps=6)
+    rows, trained = await life.live()
+    assert life.state.step == int(older.name[-6:]) > 0
+    assert f"checkpoint {newest} is damaged" in life.state.story
+    assert [step for step, _, _ in trained] == [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    (tmp_path / "run" / "summary.json").unlink()
+    for path in folder.iterdir():
+        (path / "manifest.json").unlink()
+    with pytest.raises(Unresumable, match=r"(?s)run cannot be resumed .*step-000005 is damaged: .*manifest.json"):
+        await Life(tmp_path, steps=6).live()

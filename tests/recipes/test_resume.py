@@ -1,0 +1,116 @@
+"""A quick start that is killed and started again ends as if nothing had happened: real processes, kill -9.
+
+ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about a minute each):
+
+    ROCSTAR_KILLS=50 python -m pytest tests/recipes/test_resume.py -q -s
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.recipes.runs import SMALL, Run, command, metrics
+
+FIELDS = [*SMALL, "steps=4", "eval_every=2"]
+KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
+# What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
+NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
+NOT_COMPARED += ("prefix_hit_rate", "peak_rss", "_s")
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in row.items() if not any(part in name for part in NOT_COMPARED)}
+        for row in metrics(folder)
+    ]
+
+
+@pytest.fixture
+def started() -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.end_now()
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    runs = tmp_path_factory.mktemp("undisturbed")
+    run = Run(command(runs, *FIELDS))
+    assert run.end() == 0, run.text()
+    return numbers(runs / "quickstart")
+
+
+def kill(run: Run, victim: str) -> None:
+    """The node, the learner's rank, or both."""
+    ranks = [
+        child
+        for child in psutil.Process(run.process.pid).children(recursive=True)
+        if "algo.learner" in (words := child.cmdline()) and "torch.distributed.run" not in words
+    ]
+    if victim != "node":
+        for rank in ranks:
+            rank.kill()
+    if victim != "rank":
+        run.process.kill()
+
+
+def journaled(folder: Path, step: int) -> int:
+    path = folder / "journal" / f"step-{step:06d}"
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_run_ends_as_if_nothing_had_happened(
+    wanted: list[dict[str, float]], started: list[Run], tmp_path: Path
+) -> None:
+    folder = tmp_path / "quickstart"
+    for step, victim in ((1, "node"), (2, "rank")):
+        run = Run(command(tmp_path, *FIELDS))
+        started.append(run)
+        run.until(f"step   {step}")
+        deadline = time.monotonic() + 60
+        while journaled(folder, step) < 2000:  # some rollouts of the step that follows are under way
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        kill(run, victim)
+        assert run.end() == (-9 if victim == "node" else 1), run.text()
+    last = Run(command(tmp_path, *FIELDS))
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert f"resuming {folder} at step" in last.text()
+    assert numbers(folder) == wanted
+    assert [row["step"] for row in metrics(folder)] == [0, 1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["quickstart"]
+
+
+@pytest.mark.skipif(not KILLS, reason="ROCSTAR_KILLS is not set")
+@pytest.mark.timeout(KILLS * 200 + 600)
+def test_campaign(wanted: list[dict[str, float]], started: list[Run], tmp_path: Path) -> None:
+    chance, kills, ends = random.Random(0), 0, 0
+    while kills < KILLS:
+        runs = tmp_path / str(ends)
+        while True:
+            run = Run(command(runs, *FIELDS))
+            started.append(run)
+            try:
+                run.process.wait(timeout=chance.uniform(0, 60) if kills < KILLS else None)
+                break
+            except subprocess.TimeoutExpired:
+                victim = chance.choice(["node", "rank", "both"])
+                kill(run, victim)
+                kills += 1
+                print(f"kill {kills}: {victim}", flush=True)
+                run.end()
+        assert run.end() == 0, run.text()
+        assert numbers(runs / "quickstart") == wanted
+        ends += 1
+    print(f"{kills} kills, {ends} runs that ended as the undisturbed one", flush=True)
