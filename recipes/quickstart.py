@@ -74,7 +74,7 @@ class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
     fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
-    checkpoint_every: Annotated[int, "steps between checkpoints to resume from"] = 1
+    checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
         "roc"
