@@ -57,7 +57,7 @@ class Replica:
         try:
             async with asyncio.timeout(self.config.start_deadline_s):
                 await loop.run_in_executor(self._thread, self._build)
-                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else self.config.niceness,))
+                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1

@@ -31,8 +31,8 @@ class ReplicaConfig:
     i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: "shm" on one host;
     "ipc" or "nccl" are vLLM's own, for GPUs. sleeps: a replica at rest gives up its GPU memory (vLLM's sleep mode).
     kv_offload_bytes: blocks that leave the cache are kept in that much host memory (vLLM's native offloading,
-    kv_offloading_size). niceness: of an engine on the CPU, behind the node and its tool calls. GPUs and offloading
-    follow vLLM's documentation and were not run here.
+    kv_offloading_size). GPUs and offloading follow vLLM's documentation and were not
+    run here.
     """
 
     checkpoint: str
@@ -44,7 +44,6 @@ class ReplicaConfig:
     devices: tuple[int, ...] = ()
     tensor_parallel: int = 1
     kv_offload_bytes: int = 0
-    niceness: int = 10
     weight_transfer: str = "shm"
     sleeps: bool = False
     start_deadline_s: float = 120.0

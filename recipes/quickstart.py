@@ -74,7 +74,7 @@ class Config:
     name: Annotated[str, "folder of the run under runs/"] = "quickstart"
     runs: Annotated[Path, "where runs are written"] = Path("runs")
     fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
-    checkpoint_every: Annotated[int, "steps between checkpoints to resume from"] = 1
+    checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
         "roc"
@@ -299,12 +299,11 @@ class Quickstart:
         self.state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
 
     async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
-        """Evaluations on replicas of their own, on any core, behind everything else. Their timeline is not written."""
+        """Evaluations on replicas of their own, on any core. Their timeline is not written."""
         config, timeline = self.config, Timeline()
-        behind = dataclasses.replace(config.replica, niceness=19)
 
         def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
-            return Replica(behind, index, None, on_step)
+            return Replica(config.replica, index, None, on_step)
 
         balancer = KvAware(config.max_tokens, moves=0)
         fleet = Fleet(FleetConfig(replicas=config.eval_replicas), make, balancer, timeline, self.canary)
@@ -360,7 +359,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     finally:
         with run.writing("timeline.json") as path:
             job.timeline.write(path)
-        if job.progress.steps:
+        if job.progress.steps and job.progress.evaluations:
             with run.writing("reward.png") as path:
                 plot(path, job.progress, config.algorithm)
     print_report(console, run.path, summary, job.progress)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from algo_golden import Chosen, check, expected, name, rows
 
+from algo.counts import summary
 from algo.learner_config import LearnerConfig
 from algo.loss import Tokens, Totals, aggregated, statistics
 from algo.losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
@@ -201,11 +202,32 @@ def test_a_veto_is_for_its_trajectory_and_a_rejected_token_still_counts():
     assert (counts["rejected"].item(), counts["weight"].item()) == (2, 2)
 
 
+def test_the_divergence_from_the_sampler_is_added_to_each_tokens_loss():
+    totals = Totals(tokens=4, sequences=2)
+    (plain_loss, _), (value, _) = (PpoClip(kl_coef=coef)(few(), totals) for coef in (0.0, 0.1))
+    assert (value - plain_loss).item() == pytest.approx(0.1 * (0.5 - 1 + math.log(2.0)))
+
+
+def test_a_step_reports_sums_per_token_and_the_mismatch_before_its_first_update():
+    results = [
+        {"tokens": 4.0, "loss": 1.0, "rejected": 1.0, "ratio_max": 1.0, "mismatch_max": 0.1, "grad_norm": 3.0},
+        {"tokens": 2.0, "loss": 4.0, "rejected": 2.0, "ratio_max": 2.0, "mismatch_max": 9.0, "grad_norm": 1.0},
+    ]
+    assert summary(results) == {
+        "tokens": 6.0,
+        "loss": 2.0,
+        "rejected": 0.5,
+        "ratio_max": 2.0,
+        "mismatch_max": 0.1,
+        "grad_norm": 3.0,
+    }
+
+
 def test_statistics_tell_what_the_live_weights_sampled_from_what_is_stale():
-    tokens = few(old_logprobs_M=few().old_logprobs_M + torch.tensor([0.0, 0.2, -5.0, 0.0]))
+    tokens = few(old_logprobs_M=few().old_logprobs_M + torch.tensor([0.0, 0.2, 0.0, -5.0]))
     found = {key: float(value) for key, value in statistics(tokens, live=4).items()}
     assert found["mismatch_max"] == pytest.approx(5 + math.log(2))
-    assert found["mismatch_fresh_max"] == pytest.approx(math.log(2))  # one token of the second trajectory is of 3
+    assert found["mismatch_fresh_max"] == pytest.approx(math.log(2))  # the other token of its trajectory is of 3
     assert found["tokens"] == 4
     assert found["ratio_max"] == pytest.approx(2 * math.exp(5))
     assert float(statistics(tokens)["mismatch_fresh_max"]) == 0

@@ -273,3 +273,19 @@ def test_a_recipe_builds_a_loss_without_loading_torch():
     code = "import sys; from algo.learner_config import LearnerConfig; LearnerConfig(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cliff:
+    """0 everywhere, and no slope there."""
+
+    def __call__(self, tokens, totals):
+        return (0 * tokens.logprobs_M).sqrt().sum(), {}
+
+
+def test_a_gradient_that_is_not_finite_below_a_finite_loss_says_so(trainer):
+    subject = trainer(loss=Cliff())
+    before = weights(subject)
+    with pytest.raises(Diverged, match=r"minibatch 1 of 2: not finite: loss .*0.0, grad_norm nan.*gradient is not"):
+        subject.train(batch(4))
+    assert torch.equal(weights(subject), before)

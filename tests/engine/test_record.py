@@ -129,3 +129,73 @@ def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
     if what == "json":
         assert "summary.json" in left, "the old one is whole"
     assert done.stderr == "", "no other noise"
+
+
+# A run that did not end
+
+CONFIG = {"steps": 3, "runs": Path("runs"), "pair": (1, 2)}
+
+
+def begin(tmp_path, config=CONFIG):
+    with RunFolder.open(tmp_path, "run", config) as run:
+        if not run.resumed:
+            run.json("config.json", {**config, "argv": ["x"]})
+            for step in range(4):
+                run.step(step, {"reward": step / 2})
+    return run
+
+
+def test_a_run_that_did_not_end_is_resumed_and_later_steps_are_forgotten(tmp_path):
+    assert not begin(tmp_path).resumed
+    path = tmp_path / "run" / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"step":4,"rew')  # killed within a write
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        assert run.resumed
+        assert run.resume(2) == [{"step": step, "reward": step / 2} for step in range(3)]
+        run.step(3, {"reward": 9.0})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["reward"]) for row in rows] == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 9.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_folder(tmp_path):
+    begin(tmp_path)
+    other = {**CONFIG, "steps": 4}
+    assert begin(tmp_path, other).path.name == "run-2"
+    assert begin(tmp_path, other).resumed
+    with RunFolder.open(tmp_path, "run", other) as run:
+        run.json("summary.json", {})
+    assert begin(tmp_path, other).path.name == "run-3"
+    with RunFolder.open(tmp_path, "run") as run:
+        assert (run.path.name, run.resumed) == ("run-4", False)
+        run.step(0, {})
+
+
+LOCKED = """
+import os, sys
+from pathlib import Path
+from engine.record import RunFolder
+with RunFolder.open(Path(sys.argv[1]), "run", {"steps": 3}) as run:
+    print(run.path.name, run.resumed)
+"""
+
+
+def test_two_processes_never_write_in_one_folder(tmp_path):
+    def elsewhere():
+        command = [sys.executable, "-c", LOCKED, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    with RunFolder.open(tmp_path, "run", {"steps": 3}) as run:
+        run.json("config.json", {"steps": 3})
+        run.step(0, {})
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)  # a replica of it, say, that lives on
+        assert elsewhere() == "run-2 False\n"
+    assert not (tmp_path / "run-2" / "config.json").exists()
+    (tmp_path / "run-2").rename(tmp_path / "elsewhere")
+    try:
+        assert elsewhere() == "run True\n"
+    finally:
+        child.kill()
+        child.wait()

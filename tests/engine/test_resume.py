@@ -3,6 +3,7 @@ learner that keeps a list, the node's own stages, journal and folder.
 """
 
 import asyncio
+import gc
 import json
 import random
 import tempfile
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import stages
+from engine.canary import Weights
 from engine.checkpoints import Unresumable
 from engine.groups import GroupConfig, groups
 from engine.learn import Learn
@@ -38,6 +40,14 @@ def talk(token_ids, sampling):
     """One to three turns, which the seeds decide."""
     number = sampling.seed % 97
     yield call(f"print({number})") + END if number % 3 else ANSWER
+
+
+@pytest.fixture(autouse=True)
+def light_collections():
+    """What other tests left is not walked again with each step."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class ListLearner:
@@ -111,8 +121,6 @@ class Life:
                 timeline = Timeline(Clock(tick=0.001))
                 replicas = Replicas(chat=CHAT, script=talk)
                 fleet = await stack.enter_async_context(fleet_of(replicas, 2, timeline=timeline))
-                from engine.canary import Weights
-
                 await fleet.update_weights(Weights("w", self.state.step, np.zeros(3, np.float32)))
                 task = asyncio.create_task(self.pipeline(fleet, timeline).run())
                 turns = 0
@@ -178,8 +186,8 @@ async def with_cuts(folder, cuts, **options):
     raise AssertionError
 
 
-@settings(max_examples=12, deadline=None)
-@given(cuts=st.lists(st.integers(0, 500), max_size=6), every=st.integers(1, 3), staleness=st.integers(0, 2))
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.integers(0, 120), max_size=6), every=st.integers(1, 3), staleness=st.integers(0, 2))
 def test_what_is_trained_is_what_would_have_been(cuts, every, staleness):
     options = {"every": every, "staleness": staleness}
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
@@ -195,8 +203,8 @@ def test_what_is_trained_is_what_would_have_been(cuts, every, staleness):
         assert all(version >= step - 1 - staleness for _, _, versions in found for version in versions if version >= 0)
 
 
-@settings(max_examples=8, deadline=None)
-@given(cuts=st.lists(st.integers(0, 500), min_size=1, max_size=5), seed=st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(0, 120), min_size=1, max_size=5), seed=st.integers(0, 100))
 def test_with_refills_no_prompt_is_used_twice(cuts, seed):
     with tempfile.TemporaryDirectory() as folder:
         (rows, trained), prompts = asyncio.run(with_cuts(Path(folder), cuts, refills=2, staleness=1))

@@ -128,6 +128,7 @@ class Plan:
     groups_per_step: int
     samples: int
     max_staleness: int
+    on_update: str = "continue"
 
 
 async def train(plan, seed, may=lambda name, live: True):
@@ -140,7 +141,8 @@ async def train(plan, seed, may=lambda name, live: True):
     rng = random.Random(seed)
     make = lambda index, core, on_step: Engine(schedule, index, on_step)  # noqa: E731
     prompts = (a_prompt(number, f"problem {number % 10}") for number in range(10_000))
-    async with fleet_of(make, REPLICAS, balancer=KvAware(max_tokens=1000), timeline=timeline) as fleet:
+    fleet_options = {"balancer": KvAware(max_tokens=1000), "timeline": timeline, "on_update": plan.on_update}
+    async with fleet_of(make, REPLICAS, **fleet_options) as fleet:
         rollouts = Rollouts(RolloutConfig(max_tokens=400), CHAT, fleet, [Tool(schedule)], timeline, seed=3)
         select = prepare(KeepAll(), seed=3)
         made = groups(rollouts, reward, select, prompts, GroupConfig(samples=plan.samples), timeline)
@@ -203,6 +205,7 @@ plans = st.builds(
     groups_per_step=st.integers(1, 2),
     samples=st.integers(1, 2),
     max_staleness=st.integers(0, 3),
+    on_update=st.sampled_from(["continue", "restart"]),
 )
 
 

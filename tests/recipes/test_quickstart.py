@@ -86,12 +86,19 @@ def test_the_checkpoint_is_a_hugging_face_model(learnt: tuple[Path, str]) -> Non
 
 @pytest.mark.timeout(300)
 def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path, str], tmp_path: Path) -> None:
-    arguments = command(tmp_path, "steps=3", "eval_every=10", "eval_problems=8")
+    """Also where an engine of its own evaluates meanwhile, and that one says what the others say between the steps."""
+    arguments = command(tmp_path, "steps=3", "eval_every=10", "eval_problems=128", "eval_replicas=1")
     subprocess.run(arguments, check=True, capture_output=True, timeout=200)
     names = ("reward", "learner/loss", "learner/grad_norm", "tool_error_share_correct", "tokens_generated")
-    again, first = metrics(tmp_path / "quickstart"), metrics(learnt[0])
-    for mine, theirs in zip(again[1:], first[1:], strict=False):
+    rows, first = metrics(tmp_path / "quickstart"), metrics(learnt[0])
+    again = [row for row in rows if "reward" in row]
+    assert [row["step"] for row in again] == [1, 2, 3]
+    for mine, theirs in zip(again, first[1:], strict=False):
         assert [mine[name] for name in names] == [theirs[name] for name in names]
+    beside = [row for row in rows if "eval/accuracy" in row]
+    assert [row["step"] for row in beside] == [0, 3]
+    evaluated = [{name: row[name] for name in row if name.startswith("eval/")} for row in (beside[0], first[0])]
+    assert evaluated[0] == evaluated[1]
 
 
 @pytest.mark.timeout(300)

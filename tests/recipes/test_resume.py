@@ -19,7 +19,7 @@ import pytest
 
 from tests.recipes.runs import SMALL, Run, command, metrics
 
-FIELDS = [*SMALL, "steps=4", "eval_every=2"]
+FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 # What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
 NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
@@ -73,7 +73,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     wanted: list[dict[str, float]], started: list[Run], tmp_path: Path
 ) -> None:
     folder = tmp_path / "quickstart"
-    for step, victim in ((1, "node"), (2, "rank")):
+    for step, victim in ((1, "node"), (3, "rank")):
         run = Run(command(tmp_path, *FIELDS))
         started.append(run)
         run.until(f"step   {step}")
