@@ -52,9 +52,11 @@ def gradient(trainer, minibatch):
 
 
 def gradients(checkpoint, folder):
+    """By case; and the weights that leave the learner in the last one, which has adapters."""
     from algo_fakes import batch
 
     from algo.pack import plan
+    from algo.publish import full_state
 
     found = {}
     for case, fields in CASES.items():
@@ -64,7 +66,7 @@ def gradients(checkpoint, folder):
         tokens, ranks = trainer.config.micro_batch_tokens, trainer.world_size
         (minibatch,) = plan(batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, seed=seed)
         found[case] = gradient(trainer, minibatch)
-    return found
+    return found, full_state(trainer.scorer)
 
 
 if __name__ == "__main__":

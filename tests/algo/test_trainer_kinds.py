@@ -50,8 +50,13 @@ def group(two_ranks, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_rank(group, checkpoint, tmp_path_factory):
+def one_rank_and_weights(group, checkpoint, tmp_path_factory):
     return gradients(checkpoint, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def one_rank(one_rank_and_weights):
+    return one_rank_and_weights[0]
 
 
 @pytest.fixture
@@ -91,9 +96,11 @@ def test_bfloat16_points_where_fp32_does(one_rank):
         assert torch.cosine_similarity(tensor.flatten(), expected[name].flatten(), 0) > 0.99
 
 
-def test_two_ranks_have_the_gradients_of_one(one_rank, two_ranks):
-    found = two_ranks()
-    assert found
+def test_two_ranks_have_the_gradients_and_the_merged_weights_of_one(one_rank_and_weights, two_ranks):
+    one_rank, weights = one_rank_and_weights
+    found, gathered = two_ranks()
+    assert gathered.keys() == weights.keys()
+    assert all(torch.equal(gathered[name], tensor) for name, tensor in weights.items())
     assert found.keys() == CASES.keys()
     for case in CASES.keys() - {"bfloat16"}:
         assert_close(found[case], one_rank[case])
