@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.disk import DiskFull
+from engine.groups import GroupConfig, groups
 from engine.journal import Journal
 from engine.journal_records import Piece, join_pieces, parts
+from engine.stage import Pipeline, Stage
+from engine.stages import Ticket
+from engine.trace import Timeline
 from engine.types import Boundary, Group, RolloutError
 from tests.engine.node import ANSWER, CHAT, END, Setup, call
-from tests.fakes import Prompts, a_prompt, a_trajectory
+from tests.fakes import Clock, Prompts, a_prompt, a_trajectory
 
 
 def same(left, right):
@@ -166,3 +170,55 @@ def test_a_full_disk_is_named(tmp_path):
     (tmp_path / "step-000000").symlink_to("/dev/full")
     with pytest.raises(DiskFull, match=r"cannot write .*/step-000000: No space left"):
         journal.draw(0, 0, iter([a_prompt()]))
+
+
+class Counted:
+    """Stands for `Rollouts`; started: the samples that were rolled out."""
+
+    def __init__(self):
+        self.started = []
+
+    async def run(self, prompt, sample, group, *, tally, log):
+        self.started.append(sample)
+        return a_trajectory(sample, prompt=prompt)
+
+
+async def group_of(journal):
+    """(the group of lease 0, the samples that were rolled out for it)."""
+    rollouts, out = Counted(), []
+
+    async def reward(trajectory):
+        return 1.0
+
+    async def source(inbox, outbox):
+        await outbox.put(Ticket(prompt=journal.draw(0, 0, iter([a_prompt()])), lease=0))
+
+    async def sink(inbox, outbox):
+        out.extend([group async for group in inbox])
+
+    config, timeline = GroupConfig(samples=2), Timeline(Clock())
+    made = groups(rollouts, reward, lambda group: group, iter(()), config, timeline, journal)
+    stages = [Stage(name=run.__name__, run=run) for run in (source, sink)]
+    await Pipeline([stages[0], Stage(name="groups", run=made), stages[1]]).run()
+    return out[0], rollouts.started
+
+
+async def test_a_group_that_was_decided_is_taken_as_it_was(tmp_path):
+    first, started = await group_of(Journal(tmp_path))
+    assert started == [0, 1]
+    journal = Journal(tmp_path)
+    journal.decide(replace(first, waste={"surplus": 9}), 0)
+    again, started = await group_of(Journal(tmp_path))
+    assert started == []
+    assert again.waste == {"surplus": 9}
+    assert [member.reward for member in again.trajectories] == [1.0, 1.0]
+
+
+async def test_one_that_failed_by_our_fault_has_another_chance(tmp_path):
+    journal = Journal(tmp_path)
+    journal.draw(0, 0, iter([a_prompt()]))
+    journal.log(0, 0, 0).end(replace(a_trajectory(0), reward=0.5), 4)
+    journal.log(0, 0, 1).end(a_trajectory(1, error=RolloutError(boundary=Boundary.SANDBOX, message="lost")), 4)
+    group, started = await group_of(Journal(tmp_path))
+    assert started == [1]
+    assert group.rewards_G.tolist() == [0.5, 1.0]
