@@ -120,7 +120,7 @@ class Trainer:
         )
         self.canary = _canary_batch(canary)
         self.trained_batches = 0
-        self.publisher = Publisher(self.scorer, weights_dir)
+        self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 

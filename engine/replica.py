@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from engine.absent import scipy_absent
+from engine.errors import first_error
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.replica_config import ReplicaConfig as ReplicaConfig
 from engine.replica_config import prepare_environment as prepare_environment
@@ -47,6 +48,7 @@ class Replica:
         self._on_step = on_step
         self._updating = False
         self._engine: Any = None
+        self._unwatch: Callable[[], None] = _nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (PR_SET_PDEATHSIG).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
 
@@ -58,6 +60,7 @@ class Replica:
                 await loop.run_in_executor(self._thread, self._build)
                 await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
+                self._watch(os.pidfd_open(self.pid))
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 await self._engine.init_weight_transfer_engine(_init_request())
@@ -66,6 +69,19 @@ class Replica:
         except Exception as error:
             await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
+
+    def _watch(self, process: int) -> None:
+        """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.remove_reader(process)
+            os.close(process)
+            self._unwatch = _nothing
+            self._fail()
+
+        self._unwatch = end
+        loop.add_reader(process, end)
 
     def _build(self) -> None:
         with scipy_absent():
@@ -79,7 +95,7 @@ class Replica:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
         settings = AsyncEngineArgs(
             **self.config.arguments(self.index),
-            weight_transfer_config=WeightTransferConfig(backend=self.config.weight_transfer),
+            weight_transfer_config=WeightTransferConfig(backend=f"rocstar-{self.config.weight_transfer}"),
         ).create_engine_config()
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
@@ -183,34 +199,50 @@ class Replica:
 
         Raises ReplicaDied when it fails: an engine with half an update must not serve.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         self._updating = True
         try:
-            async with asyncio.timeout(self.config.update_deadline_s):
-                paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
-                if paused:
-                    await self._engine.pause_generation(mode="keep", clear_cache=True)
-                await self._engine.start_weight_update()
-                await self._engine.update_weights(WeightTransferUpdateRequest({"path": path}))
-                await self._engine.finish_weight_update(str(version))
-                self.version = version
-                if paused:
-                    await self._engine.resume_generation()
+            async with asyncio.timeout(self.config.update_deadline_s), asyncio.TaskGroup() as group:
+                death = group.create_task(self._death(), name=f"death-{self.index}")
+                await self._load(path, version)
+                death.cancel()
         except Exception as error:
             self._fail()
-            cause = str(error) or type(error).__name__
+            first = first_error(error) if isinstance(error, ExceptionGroup) else error
+            cause = str(first) or type(first).__name__
             raise ReplicaDied(f"replica {self.index}: weight update {version} failed: {cause}") from error
         finally:
             self._updating = False
             self._touch()
 
+    async def _load(self, path: str, version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
+        if paused:
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._engine.start_weight_update()
+        published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
+        await self._engine.update_weights(WeightTransferUpdateRequest(published))
+        await self._engine.finish_weight_update(str(version))
+        self.version = version
+        if paused:
+            await self._engine.resume_generation()
+
+    async def _death(self) -> None:
+        """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
+        await self.died.wait()
+        raise RuntimeError("the engine died")
+
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
         """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}")
+                    for n, ids in enumerate(sequences)
+                ]
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
         return np.concatenate([task.result() for task in tasks])
 
     async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
@@ -254,6 +286,7 @@ class Replica:
 
     async def shutdown(self) -> None:
         """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
+        self._unwatch()
         self._fail()
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -265,6 +298,9 @@ class Replica:
             del engine
             gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
         self._thread.shutdown(wait=False)
+
+
+def _nothing() -> None: ...
 
 
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
