@@ -16,20 +16,22 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from engine.weights_direct import Direct, fits
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
@@ -50,25 +52,34 @@ class Published(WeightTransferUpdateInfo):
 
 
 class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
-    """All of a backend but `receive_weights`."""
+    """All of a backend but `receive_weights`, which gives what it received to `load`."""
 
     init_info_cls = NoRendezvous
     update_info_cls = Published
+    _direct: Direct | None
 
     def init_transfer_engine(self, init_info: NoRendezvous) -> None:
         return None
 
     def start_weight_update(self) -> None:
-        for head, embedding in _tied(self.model):
-            if hasattr(head, "cpu_linear"):
-                embedding.quant_method = _Unpacked()
-        initialize_layerwise_reload(self.model)
+        self._direct = None
+        if fits(self.model, self.device):
+            self._direct = Direct(self.model, self.model_config.dtype)
+        else:
+            initialize_layerwise_reload(self.model)
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        if self._direct:
+            self._direct.load(weights)
+        else:
+            self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-        for head, _ in _tied(self.model):
-            if hasattr(head, "cpu_linear"):
-                head.quant_method.process_weights_after_loading(head)
+        if self._direct:
+            self._direct.finish()
+        else:
+            finalize_layerwise_reload(self.model, self.model_config)
+            repack_heads(self.model)
 
     def shutdown(self) -> None: ...
 
@@ -76,11 +87,11 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 class ShmWeightTransfer(HostWeightTransfer):
     """Backend "shm". Any safetensors file with every parameter under its Hugging Face name will do."""
 
-    _held: dict[str, torch.Tensor]  # mapped until the update is finished: layerwise reloading keeps references
+    _held: dict[str, Tensor]  # mapped until the update is finished: layerwise reloading keeps references
 
     def receive_weights(self, update_info: Published) -> None:
         self._held = load_file(update_info.path, device=str(self.device))
-        self.model.load_weights(self._held.items())
+        self.load(self._held.items())
         if not Path(update_info.path).exists():
             raise RuntimeError(f"{update_info.path} was overwritten while it was read")
 
@@ -89,23 +100,11 @@ class ShmWeightTransfer(HostWeightTransfer):
         self._held = {}
 
 
-def _tied(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """(head, embedding) that share a weight: the head gets no tensor of its own, so vLLM does not pack it again."""
-    modules = list(model.modules())
-    return [
-        (head, other)
-        for head in modules
-        if isinstance(head, ParallelLMHead)
-        for other in modules
-        if other is not head and getattr(other, "weight", None) is head.weight
-    ]
-
-
-class _Unpacked(UnquantizedEmbeddingMethod):
-    """Of an embedding that is only looked up: vLLM would also pack it for a product that nobody asks for."""
-
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
-        layer.cpu_linear = None
+def repack_heads(model: nn.Module) -> None:
+    """Renews the packed weights of lm_head on the CPU: tied to the embedding it gets no tensor, so vLLM forgets it."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _yield_cores(niceness: int) -> None:

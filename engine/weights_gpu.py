@@ -48,7 +48,7 @@ class IpcWeightTransfer(HostWeightTransfer):
         if gpu not in published["handles"]:
             raise RuntimeError(f"no rank of the learner has the GPU {gpu}, but {', '.join(published['handles'])}")
         memory = _opened(published["handles"][gpu], self.device.index)
-        self.model.load_weights(views(memory, published["weights"]))
+        self.load(views(memory, published["weights"]))
         torch.cuda.synchronize()
         found = int(memory[-8:].view(torch.int64))
         if found != update_info.version:

@@ -50,7 +50,7 @@ class GlooWeightTransfer(HostWeightTransfer):
             loaded = memory
             if number < len(buckets):
                 memory, coming = _receive(group, buckets[number])
-            self.model.load_weights(views(loaded, bucket))
+            self.load(views(loaded, bucket))
         store.set("done", "")
 
 

@@ -18,7 +18,7 @@ LEARNER_SIDE = {"algo/trainer.py", "algo/learner.py", "algo/sft.py", "algo/pack.
     f"algo/{name}.py"
     for name in ("loss", "objective", "aggregate", "correction", "kl", "publish", "transport", "transport_gpu")
 }
-ENGINE_SIDE = {f"engine/{name}.py" for name in ("weights", "weights_pull", "weights_gpu")}  # in the engine's process
+ENGINE_SIDE = {f"engine/{name}.py" for name in ("weights", "weights_direct", "weights_pull", "weights_gpu")}
 CODE_LINES = 10300  # holds what there is
 ALLOWED = {
     "sandbox": ("sandbox",),

@@ -52,6 +52,11 @@ async def given(count):
 
 
 async def main(transfer, ranks):
+    """With shm the engines load as vLLM does it, with gloo directly (as the quick start does, with shm)."""
+    import engine.weights_direct
+
+    if transfer == "shm":
+        engine.weights_direct.MODELS = ()  # before the engines are forked
     from algo.learner_config import LearnerConfig
     from tests.algo.algo_fakes import batch
 
