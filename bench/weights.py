@@ -92,8 +92,7 @@ def write_model(folder: str, size: str) -> None:
         dtype=DTYPES[size],
     )
     torch.manual_seed(0)
-    torch.set_default_dtype(getattr(torch, DTYPES[size]))
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(config).to(getattr(torch, DTYPES[size])).save_pretrained(folder)
 
 
 def nothing(step: int) -> Batch:
