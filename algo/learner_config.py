@@ -32,6 +32,8 @@ class LearnerConfig:
     offload_optimizer: its state is on the device only while it trains (`Placement.shared`).
     lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names, scaled by alpha / rank.
     peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
+    weight_transfer: how weights reach the replicas, as in ReplicaConfig; weights_dtype: what they are published in, the
+    replicas' own.
     """
 
     lr: float = 3e-4
@@ -56,6 +58,8 @@ class LearnerConfig:
     lora_alpha: float = 32.0
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     peak_flops: float | None = None
+    weight_transfer: str = "shm"
+    weights_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
@@ -81,6 +85,8 @@ class LearnerConfig:
             ("one name or more", ("lora_targets",), len),
             ("at least 0", ("warmup_steps", "weight_decay", "lora_rank"), lambda value: value >= 0),
             ("at least 1", ("minibatches", "micro_batch_tokens", "threads"), lambda value: value >= 1),
+            ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),
+            ("float32 or bfloat16", ("weights_dtype",), ("float32", "bfloat16").__contains__),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
         )
         for rule, names, holds in rules:

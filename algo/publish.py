@@ -1,15 +1,17 @@
 """Weights leave the learner: published for the replicas, or exported as a Hugging Face checkpoint.
 
 Invariants
-- A published or saved file appears under its name complete or not at all.
+- A saved file appears under its name complete or not at all.
 - Every rank calls these with equal arguments (gathering is a collective); rank 0 writes.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,31 +19,38 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import AutoConfig
 
 from algo.lora import merged
+from algo.transport import BUCKET_BYTES, Layout, Transport, transport
 
 
 class Publisher:
-    """Writes what the replicas load. scorer: holds the model as `scorer.model`."""
+    """Makes the learner's weights the replicas' (`algo.transport`). scorer: holds the model as `scorer.model`."""
 
-    def __init__(self, scorer: nn.Module, weights_dir: Path) -> None:
+    def __init__(self, scorer: nn.Module, weights_dir: Path, transfer: str = "shm", dtype: str = "float32") -> None:
         self.weights_dir = weights_dir
         self._scorer = scorer
-        self._published: list[Path] = []
+        self._dtype = getattr(torch, dtype)
+        self._make = partial(transport, transfer, weights_dir)
+        self._transport: Transport | None = None
 
-    def publish(self, version: int) -> Path:
-        """Writes the full fp32 weights for the replicas; keeps this file and the one before it."""
-        path = self.weights_dir / f"weights-{version}.safetensors"
-        state = full_state(self._scorer)
-        if dist.get_rank() == 0:
-            with appearing(path) as unfinished:
-                save_file(state, unfinished)
-            self._published.append(path)
-            if len(self._published) > 2:
-                self._published.pop(0).unlink(missing_ok=True)
-        return path
+    def publish(self, version: int) -> str:
+        """Where replicas load this version from. It may be read until the version after the next is published.
+
+        Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
+        """
+        if self._transport is None:
+            shapes = {name: tuple(weight.shape) for name, weight in named_weights(self._scorer)}
+            self._transport = self._make(Layout(shapes, self._dtype))
+        weights = _ahead(named_weights(self._scorer))
+        with self._transport.writing(version) as views:
+            for name, weight in weights:
+                if views:
+                    views[name].copy_(weight)
+        return self._transport.address(version)
 
 
 def export(scorer: nn.Module, source: Path, path: Path) -> None:
@@ -61,16 +70,40 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
 
 
 def full_state(scorer: nn.Module) -> dict[str, Tensor]:
-    """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there."""
-    return {name.removeprefix("model."): weight for name, weight in merged(scorer, _full)}
+    """`named_weights`, all of them at once."""
+    return {name: wait_tensor(weight).contiguous() for name, weight in named_weights(scorer)}
+
+
+def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there.
+
+    A collective. Where they have to be gathered, this has begun when a weight is given out, and who uses it waits.
+    """
+    for name, weight in merged(scorer, _full):
+        yield name.removeprefix("model."), weight
 
 
 def _full(weight: Tensor) -> Tensor:
     """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
     weight = weight.detach()
-    if isinstance(weight, DTensor):
-        weight = weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
-    return weight.contiguous()
+    if not isinstance(weight, DTensor):
+        return weight
+    if weight.device_mesh.size() > 1:
+        weight = weight.redistribute(placements=[Replicate()] * weight.device_mesh.ndim, async_op=True)
+    return weight.to_local()
+
+
+def _ahead(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same, always BUCKET_BYTES ahead: the next weights are gathered while the caller copies these."""
+    waiting: deque[tuple[str, Tensor]] = deque()
+    size_bytes = 0
+    for name, weight in weights:
+        waiting.append((name, weight))
+        size_bytes += weight.nbytes
+        while size_bytes > BUCKET_BYTES:
+            size_bytes -= waiting[0][1].nbytes
+            yield waiting.popleft()
+    yield from waiting
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Trainer:
         self.trained_batches = 0
         self.away: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
-        self.publisher = Publisher(self.scorer, weights_dir)
+        self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 

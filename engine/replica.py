@@ -1,4 +1,4 @@
-"""One vLLM engine behind the `Generator` port. The only file of the node that imports vLLM.
+"""One vLLM engine behind the `Generator` port. Besides `kv_tap` the only file of the node that imports vLLM.
 
 Invariants
 - A replica's methods raise `ReplicaDied` for any failure of the engine; whoever sees it may continue elsewhere by ids.
@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.absent import scipy_absent
+from engine.errors import first_error
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.replica_config import ReplicaConfig as ReplicaConfig
 from engine.replica_config import prepare_environment as prepare_environment
@@ -48,6 +49,7 @@ class Replica:
         self._updating = False
         self._asleep = False
         self._engine: Any = None
+        self._unwatch: Callable[[], None] = _nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (PR_SET_PDEATHSIG).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
 
@@ -59,6 +61,7 @@ class Replica:
                 await loop.run_in_executor(self._thread, self._build)
                 await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
+                self._watch(os.pidfd_open(self.pid))
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 await self._engine.init_weight_transfer_engine(_init_request())
@@ -68,6 +71,19 @@ class Replica:
             await self.shutdown()
             raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
 
+    def _watch(self, process: int) -> None:
+        """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.remove_reader(process)
+            os.close(process)
+            self._unwatch = _nothing
+            self._fail()
+
+        self._unwatch = end
+        loop.add_reader(process, end)
+
     def _build(self) -> None:
         with scipy_absent():
             from vllm import AsyncEngineArgs
@@ -75,50 +91,24 @@ class Replica:
             from vllm.v1.engine.async_llm import AsyncLLM
 
             import engine.weights
+            from engine.kv_tap import kv_tap
 
         if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
         settings = AsyncEngineArgs(
             **self.config.arguments(self.index),
-            weight_transfer_config=WeightTransferConfig(backend=self.config.weight_transfer),
+            weight_transfer_config=WeightTransferConfig(backend=f"rocstar-{self.config.weight_transfer}"),
         ).create_engine_config()
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[self._tap()])
+        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[kv_tap(self._stepped)])
         if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
             self._engine.shutdown(0.1)
 
-    def _tap(self) -> Any:
-        from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-        replica = self
-
-        class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader
-            def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None: ...
-
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is None:
-                    return
-                replica._touch()
-                replica._on_step(
-                    replica.index,
-                    KvSample(
-                        free_blocks=round((1 - scheduler_stats.kv_cache_usage) * replica.usable_blocks),
-                        running=scheduler_stats.num_running_reqs,
-                        waiting=scheduler_stats.num_waiting_reqs,
-                        preempted=iteration_stats.num_preempted_reqs if iteration_stats else 0,
-                        prefilled=_prefilled(scheduler_stats),
-                    ),
-                )
-
-            def log_engine_initialized(self) -> None: ...
-
-            def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
-
-            def record_admission_rejection(self, *_: Any, **__: Any) -> None: ...
-
-        return Tap
+    def _stepped(self, sample: KvSample) -> None:
+        self._touch()
+        self._on_step(self.index, sample)
 
     def _touch(self) -> None:
         self.last_step_at = time.perf_counter()
@@ -184,18 +174,8 @@ class Replica:
 
         Raises ReplicaDied when it fails: an engine with half an update must not serve.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         async with self._changing(f"weight update {version}"):
-            paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
-            if paused:
-                await self._engine.pause_generation(mode="keep", clear_cache=True)
-            await self._engine.start_weight_update()
-            await self._engine.update_weights(WeightTransferUpdateRequest({"path": path}))
-            await self._engine.finish_weight_update(str(version))
-            self.version = version
-            if paused:
-                await self._engine.resume_generation()
+            await self._load(path, version)
 
     async def sleep(self) -> None:
         """Gives up its GPU memory, weights included: new ones come. On the CPU it only waits, which costs nothing.
@@ -219,21 +199,48 @@ class Replica:
         """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
         self._updating = True
         try:
-            async with asyncio.timeout(self.config.update_deadline_s):
+            async with asyncio.timeout(self.config.update_deadline_s), asyncio.TaskGroup() as group:
+                death = group.create_task(self._death(), name=f"death-{self.index}")
                 yield
+                death.cancel()
         except Exception as error:
             self._fail()
-            raise ReplicaDied(f"replica {self.index}: {what} failed: {str(error) or type(error).__name__}") from error
+            first = first_error(error) if isinstance(error, ExceptionGroup) else error
+            cause = str(first) or type(first).__name__
+            raise ReplicaDied(f"replica {self.index}: {what} failed: {cause}") from error
         finally:
             self._updating = False
             self._touch()
 
+    async def _load(self, path: str, version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
+        if paused:
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._engine.start_weight_update()
+        published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
+        await self._engine.update_weights(WeightTransferUpdateRequest(published))
+        await self._engine.finish_weight_update(str(version))
+        self.version = version
+        if paused:
+            await self._engine.resume_generation()
+
+    async def _death(self) -> None:
+        """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
+        await self.died.wait()
+        raise RuntimeError("the engine died")
+
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
         """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}")
+                    for n, ids in enumerate(sequences)
+                ]
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
         return np.concatenate([task.result() for task in tasks])
 
     async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
@@ -277,6 +284,7 @@ class Replica:
 
     async def shutdown(self) -> None:
         """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
+        self._unwatch()
         self._fail()
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -290,6 +298,9 @@ class Replica:
         self._thread.shutdown(wait=False)
 
 
+def _nothing() -> None: ...
+
+
 def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
     """vLLM's spans; a label that is not a number is the engine's own before the first update."""
     return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
@@ -300,16 +311,6 @@ def _end(engine: Any) -> None:
     engine.shutdown(0.1)
     for process in processes:
         process.join(1.0)  # else one that had to be killed stays a zombie
-
-
-def _prefilled(stats: Any) -> int:
-    """Tokens that requests admitted in this step find neither in the prefix cache nor in what was offloaded.
-
-    stats: vllm.v1.metrics.stats.SchedulerStats.
-    """
-    caches = (stats.prefix_cache_stats, stats.connector_prefix_cache_stats)
-    hits = sum(cache.hits + cache.preempted_hits for cache in caches if cache is not None)
-    return stats.prefix_cache_stats.queries + stats.prefix_cache_stats.preempted_queries - hits
 
 
 def _init_request() -> Any:

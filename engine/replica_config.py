@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
 }
+_M_ARENA_MAX = -8  # malloc.h
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +30,11 @@ class ReplicaConfig:
     """How an engine is built. kv_blocks x block_size tokens of KV cache; dtype float32 on the CPU.
 
     devices: the GPUs of all replicas, none for the CPU; replica i takes the `tensor_parallel` ones from
-    i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: "shm" on one host;
-    "ipc" or "nccl" are vLLM's own, for GPUs. sleeps: a replica at rest gives up its GPU memory (vLLM's sleep mode).
-    kv_offload_bytes: blocks that leave the cache are kept in that much host memory (vLLM's native offloading,
-    kv_offloading_size). GPUs and offloading follow vLLM's documentation and were not
-    run here.
+    i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: as the learner's:
+    "shm" (one host) or "gloo", on GPUs also "ipc" (those of the learner) or "nccl". sleeps: a replica at rest gives up
+    its GPU memory (vLLM's sleep mode). kv_offload_bytes: blocks that leave the cache are kept in that much host memory
+    (vLLM's native offloading, kv_offloading_size). GPUs and offloading follow vLLM's documentation and were not run
+    here.
     """
 
     checkpoint: str
@@ -62,6 +64,9 @@ class ReplicaConfig:
             raise ValueError(f"tensor_parallel must divide the {len(self.devices)} devices, got {self.tensor_parallel}")
         if self.kv_offload_bytes < 0:
             raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
+        known = ("shm", "gloo", "ipc", "nccl") if self.devices else ("shm", "gloo")
+        if self.weight_transfer not in known:
+            raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
         if self.devices:
             return
         if self.sleeps:
@@ -119,5 +124,8 @@ def prepare_environment() -> None:
         raise RuntimeError("engine.replica.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # an engine is forked from a thread, and a thread's own arena keeps no freed pages
+        libc.mallopt(_M_ARENA_MAX, 1)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
     warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)

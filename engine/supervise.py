@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from engine.canary import Weights, compare
+from engine.canary import TOLERANCES, Weights, compare
 from engine.errors import first_error
 from engine.ports import KvSample, ReplicaDied, ReplicaPort
 from engine.trace import Timeline
@@ -25,7 +25,7 @@ from engine.trace import Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: 1e-4 for fp32, more for bf16.
+    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: `engine.canary.tolerance(dtype)`.
 
     watch_s: how often a replica's health is looked at; restarts: how many times each may die; drain_s: how long a
     replica that is drained waits for its turns to end or to be moved, before they go on elsewhere. on_update: at a
@@ -35,7 +35,7 @@ class FleetConfig:
 
     replicas: int = 2
     block_size: int = 32
-    canary_tolerance: float = 1e-4
+    canary_tolerance: float = TOLERANCES["float32"]
     watch_s: float = 5.0
     restarts: int = 3
     stop_deadline_s: float = 10.0

@@ -1,10 +1,12 @@
-"""The replica's half of weight transfer on one host: a shared-memory backend for vLLM's weight-transfer API.
+"""The replica's half of weight transfer: backends for vLLM's API, and what the node calls in the engine.
 
-Runs inside the engine process (with vLLM's own nccl and ipc backends this file is not used for the transfer). The
-learner publishes a safetensors file on a memory file system; each replica maps it and loads it by name.
+Runs inside the engine process. Here are what the backends share and "shm": the learner publishes a
+safetensors file on a memory file system, each replica maps it and loads it by name. The learner's half is
+`algo.transport`; gloo is in `engine.weights_pull`, nccl and ipc are in `engine.weights_gpu`.
 
 Invariants
-- The update is complete when `finish_weight_update` returns: nothing of the published file is referenced afterwards.
+- The update is complete when `finish_weight_update` returns: nothing of what was published is referenced afterwards.
+- What was overwritten while it was read is not served: the update fails.
 - Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
 """
 
@@ -14,59 +16,95 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from engine.weights_direct import Direct, fits
+
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 @dataclass
-class ShmInitInfo(WeightTransferInitInfo):
-    """No rendezvous: a replica may die and join again at any time."""
+class NoRendezvous(WeightTransferInitInfo):
+    """A replica may die and join again at any time."""
 
 
 @dataclass
-class ShmUpdateInfo(WeightTransferUpdateInfo):
-    """path: a safetensors file with every parameter under its Hugging Face name."""
+class Published(WeightTransferUpdateInfo):
+    """path: the file or address that the learner gave; reader: names this engine process among all."""
 
     path: str
+    version: int
+    reader: str
 
 
-class ShmWeightTransfer(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
-    """Backend "shm"."""
+class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
+    """All of a backend but `receive_weights`, which gives what it received to `load`."""
 
-    init_info_cls = ShmInitInfo
-    update_info_cls = ShmUpdateInfo
-    _held: dict[str, torch.Tensor]  # mapped until the update is finished: layerwise reloading keeps references
+    init_info_cls = NoRendezvous
+    update_info_cls = Published
+    _direct: Direct | None
 
-    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
+    def init_transfer_engine(self, init_info: NoRendezvous) -> None:
         return None
 
     def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        self._direct = None
+        if fits(self.model, self.device):
+            self._direct = Direct(self.model, self.model_config.dtype)
+        else:
+            initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        self._held = load_file(update_info.path, device=str(self.device))
-        self.model.load_weights(self._held.items())
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        if self._direct:
+            self._direct.load(weights)
+        else:
+            self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-        self._held = {}
-        repack_cpu_linears(self.model)
+        if self._direct:
+            self._direct.finish()
+        else:
+            finalize_layerwise_reload(self.model, self.model_config)
+            repack_heads(self.model)
 
-    def shutdown(self) -> None:
+    def shutdown(self) -> None: ...
+
+
+class ShmWeightTransfer(HostWeightTransfer):
+    """Backend "shm". Any safetensors file with every parameter under its Hugging Face name will do."""
+
+    _held: dict[str, Tensor]  # mapped until the update is finished: layerwise reloading keeps references
+
+    def receive_weights(self, update_info: Published) -> None:
+        self._held = load_file(update_info.path, device=str(self.device))
+        self.load(self._held.items())
+        if not Path(update_info.path).exists():
+            raise RuntimeError(f"{update_info.path} was overwritten while it was read")
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
         self._held = {}
+
+
+def repack_heads(model: nn.Module) -> None:
+    """Renews the packed weights of lm_head on the CPU: tied to the embedding it gets no tensor, so vLLM forgets it."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _yield_cores(niceness: int) -> None:
@@ -77,14 +115,6 @@ def _yield_cores(niceness: int) -> None:
     os.nice(niceness)
     with contextlib.suppress(OSError):  # where the kernel schedules by session, niceness counts only inside of it
         Path("/proc/self/autogroup").write_text(str(niceness))
-
-
-def repack_cpu_linears(model: torch.nn.Module) -> None:
-    """Renews the packed weights of CPU linears: a tied lm_head gets no tensor of its own, so vLLM leaves it stale."""
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
-            module.quant_method.process_weights_after_loading(module)
 
 
 class WorkerExtension:
@@ -99,13 +129,21 @@ class WorkerExtension:
         os.setsid()
         if niceness:
             _yield_cores(niceness)
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if hasattr(libc, "mallopt"):  # keep freed memory: its pages would be faulted in again at every weight update
+            libc.mallopt(_M_MMAP_MAX, 0)
+            libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def register() -> None:
-    registry: dict[str, Any] = WeightTransferEngineFactory._registry
-    if "shm" not in registry:
-        WeightTransferEngineFactory.register_engine("shm", ShmWeightTransfer)
+    """Called at import, which is before the fork. Names of their own: vLLM has an "ipc" and an "nccl" too."""
+    factory = WeightTransferEngineFactory
+    if "rocstar-shm" not in factory._registry:
+        factory.register_engine("rocstar-shm", ShmWeightTransfer)
+        factory.register_engine("rocstar-gloo", "engine.weights_pull", "GlooWeightTransfer")
+        factory.register_engine("rocstar-nccl", "engine.weights_gpu", "NcclWeightTransfer")
+        factory.register_engine("rocstar-ipc", "engine.weights_gpu", "IpcWeightTransfer")
 
 
 register()

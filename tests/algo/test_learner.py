@@ -102,17 +102,22 @@ class Run:
     exit_code: int = 0
 
 
+def copied(path):
+    """load_file maps, and the version after the next is written into the same memory."""
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
 def two_steps(folder, checkpoint, ranks, after=None):
     with node(folder, ranks) as peer:
         ready, arrays = peer.ask(configure(checkpoint, folder))
         assert isinstance(ready, link.Ready), ready
-        run = Run(ready, [], [arrays["canary"]], [load_file(ready.weights)], [])
+        run = Run(ready, [], [arrays["canary"]], [copied(ready.weights)], [])
         for step in range(2):
             reply, arrays = peer.train(step)
             assert isinstance(reply, link.Trained), reply
             run.replies.append(reply)
             run.canaries.append(arrays["canary"])
-            run.weights.append(load_file(reply.weights))
+            run.weights.append(copied(reply.weights))
         run.files = sorted(path.name for path in folder.glob("*.safetensors"))
         reply, arrays = peer.ask(link.Score(), batch(6, step=2).arrays())
         assert isinstance(reply, link.Scored), reply
@@ -318,6 +323,8 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("threads", 0),
         ("betas", (0.9, 1.0)),
         ("weight_decay", -0.1),
+        ("weight_transfer", "files"),
+        ("weights_dtype", "float16"),
     ],
 )
 def test_config_names_the_wrong_field_and_its_value(field, value):

@@ -20,6 +20,8 @@ def config(**options):
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
         ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
         ({"devices": (0, 0)}, r"devices must differ, got \(0, 0\)"),
+        ({"weight_transfer": "nccl"}, "weight_transfer must be one of shm, gloo here, got 'nccl'"),
+        ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, ipc, nccl here, got 'disk'"),
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
         ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must not be negative, got -1"),
     ],

@@ -1,0 +1,249 @@
+"""Weight sync: how long from the learner's last optimizer step until all replicas serve the new weights?
+
+    python -m bench.weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo] [--ranks 1] [--rounds 7]
+
+For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round is a training step without
+data: the learner publishes its weights as a new version, and both engines load them and pass the canary. No request is
+in flight. The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was
+written before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is
+the median over rounds of the whole time over the first floor. It holds more than one copy: the learner's, that of each
+engine (each on one core), the kernels' packing of it, and a forward pass of the canary on both sides.
+
+tiny and 97m are fp32; 600m is bf16 in the engines, fp32 in the learner (some 10 GB of memory in all).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algo.learner_config import LearnerConfig
+from bench.report import environment, finish, names
+from engine.canary import tolerance
+from engine.fleet import Fleet, FleetConfig, Weights
+from engine.link import Configure, LearnerProcess, LearnerProcessConfig
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.rivals import RoundRobin
+from engine.trace import Timeline
+from engine.types import Batch, Floats
+from engine.workspace import workspace
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"vocab": 4096, "hidden": 256, "inner": 768, "layers": 3, "heads": 8, "kv_heads": 2, "head": 32},
+    "97m": {"vocab": 28032, "hidden": 768, "inner": 2048, "layers": 12, "heads": 12, "kv_heads": 4, "head": 64},
+    "600m": {"vocab": 151936, "hidden": 1024, "inner": 3072, "layers": 28, "heads": 16, "kv_heads": 8, "head": 128},
+}
+DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
+FLOOR_BYTES = 256 << 20
+TRANSPORTS = ("shm", "gloo")
+CANARY = [[3 + 7 * number + index for index in range(8)] for number in range(2)]
+PARTS = ("publish_s", "learner_canary_s", "load_s", "canary_s", "total_s", "copy_s", "fresh_copy_s")
+
+
+class Timed(Replica):
+    """A replica that tells how long its last update and canary took."""
+
+    load_s = canary_s = 0.0
+
+    async def update_weights(self, path: str, version: int) -> None:
+        started = time.perf_counter()
+        await super().update_weights(path, version)
+        self.load_s = time.perf_counter() - started
+
+    async def logprobs(self, sequences: Any) -> Floats:
+        started = time.perf_counter()
+        found = await super().logprobs(sequences)
+        self.canary_s = time.perf_counter() - started
+        return found
+
+
+def write_model(folder: str, size: str) -> None:
+    """Writes a random checkpoint. Not in the node's process, which must not run torch before it forks engines."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = SIZES[size]
+    config = Qwen3Config(
+        vocab_size=shape["vocab"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["kv_heads"],
+        head_dim=shape["head"],
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        dtype=DTYPES[size],
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(getattr(torch, DTYPES[size])).save_pretrained(folder)
+
+
+def nothing(step: int) -> Batch:
+    none = {"token_ids_N": np.int32, "sampled_N": np.bool_, "logprobs_N": np.float32, "versions_N": np.int32}
+    none |= {"lengths_B": np.int32, "advantages_B": np.float32}
+    return Batch(step=step, **{name: np.zeros(0, dtype) for name, dtype in none.items()})
+
+
+class Floor:
+    """Copies of as many bytes as the weights have (of FLOOR_BYTES at most, and scaled), a thread per core."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.copied = min(size_bytes, FLOOR_BYTES)
+        self.scale = size_bytes / self.copied
+        self.source = np.ones(self.copied, np.uint8)
+        self.target = np.ones(self.copied, np.uint8)
+
+    def seconds(self, target: NDArray[np.uint8]) -> float:
+        threads = len(os.sched_getaffinity(0))
+        bounds = [self.copied * index // threads for index in range(threads + 1)]
+        parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda part: None, parts))  # the threads are up
+            started = time.perf_counter()
+            list(pool.map(lambda part: np.copyto(target[part], self.source[part]), parts))
+            return (time.perf_counter() - started) * self.scale
+
+    def measure(self) -> dict[str, float]:
+        return {"copy_s": self.seconds(self.target), "fresh_copy_s": self.seconds(np.empty_like(self.source))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is measured together: one learner and two engines."""
+
+    size: str
+    transport: str
+    ranks: int
+    rounds: int
+    checkpoint: Path
+    size_bytes: int
+
+    def replica(self) -> ReplicaConfig:
+        return ReplicaConfig(
+            checkpoint=str(self.checkpoint),
+            max_model_len=256,
+            max_num_seqs=8,
+            kv_blocks=32,
+            dtype=DTYPES[self.size],
+            weight_transfer=self.transport,
+        )
+
+    def configure(self, folder: Path) -> Configure:
+        learner = LearnerConfig(
+            threads=max(1, len(os.sched_getaffinity(0)) // self.ranks),
+            weight_transfer=self.transport,
+            weights_dtype=DTYPES[self.size],
+        )
+        return Configure(
+            checkpoint=str(self.checkpoint),
+            learner=dataclasses.asdict(learner),
+            canary=CANARY,
+            weights_dir=str(folder),
+            seed=1,
+        )
+
+
+async def measured(case: Case) -> dict[str, list[float]]:
+    """Part -> its seconds in each round; the first round, in which memory is made, is left out."""
+    replicas: list[Timed] = []
+
+    def make(index: int, core: int | None, on_step: Any) -> Timed:
+        replicas.append(Timed(case.replica(), index, core, on_step))
+        return replicas[-1]
+
+    seconds: dict[str, list[float]] = defaultdict(list)
+    fleet_config = FleetConfig(replicas=2, canary_tolerance=tolerance(DTYPES[case.size]))
+    floor = Floor(case.size_bytes)
+    with workspace() as folder:
+        process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks)
+        async with (
+            LearnerProcess(process, folder, folder / "learner.log") as learner,
+            Fleet(fleet_config, make, RoundRobin(), Timeline(), CANARY) as fleet,
+        ):
+            ready, canary = await learner.configure(case.configure(folder))
+            await fleet.update_weights(Weights(ready.weights, 0, canary))
+            for version in range(1, case.rounds + 2):
+                found = await one_round(learner, fleet, replicas, version) | floor.measure()
+                for name in found if version > 1 else ():
+                    seconds[name].append(found[name])
+    return seconds
+
+
+async def one_round(learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], version: int) -> dict[str, float]:
+    started = time.perf_counter()
+    trained, canary = await learner.train(nothing(version), version)
+    await fleet.update_weights(Weights(trained.weights, version, canary))
+    total_s = time.perf_counter() - started
+    found = {
+        "publish_s": trained.metrics["publish_s"],
+        "learner_canary_s": trained.metrics["canary_s"],
+        "load_s": max(replica.load_s for replica in replicas),
+        "canary_s": max(replica.canary_s for replica in replicas),
+    }
+    return found | {"total_s": total_s}
+
+
+def checkpoint_of(size: str, folder: Path) -> tuple[Path, int]:
+    """The folder of a random checkpoint, and the bytes of its weights. Made in a process of its own (`write_model`)."""
+    path = folder / size
+    code = f"from bench.weights import write_model; write_model({str(path)!r}, {size!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
+    return path, sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="weight sync")
+    parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
+    parser.add_argument("--sizes", type=names(tuple(SIZES)), default=["tiny", "97m"])
+    parser.add_argument("--transports", type=names(TRANSPORTS), default=list(TRANSPORTS))
+    parser.add_argument("--ranks", type=int, default=1, help="of the learner")
+    parser.add_argument("--rounds", type=int, default=7, choices=range(1, 8), metavar="1..7")
+    args = parser.parse_args()
+    if args.quick:
+        args.sizes, args.rounds = ["tiny"], 3
+    around = environment()
+    prepare_environment()
+    rows, metrics = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.sizes:
+            path, size_bytes = checkpoint_of(size, Path(folder))
+            for transport in args.transports:
+                case = Case(
+                    size=size,
+                    transport=transport,
+                    ranks=args.ranks,
+                    rounds=args.rounds,
+                    checkpoint=path,
+                    size_bytes=size_bytes,
+                )
+                seconds = asyncio.run(measured(case))
+                ratios = [total / copy for total, copy in zip(seconds["total_s"], seconds["copy_s"], strict=True)]
+                ratio = metrics[f"copy_floor_ratio_{transport}_{size}"] = statistics.median(ratios)
+                parts = {name: statistics.median(values) for name, values in seconds.items()}
+                metrics |= {f"{name}_{transport}_{size}": value for name, value in parts.items()}
+                numbers = [f"{1e3 * parts[name]:.1f}" for name in PARTS]
+                rows.append([size, f"{size_bytes / 1e6:.0f}", transport, *numbers, f"{ratio:.1f}"])
+    header = ["model", "MB", "transport", *(f"{name.removesuffix('_s')} ms" for name in PARTS), "total / copy"]
+    config = {"sizes": args.sizes, "transports": args.transports, "ranks": args.ranks, "rounds": args.rounds}
+    finish("weights", "weight sync, medians", header, rows, config=config, metrics=metrics, environment=around)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""An engine's state after each of its steps, from vLLM's statistics: the adapter around an interface that may change.
+
+Imports vLLM: only where an engine is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+from engine.ports import KvSample
+
+
+def kv_tap(stepped: Callable[[KvSample], None]) -> Any:
+    """A class for `AsyncLLM`'s stat_loggers. stepped: called in the event loop once per engine step."""
+
+    class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader
+        def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+            self._cache = vllm_config.cache_config  # it learns its number of blocks later
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is None:
+                return
+            stepped(
+                KvSample(
+                    free_blocks=round(
+                        (1 - scheduler_stats.kv_cache_usage) * (self._cache.num_gpu_blocks - 1)
+                    ),  # one is vLLM's own
+                    running=scheduler_stats.num_running_reqs,
+                    waiting=scheduler_stats.num_waiting_reqs,
+                    preempted=iteration_stats.num_preempted_reqs if iteration_stats else 0,
+                    prefilled=_prefilled(scheduler_stats),
+                ),
+            )
+
+        def log_engine_initialized(self) -> None: ...
+
+        def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
+
+        def record_admission_rejection(self, *_: Any, **__: Any) -> None: ...
+
+    return Tap
+
+
+def _prefilled(stats: Any) -> int:
+    """Tokens that requests admitted in this step find neither in the prefix cache nor in what was offloaded.
+
+    stats: vllm.v1.metrics.stats.SchedulerStats.
+    """
+    caches = (stats.prefix_cache_stats, stats.connector_prefix_cache_stats)
+    hits = sum(cache.hits + cache.preempted_hits for cache in caches if cache is not None)
+    return stats.prefix_cache_stats.queries + stats.prefix_cache_stats.preempted_queries - hits

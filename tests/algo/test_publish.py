@@ -1,0 +1,125 @@
+"""What the learner publishes: files that replicas map, memory that they pull; names, dtypes, and who may read when."""
+
+import json
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import nn
+
+from algo import transport
+from algo.publish import Publisher, named_weights
+from algo.transport import Gloo, Layout, Shm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Scorer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7, bias=False))
+
+
+SHAPES = {"a": (3, 5), "b": (), "c": (4,), "d": (2, 2, 2)}
+
+
+def test_bytes_lie_one_after_the_other_and_buckets_cut_between_weights(monkeypatch):
+    monkeypatch.setattr(transport, "BUCKET_BYTES", 20)
+    layout = Layout(SHAPES, torch.bfloat16)
+    spans = [*layout.spans()]
+    assert spans == [("a", 0, 30), ("b", 30, 32), ("c", 32, 40), ("d", 40, 56)]
+    assert layout.size_bytes == 56
+    assert [[name for name, _, _ in bucket] for bucket in layout.buckets()] == [["a"], ["b", "c", "d"]]
+    views = layout.views(torch.zeros(56, dtype=torch.uint8))
+    assert {name: tuple(view.shape) for name, view in views.items()} == SHAPES
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_published_file_holds_the_weights_under_their_names_in_the_dtype_asked_for(tmp_path, dtype):
+    scorer = Scorer()
+    publisher = Publisher(scorer, tmp_path, "shm", dtype)
+    for version in range(4):
+        with torch.no_grad():
+            scorer.model[0].weight.add_(1.0)
+        path = publisher.publish(version)
+        expected = {name: weight.to(getattr(torch, dtype)) for name, weight in named_weights(scorer)}
+        found = load_file(path)
+        assert found.keys() == expected.keys() == {"0.weight", "0.bias", "1.weight"}
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["weights-2.safetensors", "weights-3.safetensors"]
+
+
+def test_what_is_overwritten_loses_its_name_first_and_gets_another_when_it_is_whole(tmp_path):
+    subject = Shm(tmp_path, Layout(SHAPES, torch.float32))
+    for version in range(2):
+        with subject.writing(version) as views:
+            views["a"].fill_(version)
+    kept = (tmp_path / "weights-0.safetensors").stat().st_ino
+    with subject.writing(2) as views:
+        views["a"].fill_(2)
+        assert [file.name for file in tmp_path.glob("*.safetensors")] == ["weights-1.safetensors"]
+        assert load_file(subject.address(1))["a"].eq(1).all(), "the version that is live"
+    assert load_file(subject.address(2))["a"].eq(2).all()
+    assert (tmp_path / "weights-2.safetensors").stat().st_ino == kept, "the same memory"
+
+
+def test_no_room_is_an_error(tmp_path):
+    with pytest.raises(OSError, match=r"large|space"):
+        Shm(tmp_path, Layout({"a": (1 << 50,)}, torch.float32)).writing(0).__enter__()
+
+
+def pull(address, version, reader, take=1):
+    """What a replica does, as far as `take` buckets: the bytes it received."""
+    host, _, port = address.removeprefix("gloo://").rpartition(":")
+    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=20))
+    wanted = {"group": reader, "version": version, "members": 2}
+    store.set(f"pull-{store.add('pulls', 1)}", json.dumps(wanted))
+    buckets = json.loads(store.get("layout"))
+    prefix = dist.PrefixStore(reader, store)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=5)
+    group = dist.ProcessGroupGloo(prefix, 1, 2, options)
+    found = []
+    for bucket in buckets[:take]:
+        found.append(torch.empty(sum(4 * torch.Size(shape).numel() for _, _, shape in bucket), dtype=torch.uint8))
+        group.recv([found[-1]], 0, 0).wait()
+    if take == len(buckets):
+        prefix.set("done", "")
+    return torch.cat(found).view(torch.float32)
+
+
+def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkeypatch, capfd):
+    monkeypatch.setattr(transport, "BUCKET_BYTES", 20)
+    monkeypatch.setattr(transport, "PULL_S", 2.0)
+    subject = Gloo(Layout(SHAPES, torch.float32))
+    early: list[torch.Tensor] = []
+    with subject.writing(1) as views:
+        waiting = threading.Thread(target=lambda: early.append(pull(subject.address(1), 1, "early", take=3)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive(), "while weights are written nobody gets any"
+        for number, view in enumerate(views.values()):
+            view.fill_(number)
+    waiting.join()
+    expected = torch.tensor([0.0] * 15 + [1] + [2] * 4 + [3] * 8)
+    assert torch.equal(early[0], expected)
+    pull(subject.address(1), 1, "dies", take=1)
+    assert torch.equal(pull(subject.address(1), 1, "late", take=3), expected)
+    with pytest.raises((RuntimeError, dist.DistError)):
+        pull(subject.address(1), 0, "stale")
+    with subject.writing(2) as views:
+        views["a"].fill_(5)
+    assert pull(subject.address(2), 2, "next", take=3)[0] == 5
+    said = capfd.readouterr().err
+    assert "'dies'" in said, said
+    assert "refused: there is version 1" in said

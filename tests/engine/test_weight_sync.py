@@ -1,0 +1,44 @@
+"""Weights from a real learner to real engines, by each transport that runs on the CPU: tests/engine/weight_sync.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(400)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[("shm", 1), ("gloo", 2)], ids=lambda case: case[0])
+def found(request):
+    """Both ways, and both numbers of ranks, in one run each."""
+    transfer, ranks = request.param
+    command = [sys.executable, "-m", "tests.engine.weight_sync", transfer, str(ranks)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1]) | {"transfer": transfer}
+
+
+def test_weights_that_changed_are_those_of_the_learner(found):
+    assert min(found["moved"]) > 1e-3, "else old weights would pass"
+    assert found["canary_max_abs"] < 1e-5
+
+
+def test_a_replica_that_is_killed_in_an_update_is_replaced_and_gets_the_weights(found):
+    each = [[index, version] for index in (0, 1) for version in (0, 1, 2, 3)]
+    assert found["given"] == each
+    assert found["processes"] == 3
+
+
+def test_a_replica_whose_update_failed_is_replaced_and_training_goes_on(found):
+    assert "replica 0: weight update 4 failed" in found["broken"]
+    assert found["replaced"] == [0, 3], "the version that is live"
+    assert found["last"] == [[0, 4], [1, 4]]
+    assert found["deaths"] == 2
+
+
+def test_published_files_do_not_pile_up(found):
+    files = ["weights-3.safetensors", "weights-4.safetensors"] if found["transfer"] == "shm" else []
+    assert found["files"] == files

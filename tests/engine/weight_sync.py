@@ -1,0 +1,114 @@
+"""Real learner, two real engines, one transport: weights that change, a replica killed in an update, a broken update.
+
+Run by test_weight_sync.py: `python -m tests.engine.weight_sync TRANSFER RANKS`. Prints one JSON object.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import sys
+
+from engine.fleet import Fleet, FleetConfig, Weights
+from engine.link import Configure, LearnerProcess, LearnerProcessConfig
+from engine.ports import ReplicaDied
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.rivals import RoundRobin
+from engine.trace import Timeline
+from engine.workspace import workspace
+
+CHECKPOINT = "recipes/tiny"
+CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+
+
+class Watched(Replica):
+    """Says what it was given, and whether its canary was asked; a victim is killed while it loads."""
+
+    given: list = []  # noqa: RUF012 (of all replicas together)
+    victim: int | None = None
+    came = asyncio.Event()
+
+    async def update_weights(self, path, version):
+        if Watched.victim == self.index:
+            Watched.victim = None
+            os.kill(self.pid, signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.2, os.kill, self.pid, signal.SIGKILL)
+        await super().update_weights(path, version)
+
+    async def logprobs(self, sequences):
+        found = await super().logprobs(sequences)
+        Watched.given.append((self.index, self.version, self.pid))
+        Watched.came.set()
+        return found
+
+
+async def given(count):
+    """Until so many loads and canaries have passed."""
+    while len(Watched.given) < count:
+        Watched.came.clear()
+        await Watched.came.wait()
+
+
+async def main(transfer, ranks):
+    """With shm the engines load as vLLM does it, with gloo directly (as the quick start does, with shm)."""
+    import engine.weights_direct
+
+    if transfer == "shm":
+        engine.weights_direct.MODELS = ()  # before the engines are forked
+    from algo.learner_config import LearnerConfig
+    from tests.algo.algo_fakes import batch
+
+    found = {}
+    config = ReplicaConfig(checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer)
+    learner_config = LearnerConfig(threads=1, weight_transfer=transfer, lr=3e-3, warmup_steps=0)
+
+    def make(index, core, on_step):
+        return Watched(config, index, core, on_step)
+
+    with workspace() as work:
+        learner = LearnerProcess(LearnerProcessConfig(module="algo.learner", ranks=ranks), work, work / "log")
+        fleet = Fleet(FleetConfig(watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
+        async with learner, fleet:
+            message = Configure(
+                checkpoint=CHECKPOINT,
+                learner=dataclasses.asdict(learner_config),
+                canary=CANARY,
+                weights_dir=str(work),
+                seed=3,
+            )
+            ready, canary = await learner.configure(message)
+            await fleet.update_weights(Weights(ready.weights, 0, canary))
+            canaries = [canary]
+            for version in (1, 2, 3):
+                trained, canary = await learner.train(batch(12, step=version), version)
+                canaries.append(canary)
+                Watched.victim = 1 if version == 3 else None
+                await fleet.update_weights(Weights(trained.weights, version, canary))
+            found["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
+            await given(8)  # the replaced one too has the weights and passed
+            found["given"] = sorted((index, version) for index, version, _ in Watched.given)
+            pids = {pid for _, _, pid in Watched.given}
+            found["processes"] = len(pids)
+
+            replica = fleet._supervisor.live[0]
+            try:
+                await replica.update_weights(trained.weights + "0", 4)
+            except ReplicaDied as error:
+                found["broken"] = str(error)[:60]
+            await given(9)
+            found["replaced"] = Watched.given[-1][:2]
+            trained, canary = await learner.train(batch(12, step=4), 4)
+            await fleet.update_weights(Weights(trained.weights, 4, canary))
+            found["last"] = sorted(Watched.given[-2:])
+            found["last"] = [entry[:2] for entry in found["last"]]
+            found["canary_max_abs"] = fleet.canary_max_abs
+            found["deaths"] = fleet.deaths
+            found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    prepare_environment()
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
