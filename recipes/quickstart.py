@@ -59,12 +59,12 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.types import Trajectory
 from engine.watch import Stuck, dump, watch
 from engine.workspace import workspace
 from recipes.options import parse
+from recipes.tiny_book import Book
 from recipes.tiny_display import Display
-from recipes.tiny_report import Progress, plot, print_report
+from recipes.tiny_report import plot, print_report
 from recipes.tiny_task import prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -103,18 +103,8 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
 
     def __post_init__(self) -> None:
-        positive = (
-            "steps",
-            "checkpoint_every",
-            "prompts_per_step",
-            "eval_every",
-            "eval_problems",
-            "eval_samples",
-            "replicas",
-            "learner_ranks",
-            "slots",
-        )
-        for field in (*positive, "oversample", "max_turns", "minibatches", "kv_blocks"):
+        counts = "steps checkpoint_every prompts_per_step oversample eval_every eval_problems eval_samples replicas"
+        for field in (*counts.split(), "kv_blocks", "learner_ranks", "minibatches", "max_turns", "slots"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.eval_replicas < 0:
@@ -177,7 +167,7 @@ class Quickstart:
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
-        self.progress = Progress()
+        self.book = Book(run, self.state, self.timeline)
         self.first_step_s = 0.0
 
     async def run(self) -> dict[str, Any]:
@@ -202,7 +192,7 @@ class Quickstart:
             self.evaluator = await self._beside(stack, chat, tools, folder) if config.eval_replicas else None
             shown = f"rocstar {self.run_folder.path}", config.steps, self.fleet, config.kv_blocks - 1, self.console
             self.display = stack.enter_context(Display(*shown))
-            self._restore()
+            self.book.restore(self.display)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             ticking = tasks.create_task(self.display.tick(), name="display")
             stack.callback(ticking.cancel)
@@ -210,8 +200,8 @@ class Quickstart:
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
-            if not self.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
-                self._record(self.fleet.version, first)
+            if not self.book.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
+                self.book.step(self.fleet.version, first)
             await self._train()
             if self.evaluator:
                 self.display.phase("waiting for the last evaluation")
@@ -235,7 +225,7 @@ class Quickstart:
             timeline=self.timeline,
             state=self.state,
             checkpoint_every=config.checkpoint_every,
-            train_s=self.progress.train_s,
+            train_s=self.book.progress.train_s,
             rests=config.placement.rests,
         )
         pipeline = Pipeline(
@@ -257,21 +247,7 @@ class Quickstart:
         self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
         if step % self.config.eval_every == 0 or step == self.config.steps:
             metrics |= await self._evaluate(step)
-        self._record(step, metrics)
-
-    def _record(self, step: int, metrics: dict[str, float]) -> None:
-        self.progress.step(step, metrics)
-        self.run_folder.step(step, metrics)
-        self.display.step(step, metrics)
-
-    def _restore(self) -> None:
-        """What a run that is resumed has measured before."""
-        for row in self.state.rows:
-            self.progress.step(int(row["step"]), row)
-            self.display.step(int(row["step"]), row, silent=True)
-        for name in ("evaluation-first", "evaluation-last"):
-            if trajectories := self.state.journal.kept(name):
-                self.progress.evaluated(trajectories)
+        self.book.step(step, metrics)
 
     async def _evaluate(self, step: int) -> dict[str, float]:
         """Metrics of the version that is live; none yet where evaluations run beside training."""
@@ -279,24 +255,11 @@ class Quickstart:
             assert self.fleet.weights is not None
             self.evaluator.submit(step, self.fleet.weights)
             return {}
-        started = self.timeline.now()
         self.display.phase(f"evaluating on {len(self.held_out)} held-out problems")
         metrics, trajectories = await self.evaluation.run(step)
-        self.timeline.span("evaluation", f"step {step}", started, self.timeline.now(), **metrics)
-        self._keep(step, trajectories)
+        self.book.evaluated(step, metrics, trajectories)
         self.display.phase("training")
         return metrics
-
-    def _evaluated(self, step: int, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
-        """An evaluation beside training is done: it gets a row of its own."""
-        ended = self.timeline.now()
-        self.timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
-        self._keep(step, trajectories)
-        self._record(step, metrics | {"time/train_total_s": self.progress.seconds_of(step)})
-
-    def _keep(self, step: int, trajectories: list[Trajectory]) -> None:
-        self.progress.evaluated(trajectories)
-        self.state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
 
     async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
         """Evaluations on replicas of their own, on any core. Their timeline is not written."""
@@ -310,7 +273,7 @@ class Quickstart:
         await stack.enter_async_context(fleet)
         rollouts = Rollouts(config.budget, chat, fleet, tools, timeline, config.seed)
         evaluation = Evaluation(self.held_out, config.eval_samples, rollouts, self.reward, avg_at_k, timeline)
-        return await stack.enter_async_context(Evaluator(evaluation, fleet, self._evaluated, folder))
+        return await stack.enter_async_context(Evaluator(evaluation, fleet, self.book.beside, folder))
 
     async def _first_weights(self, folder: str) -> None:
         """The learner's weights go to the replicas before anything is sampled: they agree from the start."""
@@ -326,13 +289,11 @@ class Quickstart:
         await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
-        idle = self.timeline.idle.seconds(self.timeline.now())
         return {
-            **self.progress.summary(),
+            **self.book.summary(),
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
             "canary_max_abs": self.fleet.canary_max_abs,
-            "idle_attribution_s": {f"replica{index}": causes for index, causes in idle.items()},
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,
             "loop_lag_p99_ms": float(np.percentile(self.display.lags_s or [0.0], 99)) * 1e3,
@@ -359,10 +320,10 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     finally:
         with run.writing("timeline.json") as path:
             job.timeline.write(path)
-        if job.progress.steps and job.progress.evaluations:
+        if job.book.progress.steps and job.book.progress.evaluations:
             with run.writing("reward.png") as path:
-                plot(path, job.progress, config.algorithm)
-    print_report(console, run.path, summary, job.progress)
+                plot(path, job.book.progress, config.algorithm)
+    print_report(console, run.path, summary, job.book.progress)
     return summary
 
 

@@ -58,6 +58,20 @@ def test_a_published_file_holds_the_weights_under_their_names_in_the_dtype_asked
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights-2.safetensors", "weights-3.safetensors"]
 
 
+def test_a_version_that_somebody_links_is_not_overwritten(tmp_path):
+    """As an evaluation beside training does."""
+    scorer = Scorer()
+    publisher = Publisher(scorer, tmp_path, "shm", "float32")
+    kept = tmp_path / "kept"
+    kept.hardlink_to(publisher.publish(0))
+    before = {name: weight.clone() for name, weight in load_file(kept).items()}  # what load_file gives is the file
+    for version in range(1, 5):
+        with torch.no_grad():
+            scorer.model[0].weight.add_(1.0)
+        publisher.publish(version)
+    assert all(torch.equal(weight, before[name]) for name, weight in load_file(kept).items())
+
+
 def test_what_is_overwritten_loses_its_name_first_and_gets_another_when_it_is_whole(tmp_path):
     subject = Shm(tmp_path, Layout(SHAPES, torch.float32))
     for version in range(2):

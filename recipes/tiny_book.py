@@ -1,0 +1,57 @@
+"""What is written down of a run, and shown: its steps and evaluations, also those before it was resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.record import RunFolder
+from engine.resume import RunState
+from engine.trace import Timeline
+from engine.types import Trajectory
+from recipes.tiny_display import Display
+from recipes.tiny_report import Progress
+
+
+class Book:
+    """`restore` comes first: it says where to show what is written down."""
+
+    _display: Display
+
+    def __init__(self, run: RunFolder, state: RunState, timeline: Timeline) -> None:
+        self.progress = Progress()
+        self._run, self._state, self._timeline = run, state, timeline
+
+    def restore(self, display: Display) -> None:
+        """What a run that is resumed has measured before."""
+        self._display = display
+        for row in self._state.rows:
+            self.progress.step(int(row["step"]), row)
+            display.step(int(row["step"]), row, silent=True)
+        for name in ("evaluation-first", "evaluation-last"):
+            if trajectories := self._state.journal.kept(name):
+                self.progress.evaluated(trajectories)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
+        self.progress.step(step, metrics)
+        self._run.step(step, metrics)
+        self._display.step(step, metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
+        """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
+        ended = self._timeline.now()
+        self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
+        self.progress.evaluated(trajectories)
+        self._state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
+
+    def beside(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
+        """One that ran beside training gets a row of its own."""
+        self.evaluated(step, metrics, trajectories)
+        self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
+
+    def summary(self) -> dict[str, Any]:
+        """Totals of the run, and each replica's idle seconds by cause since this process began."""
+        idle = self._timeline.idle.seconds(self._timeline.now())
+        causes = {f"replica{index}": seconds for index, seconds in idle.items()}
+        return {**self.progress.summary(), "idle_attribution_s": causes}
