@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from engine.stage import Pipeline, Stage
 from engine.types import Group, Prompt, StopReason, Trajectory
-from tests.contracts import check_reward, check_tool
+from tests.contracts import check_loss, check_reward, check_tool
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -49,7 +50,7 @@ def solved(answer: str, reward: float | None = None) -> Trajectory:
     )
 
 
-@pytest.mark.parametrize("word", ["stage", "tool", "reward"])
+@pytest.mark.parametrize("word", ["stage", "tool", "reward", "loss"])
 def test_examples_are_short(word: str) -> None:
     assert len(example(word).splitlines()) < 20
 
@@ -83,6 +84,12 @@ async def test_the_reward() -> None:
     assert await brief(solved("42")) == pytest.approx(0.995)
     assert await brief(solved("41")) == 0.0
     await check_reward(brief, [solved("42"), solved("41")])
+
+
+def test_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "readme_loss.py").write_text(example("loss"))
+    monkeypatch.syspath_prepend(tmp_path)
+    check_loss(importlib.import_module("readme_loss").Hinge(margin=0.5))
 
 
 def test_the_sandbox_alone() -> None:

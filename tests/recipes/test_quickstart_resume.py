@@ -2,7 +2,7 @@
 
 ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about a minute each):
 
-    ROCSTAR_KILLS=50 python -m pytest tests/recipes/test_resume.py -q -s
+    ROCSTAR_KILLS=50 python -m pytest tests/recipes/test_quickstart_resume.py -q -s
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 # What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
 NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
-NOT_COMPARED += ("prefix_hit_rate", "peak_rss", "_s")
+NOT_COMPARED += ("prefix_hit_rate", "peak_bytes")
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:
     return [
-        {name: value for name, value in row.items() if not any(part in name for part in NOT_COMPARED)}
+        {
+            name: value
+            for name, value in row.items()
+            if not (name.endswith("_s") or any(part in name for part in NOT_COMPARED))
+        }
         for row in metrics(folder)
     ]
 
