@@ -5,6 +5,7 @@ learner that keeps a list, the node's own stages, journal and folder.
 import asyncio
 import gc
 import json
+import math
 import random
 import tempfile
 from contextlib import AsyncExitStack
@@ -109,8 +110,10 @@ class Life:
             await asyncio.sleep(0)
         return float(trajectory.seed % 2)
 
-    async def live(self, ticks=None):
-        """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off."""
+    async def live(self, ticks=None, checkpoints=math.inf):
+        """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off: after so many
+        turns, or with so many checkpoints complete.
+        """
         with RunFolder.open(self.folder, "run", {"steps": self.steps}) as run:
             self.run = run
             if not run.resumed:
@@ -124,7 +127,7 @@ class Life:
                 await fleet.update_weights(Weights("w", self.state.step, np.zeros(3, np.float32)))
                 task = asyncio.create_task(self.pipeline(fleet, timeline).run())
                 turns = 0
-                while not task.done() and turns != ticks:
+                while not task.done() and turns != ticks and len(self.state.checkpoints.steps()) < checkpoints:
                     turns += 1
                     await asyncio.sleep(0)
                 task.cancel()
@@ -215,7 +218,7 @@ def test_with_refills_no_prompt_is_used_twice(cuts, seed):
 
 
 async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
-    assert await Life(tmp_path, steps=6).live(900) is None
+    assert await Life(tmp_path, steps=6).live(checkpoints=2) is None
     folder = tmp_path / "run" / "checkpoints"
     newest, older = sorted(folder.iterdir(), reverse=True)[:2]
     (newest / "manifest.json").write_text('{"list": [1, 1]}')

@@ -12,7 +12,7 @@ ATTACKS = (
 import os
 for path in ('/etc', '/etc/passwd', '/root/.ssh', '/root/.cache', '/root/.bashrc', '/home',
              '/var', '/run', '/boot', '/srv', '/mnt', '/media',
-             '/work', '/var/run/docker.sock', '/usr/share', '/.dockerenv', '/lost+found', '/tmp/.X11-unix'):
+             '/var/run/docker.sock', '/usr/share', '/.dockerenv', '/lost+found', '/tmp/.X11-unix'):
     if os.path.lexists(path): print(path)
 """,
     ),
