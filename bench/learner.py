@@ -38,6 +38,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.attention import PACKED, bounds
 from algo.flops import peak_of
+from algo.learner import keep_freed_memory
 from algo.learner_config import LearnerConfig
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.trainer import Trainer
@@ -282,6 +283,7 @@ def figures(clock: Clock, load: Load, trainer: Trainer, device: str) -> dict[str
 def main() -> None:
     options = arguments()
     machine = environment()
+    keep_freed_memory()  # as the learner's process does
     with tempfile.TemporaryDirectory() as name:
         backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{name}/store", rank=0, world_size=1)

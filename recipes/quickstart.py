@@ -231,7 +231,7 @@ class Quickstart:
         pipeline = Pipeline(
             [
                 Stage(name="admit", run=stages.admit(problems, self.leases, config.steps, journal)),
-                Stage(name="groups", run=grouped, workers=self.leases.capacity),
+                Stage(name="groups", run=grouped, workers=config.prompts_per_step),
                 Stage(name="batch", run=stages.batch(self.leases)),
                 Stage(name="learn", run=learn),
             ]
