@@ -238,7 +238,7 @@ def test_the_bench_on_real_engines(tmp_path: Path) -> None:
     for policy, figures in metrics["workloads"]["uniform"]["policies"].items():
         assert figures["prefilled_tokens"] > 8 * 32, f"{policy} began with an empty cache"
         assert figures["preemptions"] == 0
-        assert figures["recomputed_tokens"] <= 64  # a prompt: the step before the first may be reported after it began
+        assert figures["recomputed_tokens"] <= 64  # one prompt: seen in whole runs of the suite, cause not known
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert {step["policy"] for step in steps} == {"kv_aware", "round_robin"}
     assert all(0 <= step["free_blocks"] <= 99 for step in steps)
