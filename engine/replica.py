@@ -24,6 +24,7 @@ import numpy as np
 
 from engine.absent import scipy_absent
 from engine.errors import first_error
+from engine.orphans import forks_die_with_us
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.replica_config import ReplicaConfig as ReplicaConfig
 from engine.replica_config import prepare_environment as prepare_environment
@@ -50,7 +51,7 @@ class Replica:
         self._asleep = False
         self._engine: Any = None
         self._unwatch: Callable[[], None] = _nothing
-        # Kept for the engine's life: the engine process dies with the thread that forked it (PR_SET_PDEATHSIG).
+        # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.orphans`).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
 
     async def start(self) -> None:
@@ -102,7 +103,9 @@ class Replica:
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[kv_tap(self._stepped)])
+        with forks_die_with_us():
+            tap = kv_tap(self._stepped)
+            self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
         if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
             self._engine.shutdown(0.1)
 

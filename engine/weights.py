@@ -31,9 +31,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from engine.orphans import die_with
 from engine.weights_direct import Direct, fits
 
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
@@ -121,7 +121,7 @@ class WorkerExtension:
     """Methods that the node calls in the engine process (`worker_extension_cls`)."""
 
     def adopt(self, niceness: int) -> None:
-        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node.
+        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node, also when spawned.
 
         The wake-up socket of the node's event loop came along with the fork: a signal here would be seen there.
         """
@@ -129,8 +129,8 @@ class WorkerExtension:
         os.setsid()
         if niceness:
             _yield_cores(niceness)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with(os.getppid())
+        libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):  # keep freed memory: its pages would be faulted in again at every weight update
             libc.mallopt(_M_MMAP_MAX, 0)
             libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
