@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
+# What PyTorch hands to MKL's vector functions on the CPU.
+VECTOR_FUNCTIONS = "acos asin atan cos erf erfc erfinv exp expm1 log log10 log1p log2 sin sqrt tan tanh".split()
 # Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
 KEPT_LOGITS = 1 << 24
 
@@ -146,3 +148,18 @@ def reshard(scorer: nn.Module) -> None:
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _settle_vector_functions() -> None:
+    """The first call of each, by one thread alone.
+
+    MKL 2024.2, which PyTorch is built with, chooses a function's code at its first call. Where two threads make it
+    together, one of them may get a coarse variant for its share (pytorch issue 188792): cosines wrong by 1.5e-4 in one
+    learner of some thousand, and log-probabilities by 1.4e-3.
+    """
+    for dtype in (torch.float32, torch.float64):
+        for name in VECTOR_FUNCTIONS:
+            getattr(torch.full((1,), 0.5, dtype=dtype), name)()
+
+
+_settle_vector_functions()
