@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
 # What PyTorch hands to MKL's vector functions on the CPU.
-VECTOR_FUNCTIONS = ("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p")
-VECTOR_FUNCTIONS += ("log2", "sin", "sqrt", "tan", "tanh")
+VECTOR_FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p"]
+VECTOR_FUNCTIONS += ["log2", "sin", "sqrt", "tan", "tanh"]
 # Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
 KEPT_LOGITS = 1 << 24
 
