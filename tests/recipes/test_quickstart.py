@@ -223,7 +223,7 @@ def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     stripped = '(message.content if loop.last else message.content.replace("<reason>", ""))'
     config["chat_template"] = config["chat_template"].replace(
-        '"\\n" + message.content + "<', f'"\\n" + {stripped} + "<'
+        '"\\n" + message.content -}}', f'"\\n" + {stripped} -}}}}'
     )
     assert stripped in config["chat_template"]
     path.write_text(json.dumps(config))
