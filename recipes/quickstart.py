@@ -64,7 +64,7 @@ from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_book import Book
 from recipes.tiny_display import Display
-from recipes.tiny_report import plot, print_report
+from recipes.tiny_report import print_report
 from recipes.tiny_task import prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -314,15 +314,9 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
         console.print(job.state.story, highlight=False, soft_wrap=True)
     else:
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
-    try:
+    with job.book.closing(config.algorithm):
         summary = await job.run()
         run.json("summary.json", summary)
-    finally:
-        with run.writing("timeline.json") as path:
-            job.timeline.write(path)
-        if job.book.progress.steps and job.book.progress.evaluations:
-            with run.writing("reward.png") as path:
-                plot(path, job.book.progress, config.algorithm)
     print_report(console, run.path, summary, job.book.progress)
     return summary
 

@@ -251,4 +251,5 @@ def test_a_full_disk_is_a_clear_end() -> None:
     assert code == 1, message
     assert "/mnt/quickstart" in message
     assert "No space left" in message
+    assert "timeline.json" not in message, "that one cannot be written either, but another was the first"
     assert time.monotonic() - started < 120
