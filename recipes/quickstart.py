@@ -178,7 +178,8 @@ class Quickstart:
             process = config.placement.learner(LearnerProcessConfig(module="algo.learner"))
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
-            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1])  # no import needs more
+            # No import needs another tier. The host starts beside engines and learner: on busy cores that takes long.
+            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1], start_s=60)
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
             self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
