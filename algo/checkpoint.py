@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -70,16 +71,21 @@ class Checkpoints:
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]
         set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
-        torch.set_rng_state(state[self._random])
+        for name, (_, put) in self._random.items():
+            put(state[name])
         return state["counters"]
 
     @property
-    def _random(self) -> str:
-        return f"random_{dist.get_rank()}"
+    def _random(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+        """Each random number generator of this rank: how its state is read, and put back. CUDA's: not yet run."""
+        found = {f"random_{dist.get_rank()}": (torch.get_rng_state, torch.set_rng_state)}
+        if next(self._model.parameters()).device.type == "cuda":
+            found[f"random_cuda_{dist.get_rank()}"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+        return found
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
-        return {"model": model, "optimizer": optimizer, self._random: torch.get_rng_state()}
+        return {"model": model, "optimizer": optimizer} | {name: get() for name, (get, _) in self._random.items()}
 
     def _write(self, state: dict[str, Any], path: Path) -> None:
         unfinished = path.parent / f".{path.name}"

@@ -23,9 +23,9 @@ class LearnerConfig:
     loss: one of `algo.losses` or your own (`algo.loss.Loss`); kept in its plain form, so that `dataclasses.asdict` of
     this is what the learner is sent. The old log-probabilities are the sampler's: sampling must be at temperature 1.
     mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the step's first minibatch
-    may have whose trajectory the weights under training sampled; beyond it the learner ends before it updates. None:
-    not checked. The default holds for float32 on both sides; where either is bfloat16 it takes about 0.5
-    (`python -m bench.mismatch` measures it).
+    may have whose trajectory the weights under training sampled (`Trainer.train`: at a staleness of 1 or more these are
+    few); beyond it the learner ends before it updates. None: not checked. The default holds for float32 on both sides;
+    where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch` measures it).
     dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
     attention: "packed" (`algo.attention`), or what transformers calls an implementation ("sdpa", "flash_attention_2").
     activation_checkpointing: keep only each layer's input for the backward pass, and compute the rest again.

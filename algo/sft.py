@@ -1,7 +1,8 @@
 """Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
 
     LearnerConfig(loss=CrossEntropy(), minibatches=1, steps=..., ...)
-    for batch in batches(examples, batch_size=16, seed=0): await learner.train(batch, version=0)
+    stream = examples(conversations, Chat.load(checkpoint).conversation)
+    for batch in batches(stream, batch_size=16, seed=0): await learner.train(batch, version=0)
 
 Promises
 - Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
@@ -19,13 +20,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from engine.types import Batch
+
+Pieces = Iterable[tuple[Sequence[int], bool]]
+Conversation = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +49,27 @@ class Example:
             raise ValueError(f"Example: {len(self.ids_T)} ids but {len(self.loss_T)} loss marks")
 
     @classmethod
-    def of(cls, pieces: Iterable[tuple[Sequence[int], bool]]) -> Self:
-        """From ids and whether they are learnt, piece by piece: `engine.chat.Chat.conversation` gives them.
+    def of(cls, pieces: Pieces) -> Self:
+        """From ids and whether they are learnt, piece by piece.
 
         >>> Example.of([([5, 6], False), ([7, 2], True)])
         Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True, True])
         """
         pairs = [(token, learnt) for ids, learnt in pieces for token in ids]
         return cls(ids_T=[token for token, _ in pairs], loss_T=[learnt for _, learnt in pairs])
+
+
+def examples(conversations: Iterable[Conversation], tokenize: Callable[[Conversation], Pieces]) -> Iterator[Example]:
+    """The examples of chat data, messages with text or OpenAI's `tool_calls`: tokenize is a `Chat.conversation`.
+
+    Raises ValueError naming the example (from 0), the message and the field that cannot be rendered.
+    """
+    for number, messages in enumerate(conversations):
+        try:
+            example = Example.of(tokenize(messages))
+        except ValueError as error:
+            raise ValueError(f"example {number}: {error}") from error
+        yield example
 
 
 def batches(examples: Iterable[Example], *, batch_size: int, seed: int, pool_batches: int = 16) -> Iterator[Batch]:

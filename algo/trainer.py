@@ -101,8 +101,11 @@ class Trainer:
     def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
         """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
 
-        version: of the weights that this makes; those before it have the number below, and tokens of that number are
-        checked (`LearnerConfig.mismatch_tolerance`). Raises Diverged or Mismatched.
+        version: of the weights that this makes; those before it have the number below. Of the first minibatch, whose
+        forward pass runs under them, the trajectories that they alone sampled are checked
+        (`LearnerConfig.mismatch_tolerance`): all at staleness 0; where steps overlap few or none, and the metric
+        mismatch_checked is their share of the step's tokens. There only the canary, after each update, compares the two
+        sides under the same weights. Raises Diverged or Mismatched.
         """
         started = time.perf_counter()
         onload(self.away)

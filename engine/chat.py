@@ -18,8 +18,9 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from engine.absent import scipy_absent
+from engine.calls import check_rendered, plain
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
 _CALLER = "\x00caller\x00"  # and for the assistant's turn before it
@@ -75,9 +76,12 @@ class Chat:
     def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
         """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.
 
-        They are those that a rollout records in which the model says these turns. Raises TemplateError where the
-        template changes earlier turns, and ValueError when there is no assistant's turn or one goes on after its end.
+        They are those that a rollout records in which the model says these turns. Calls may stand in their text, or as
+        data in the field `tool_calls`, which the template renders. Raises TemplateError where the template changes
+        earlier turns; ValueError for what cannot be rendered, when there is no assistant's turn or one goes on after
+        its end.
         """
+        messages = plain(messages)
         pieces: list[tuple[list[int], bool]] = []
         said, answered = "", 0  # the text of the pieces, and how many messages they hold
         for at, message in enumerate(messages):
@@ -90,14 +94,23 @@ class Chat:
                 ids = self.tool_ids([each["content"] for each in given])
             else:
                 ids = self._encode(whole[len(said) :])
-            turn = self._encode(message["content"])
+            text = self._said(messages[: at + 1], whole) if "tool_calls" in message else message["content"]
+            turn = self._encode(text)
             if self.end_of_turn in turn:
                 raise ValueError(f"message {at}: the assistant's turn holds the end-of-turn token in its text")
             pieces += [(ids, False), ([*turn, self.end_of_turn], True)]
-            said, answered = whole + message["content"] + self.end_of_turn_text, at + 1
+            said, answered = whole + text + self.end_of_turn_text, at + 1
         if not pieces:
             raise ValueError(f"no assistant's turn in a conversation of {[each['role'] for each in messages]}")
         return pieces
+
+    def _said(self, messages: Sequence[Message], opened: str) -> str:
+        """The text of the last message, an assistant's turn with tool calls, that the template puts after `opened`."""
+        whole = self._render(messages, generate=False)
+        _compare(opened, whole[: len(opened)])
+        text, _, _ = whole[len(opened) :].rpartition(self.end_of_turn_text)
+        check_rendered(text, messages)
+        return text
 
     def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
         if not any(map(self._control.search, responses)):

@@ -34,14 +34,18 @@ def append(file: int, data: bytes) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file holds data, or what it held before. Raises DiskFull."""
+    """The file holds data, or what it held before, also when the machine loses power. Raises DiskFull."""
     with writing(path):
         draft = path.with_suffix(".draft")
         try:
-            draft.write_bytes(data)
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             draft.rename(path)
         finally:
             draft.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

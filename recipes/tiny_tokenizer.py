@@ -32,7 +32,13 @@ CHAT_TEMPLATE = """\
 {{- "\\n<tool_response>\\n" + message.content + "\\n</tool_response>" -}}
 {%- if loop.last or loop.nextitem.role != "tool" -%}{{- "<|im_end|>\\n" -}}{%- endif -%}
 {%- else -%}
-{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" -}}
+{{- "<|im_start|>" + message.role + "\\n" + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- "\\n" if message.content or not loop.first -}}
+{{- '<tool_call>{"name": ' + call.function.name | tojson -}}
+{{- ', "arguments": ' + call.function.arguments | tojson + "}</tool_call>" -}}
+{%- endfor -%}
+{{- "<|im_end|>\\n" -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "<|im_start|>assistant\\n" -}}{%- endif -%}

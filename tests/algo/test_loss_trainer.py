@@ -231,6 +231,7 @@ def test_a_mismatch_on_fresh_tokens_ends_the_learner_with_numbers_and_place(trai
     subject.optimizer.zero_grad()
     stale = subject.train(bad, version=5)  # one version old: what differs is staleness
     assert (stale["mismatch_fresh_max"], stale["staleness_mean"], stale["staleness_max"]) == (0.0, 1.0, 1.0)
+    assert stale["mismatch_checked"] == 0
     assert stale["mismatch_max"] == pytest.approx(0.25, abs=1e-4)
 
 
@@ -238,10 +239,12 @@ def test_within_the_tolerance_or_without_one_the_step_is_trained(trainer):
     subject = trainer(minibatches=2)
     metrics = subject.train(sampled_by(subject, batch(8), version=0), version=1)
     assert metrics["mismatch_fresh_max"] < 1e-5
+    assert 0.3 < metrics["mismatch_checked"] < 0.7, "the first minibatch"
     assert metrics["staleness_max"] == 0
     subject = trainer(minibatches=1, mismatch_tolerance=None)
     metrics = subject.train(sampled_by(subject, batch(8), 0, wrong=5, by=0.25), version=1)
     assert metrics["mismatch_fresh_max"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["mismatch_checked"] == 1
 
 
 @pytest.mark.parametrize("broken", ["sampler", "advantage", "loss"])

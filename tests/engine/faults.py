@@ -73,9 +73,10 @@ class Restless:
 
     async def until(self, holds):
         """Until `holds()`, which is asked again whenever a replica comes or goes."""
-        while not holds():
-            self.changed.clear()
-            await self.changed.wait()
+        async with asyncio.timeout(150):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
 
 
 class Load:
@@ -168,15 +169,16 @@ async def under_faults(found):
             running = group.create_task(load.all(), name="load")
             killed = group.create_task(load.kill(3), name="killer")
         found["killed"] = running.result() == quiet
-        await balancer.until(lambda: fleet.deaths == 3 and len(fleet.live) == 2)
+        await balancer.until(lambda: fleet.deaths >= 3 and len(fleet.live) == 2)
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             await load.until(TURNS * TOKENS // 4)
             stopped = pids(fleet)[1]
             os.kill(stopped, signal.SIGSTOP)
-        found["stopped"] = running.result() == quiet
-        await balancer.until(lambda: fleet.deaths == 4 and len(fleet.live) == 2)
+        # Had all its turns ended when it was stopped (outputs come many at once), the next ones find it.
+        found["stopped"] = running.result() == quiet == await load.all()
+        await balancer.until(lambda: fleet.deaths >= 4 and len(fleet.live) == 2)
         found["deaths"] = fleet.deaths
         found["recovered"] = await load.all() == quiet
 
@@ -208,7 +210,7 @@ async def all_dead(found):
             up.set_result(fleet)
             await asyncio.Event().wait()
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as turns:
+    async with asyncio.timeout(200), asyncio.TaskGroup() as turns:
         try:
             async with asyncio.TaskGroup() as group:
                 up = asyncio.get_running_loop().create_future()

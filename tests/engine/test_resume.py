@@ -97,11 +97,30 @@ def select(group):
     return replace(group, drop="flat") if len(rewards) == 1 else replace(group, kept=tuple(range(len(group.rewards_G))))
 
 
+class PowerCut(RunFolder):
+    """Its machine loses power at the end: of metrics.jsonl is left what was synced."""
+
+    synced = b""
+
+    def resume(self, step):
+        rows = super().resume(step)
+        self.synced = (self.path / "metrics.jsonl").read_bytes()
+        return rows
+
+    def sync(self):
+        super().sync()
+        self.synced = (self.path / "metrics.jsonl").read_bytes()
+
+    def __exit__(self, *how):
+        super().__exit__(*how)
+        (self.path / "metrics.jsonl").write_bytes(self.synced)
+
+
 class Life:
     """One process of the run: `live` until it ends, or for so many turns of the event loop. prompts: by lease."""
 
-    def __init__(self, folder, *, steps=3, staleness=0, refills=0, every=1, seed=0):
-        self.folder, self.steps, self.staleness, self.every = folder, steps, staleness, every
+    def __init__(self, folder, *, steps=3, staleness=0, refills=0, every=1, seed=0, kind=RunFolder):
+        self.folder, self.steps, self.staleness, self.every, self.kind = folder, steps, staleness, every, kind
         self.config = GroupConfig(samples=2, refills=refills)
         self.chance = random.Random(seed)
 
@@ -114,7 +133,7 @@ class Life:
         """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off: after so many
         turns, or with so many checkpoints complete.
         """
-        with RunFolder.open(self.folder, "run", {"steps": self.steps}) as run:
+        with self.kind.open(self.folder, "run", {"steps": self.steps}) as run:
             self.run = run
             if not run.resumed:
                 run.json("config.json", {"steps": self.steps, "argv": []})
@@ -204,6 +223,15 @@ def test_what_is_trained_is_what_would_have_been(cuts, every, staleness):
     for (step, found, _), (_, planned, _) in zip(trained, wanted, strict=True):
         assert [ids for ids, _, _ in found] == [ids for ids, _, _ in planned]
         assert all(version >= step - 1 - staleness for _, _, versions in found for version in versions if version >= 0)
+
+
+async def test_the_rows_that_a_checkpoint_covers_survive_a_loss_of_power(tmp_path):
+    for checkpoints in (1, 2):
+        life = Life(tmp_path, kind=PowerCut)
+        assert await life.live(checkpoints=checkpoints) is None
+        assert life.run.synced
+    rows, trained = await Life(tmp_path).live()
+    assert [row["step"] for row in rows] == [step for step, _, _ in trained] == [1, 2, 3]
 
 
 @settings(max_examples=20, deadline=None)

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,12 +77,48 @@ def test_tool_calls_start_before_their_turn_ends(learnt: tuple[Path, str]) -> No
     assert present >= {"replicas", "trajectories", "tool calls", "learner", "weights", "evaluation", "fleet"}
 
 
-def test_the_checkpoint_is_a_hugging_face_model(learnt: tuple[Path, str]) -> None:
+IN_VLLM = """
+import asyncio, json, sys
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+
+async def main(checkpoint, ids):
+    replica = Replica(ReplicaConfig(checkpoint=checkpoint, max_model_len=256, kv_blocks=16), 0, None, lambda *_: None)
+    await replica.start()
+    try:
+        print(json.dumps((await replica.logprobs([ids])).tolist()))
+    finally:
+        await replica.shutdown()
+
+prepare_environment()
+asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
+"""
+
+
+@pytest.mark.timeout(200)
+def test_the_checkpoint_loads_in_transformers_and_in_vllm(learnt: tuple[Path, str]) -> None:
+    """Trained weights: both say the same of them, and of those before the training something else."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(learnt[0] / "checkpoint")
-    assert sum(parameter.numel() for parameter in model.parameters()) == 508_992
-    assert AutoTokenizer.from_pretrained(learnt[0] / "checkpoint").chat_template
+    checkpoint = learnt[0] / "checkpoint"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    said = "<reason>I use python.</reason>\n<tool_call>"
+    messages = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": said}]
+    ids = tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+
+    def in_transformers(path: Path) -> torch.Tensor:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        assert sum(parameter.numel() for parameter in model.parameters()) == 508_992
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        return logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+    command = [sys.executable, "-c", IN_VLLM, str(checkpoint), json.dumps(ids)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    trained = in_transformers(checkpoint)
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout.splitlines()[-1])), trained, rtol=0, atol=1e-4)
+    assert (trained - in_transformers(ROOT / "recipes" / "tiny")).abs().max() > 1e-2
 
 
 @pytest.mark.timeout(300)
@@ -223,7 +260,7 @@ def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     stripped = '(message.content if loop.last else message.content.replace("<reason>", ""))'
     config["chat_template"] = config["chat_template"].replace(
-        '"\\n" + message.content + "<', f'"\\n" + {stripped} + "<'
+        '"\\n" + message.content -}}', f'"\\n" + {stripped} -}}}}'
     )
     assert stripped in config["chat_template"]
     path.write_text(json.dumps(config))
@@ -251,4 +288,5 @@ def test_a_full_disk_is_a_clear_end() -> None:
     assert code == 1, message
     assert "/mnt/quickstart" in message
     assert "No space left" in message
+    assert "timeline.json" not in message, "that one cannot be written either, but another was the first"
     assert time.monotonic() - started < 120

@@ -79,9 +79,10 @@ def test_only_the_assistants_tokens_are_learnt():
         assert [chat.decode(ids) for ids, learnt in pieces if learnt] == turns
 
 
-def test_training_again_gives_the_shipped_merges():
+def test_training_again_gives_the_shipped_merges_and_template():
     again = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     assert again.get_vocab() == TOKENIZER.get_vocab()
+    assert again.chat_template == TOKENIZER.chat_template
 
 
 def test_too_small_a_corpus_is_refused():
