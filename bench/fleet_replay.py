@@ -48,7 +48,7 @@ class Record:
     prompt: int = 0
     cached: int = 0
     lost: int = 0
-    moves: int = 0  # in the middle of a turn
+    moves: int = 0  # that the balancer ordered in the middle of a turn
     rehomed: int = 0  # turns that began on another replica than the turn before
     generated: int = 0
     completed_s: list[float] = field(default_factory=list)  # since the begin of the run, when all are submitted
@@ -100,7 +100,9 @@ class Record:
 
     @property
     def recomputed(self) -> int:
-        """Tokens computed twice: lost prefixes, and what the engine prefilled beyond its requests (preempted ones)."""
+        """Tokens computed twice: lost prefixes (a moved trajectory's too), and what the engine prefilled beyond the
+        requests that answered (for preempted ones, and for one that was moved before its first token).
+        """
         return self.lost + max(0, self.prefilled - (self.prompt - self.cached))
 
     @property
@@ -160,6 +162,7 @@ async def replay(fleet: Fleet, traces: Sequence[Traced], record: Record, seed: i
     async with asyncio.TaskGroup() as group:
         for trace in traces:
             group.create_task(_trajectory(fleet, trace, record, seed, vocabulary), name=f"trajectory-{trace.traj}")
+    record.moves = fleet.moves
 
 
 async def _trajectory(fleet: Fleet, trace: Traced, record: Record, seed: int, vocabulary: int) -> None:
@@ -193,7 +196,6 @@ async def _turn(fleet: Fleet, trace: Traced, turn: Turn, ids: list[int], held: i
                 record.rehomed += record.homes.get(trace.traj, replica) != replica
             elif replica != home:
                 record.request(len(ids), record.held(len(ids)), delta.cached_tokens)
-                record.moves += 1
             home = record.homes[trace.traj] = replica
             record.generated += len(delta.token_ids)
             ids += delta.token_ids

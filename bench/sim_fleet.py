@@ -30,7 +30,7 @@ from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced
 from engine.balance import Balancer
 from engine.kv_aware import KvAware
-from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
+from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 
 MakePolicy = Callable[[int], Balancer]  # from the length of the longest trajectory
 
@@ -47,6 +47,7 @@ POLICIES: dict[str, MakePolicy] = {
     "budget": TokenBudget,
     "aimd": Aimd,
     "thunder": lambda most: ThunderLike(),
+    "thunder_polled": lambda most: ThunderPolled(),
 }
 QUICK = (OURS, "static", "round_robin", "thunder")
 

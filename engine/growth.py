@@ -80,8 +80,11 @@ class Growth:
         beyond_B = np.cumsum(alive_B[::-1])[::-1]
         self._rest_B = self.bin_tokens * (beyond_B / alive_B - 0.5)
         self._edges_H = (np.array(HORIZONS) * self.mean_tokens()).astype(np.int64)
-        for kin in kins:
-            kin.hazard = float(np.sum(self._hazard_B[self._place(np.array(kin.ended, np.int64))]))
+        ended = np.array([size for kin in kins for size in kin.ended], np.int64)
+        of = np.repeat(np.arange(len(kins)), [len(kin.ended) for kin in kins])
+        past = np.bincount(of, self._hazard_B[self._place(ended)], minlength=len(kins))
+        for kin, hazard in zip(kins, past.tolist(), strict=True):  # in one go: a step may have thousands of groups
+            kin.hazard = hazard
         through_N = self._hazard_B[self._place(sizes_N)]
         for kin, through in zip(kin_N, through_N.tolist(), strict=True):
             kin.hazard += through

@@ -149,10 +149,12 @@ class ThunderLike(Sticky):
 
     Every `interval_s`: over 0.95 of a replica, tool-waiting trajectories lose their place, the smallest first, down to
     0.8. Those without a place get one when their context and `buffer_tokens` fit below 0.85, paused ones before new
-    ones and the smallest first, on the emptiest replica.
+    ones and the smallest first, on the emptiest replica. The margins, and that a place is given at once, are not in
+    the original: `ThunderPolled`.
     """
 
     rule = "resume"
+    over, down_to, below = 0.95, 0.8, 0.85  # shares of a replica's tokens
 
     def __init__(self, interval_s: float = 1.0, buffer_tokens: int = 512) -> None:
         super().__init__()
@@ -185,21 +187,68 @@ class ThunderLike(Sticky):
 
     def _fits(self, item: Tracked, engine: Engine) -> bool:
         need = item.tokens + self.buffer_tokens
-        return not engine.at_home or self._used_tokens(engine) + need <= 0.85 * engine.blocks * engine.block_size
+        return not engine.at_home or self._used_tokens(engine) + need <= self.below * engine.blocks * engine.block_size
 
     def _used_tokens(self, engine: Engine) -> int:
         return engine.tokens + self.buffer_tokens * len(engine.at_home)
 
     def _pause(self, engine: Engine) -> None:
         capacity_tokens = engine.blocks * engine.block_size
-        if self._used_tokens(engine) <= 0.95 * capacity_tokens:
+        if self._used_tokens(engine) <= self.over * capacity_tokens:
             return
         idle = [item for item in engine.at_home.values() if item.state == "tool"]
         for item in sorted(idle, key=lambda item: item.tokens):
-            if self._used_tokens(engine) <= 0.8 * capacity_tokens:
+            if self._used_tokens(engine) <= self.down_to * capacity_tokens:
                 return
             self._paused[item.key] = item
             self._lose_home(item)
+
+
+class ThunderPolled(ThunderLike):
+    """As in ThunderAgent's sources: a replica is filled to the last token, places are given only every `interval_s`
+    (5 s there) and before others lose theirs, and where no tool-waiting trajectory is left to lose its place, running
+    ones lose it at the end of their turn.
+    """
+
+    over = down_to = below = 1.0
+
+    def __init__(self, interval_s: float = 1.0, buffer_tokens: int = 512) -> None:
+        super().__init__(interval_s, buffer_tokens)
+        self._due = False
+        self._marked: set[int] = set()
+
+    def decide(self, now: float) -> list[Place]:
+        self._due = now >= self._next
+        placed = Sticky.decide(self, now)
+        if self._due:
+            self._next = now + self.interval_s
+            for engine in self._engines.values():
+                self._pause(engine)
+        return placed
+
+    def _choose(self, item: Tracked) -> Engine | None:
+        return super()._choose(item) if self._due else None
+
+    def turn_done(self, key: int, tokens: int, now: float) -> None:
+        super().turn_done(key, tokens, now)
+        if key in self._marked:
+            self._marked.remove(key)
+            self._paused[key] = self._all[key]
+            self._lose_home(self._all[key])
+
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
+        super().leave(key, tokens, finished)
+        self._marked.discard(key)
+
+    def _pause(self, engine: Engine) -> None:
+        super()._pause(engine)
+        over_tokens = self._used_tokens(engine) - engine.blocks * engine.block_size
+        running = [item for item in engine.at_home.values() if item.state == "running"]
+        for item in sorted(running, key=lambda item: (item.key not in self._marked, item.tokens)):
+            if over_tokens <= 0:
+                return
+            self._marked.add(item.key)
+            over_tokens -= item.tokens + self.buffer_tokens
 
 
 def _at_least_one(name: str, value: int) -> int:

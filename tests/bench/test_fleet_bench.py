@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.fleet import POLICIES, arguments
+from bench.fleet import POLICIES, TRACES, arguments
 from bench.fleet_bound import Engine, StepCost, fit, lower_bound_s
 from bench.fleet_engines import VOCABULARY
 from bench.fleet_figures import OURS, Run, overall, ratios, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Step, Timed, replay
-from bench.workload import Traced, Turn
+from bench.workload import Traced, Turn, load
+from engine.balance import Place
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
 from engine.ports import KvSample
@@ -75,6 +77,44 @@ async def test_a_turn_on_another_replica_than_the_one_before_is_counted() -> Non
     async with fleet_of(Replicas(), 2, balancer=Alternate()) as fleet:
         await replay(fleet, [traced(0, 0, (40, 2, 0.0), (5, 2, 0.0), (5, 2, 0.0))], record, 0, VOCABULARY)
     assert (record.rehomed, record.moves) == (2, 0)
+
+
+class Restless(RoundRobin):
+    """Trajectory 0 is sent to the other replica when trajectory 1 has left, in the middle of its turn."""
+
+    left = False
+
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
+        super().leave(key, tokens, finished)
+        self.left = key == 1
+
+    def decide(self, now: float) -> list[Place]:
+        left, self.left = self.left, False
+        return super().decide(now) + ([Place(0, 0, "move", 0.0)] if left else [])
+
+
+class Forgetful(ScriptedReplica):
+    """Finds nothing in its cache."""
+
+    async def generate(self, *request):
+        async for delta in super().generate(*request):
+            yield replace(delta, cached_tokens=0)
+
+
+async def test_what_a_move_computes_again_is_counted() -> None:
+    made: list[Forgetful] = []
+
+    def make(index, core, on_step):
+        made.append(Forgetful(index, on_step))
+        return made[-1]
+
+    record = Record(block_size=32)
+    traces = [traced(0, 0, (40, 60, 0.0)), traced(1, 0, (40, 10, 0.0))]
+    async with Fleet(FleetConfig(replicas=2), make, Restless(), Timeline()) as fleet:
+        await replay(fleet, traces, record, 0, VOCABULARY)
+    [length] = [len(ids) for ids, _, _ in made[0].requests if len(ids) > 40]
+    assert (record.moves, record.requests, record.rehomed) == (1, 3, 0)
+    assert record.recomputed == record.held(length) > 0
 
 
 async def test_a_turn_of_another_length_ends_the_replay() -> None:
@@ -224,21 +264,25 @@ def test_arguments() -> None:
             arguments(wrong)
 
 
+@pytest.mark.timeout(900)  # as slow as the machine may be: nothing here is timed
 def test_the_bench_on_real_engines(tmp_path: Path) -> None:
     """Two policies, one after the other, on the same engines: 8 trajectories of a group with a prompt of 64 tokens."""
     options = "--rounds 1 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
     folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
     done = subprocess.run(
-        [sys.executable, "-m", "bench.fleet", *options.split()], capture_output=True, text=True, timeout=200, **folder
+        [sys.executable, "-m", "bench.fleet", *options.split()], capture_output=True, text=True, timeout=800, **folder
     )
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    longest = max(row.total_tokens for row in load(TRACES / "uniform.101.jsonl.gz") if row.group == 0)
     assert metrics["failures"] == []
     assert metrics["makespan_ratio_round_robin"] > 0
     for policy, figures in metrics["workloads"]["uniform"]["policies"].items():
         assert figures["prefilled_tokens"] > 8 * 32, f"{policy} began with an empty cache"
         assert figures["preemptions"] == 0
-        assert figures["recomputed_tokens"] <= 64  # one prompt: seen in whole runs of the suite, cause not known
+        # A trajectory that is moved is computed again; when one is moved depends on the speed of the engines.
+        assert figures["recomputed_tokens"] <= figures["moves"] * longest
+    assert metrics["workloads"]["uniform"]["policies"]["round_robin"]["moves"] == 0
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert {step["policy"] for step in steps} == {"kv_aware", "round_robin"}
     assert all(0 <= step["free_blocks"] <= 99 for step in steps)

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.ports import KvSample
-from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
+from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 from tests import contracts
 
 BLOCK = 10
@@ -16,6 +16,7 @@ ALL = [
     lambda: TokenBudget(50),
     lambda: Aimd(200),
     lambda: ThunderLike(buffer_tokens=20),
+    lambda: ThunderPolled(buffer_tokens=20),
 ]
 
 
@@ -212,3 +213,33 @@ def test_thunder_takes_the_emptiest_replica_that_has_room():
     arrive(policy, 2, tokens=30)
     arrive(policy, 3, tokens=40)
     assert decided(policy) == {1: 0, 2: 1, 3: 1}
+
+
+def test_the_polled_one_fills_a_replica_and_gives_places_only_when_it_polls():
+    policy = up(ThunderPolled(interval_s=1.0, buffer_tokens=0))
+    arrive(policy, 1, tokens=100)
+    arrive(policy, 2, tokens=60)
+    assert decided(policy) == {1: 0, 2: 1}
+    arrive(policy, 3, tokens=40)
+    policy.turn_done(2, 60, 0.5)
+    arrive(policy, 2, tokens=60)
+    assert decided(policy, 0.9) == {2: 1}, "home at once, while the new one waits"
+    assert policy.waiting() == 1
+    assert decided(policy, 1.0) == {3: 1}
+
+
+def test_the_polled_one_takes_the_place_of_running_ones_at_the_end_of_their_turn():
+    policy = up(ThunderPolled(interval_s=1.0, buffer_tokens=0), replicas=1)
+    arrive(policy, 1, 2, tokens=45)
+    assert decided(policy) == {1: 0, 2: 0}
+    for _ in range(10):  # 110 of 100
+        policy.sample(0, KvSample(0, 2, 0, 0), 0.0)
+    decided(policy, 1.0)
+    decided(policy, 2.0)
+    policy.turn_done(2, 56, 2.1)
+    policy.turn_done(1, 55, 2.1)
+    arrive(policy, 2, tokens=56)
+    arrive(policy, 1, tokens=55)
+    assert decided(policy, 2.2) == {2: 0}, "the smaller one was marked, once"
+    policy.leave(2, 56, True)
+    assert decided(policy, 3.0) == {1: 0}
