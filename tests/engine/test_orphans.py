@@ -39,19 +39,14 @@ if not os.fork():
 """
 
 NODE = """
-import asyncio
+import asyncio, os
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 
 async def main():
     replica = Replica(ReplicaConfig(checkpoint="recipes/tiny", kv_blocks=64), 0, None, lambda *_: None)
-    starting = asyncio.ensure_future(replica.start())
-    while not replica._engine:
-        await asyncio.sleep(0.001)
-        for child in psutil.Process().children():
-            print(child.pid, flush=True)
-            await asyncio.sleep(100)
+    await replica.start()
 
-import psutil
+os.register_at_fork(after_in_child=lambda: print(os.getpid(), flush=True))
 prepare_environment()
 asyncio.run(main())
 """
