@@ -313,7 +313,7 @@ def _end(engine: Any) -> None:
     processes = engine.engine_core.resources.engine_manager.processes
     engine.shutdown(0.1)
     for process in processes:
-        process.join(1.0)  # else one that had to be killed stays a zombie
+        process.join(5.0)  # else one that had to be killed stays a zombie
 
 
 def _init_request() -> Any:

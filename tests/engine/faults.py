@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import time
 from functools import partial
 
 from engine.balance import Place
@@ -84,7 +85,7 @@ class Load:
 
     def __init__(self, fleet):
         self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
-        self.marks = {}
+        self.marks, self.rates = {}, []  # of all(): tokens per second
         rng = random.Random(SEED)
         self.prompts = [[rng.randrange(3, 500) for _ in range(rng.randrange(20, 90))] for _ in range(TURNS)]
 
@@ -108,8 +109,10 @@ class Load:
         return self._all()
 
     async def _all(self):
+        started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.play(prompt), name="turn") for prompt in self.prompts]
+        self.rates.append(self.total / (time.perf_counter() - started))
         return [task.result() for task in tasks]
 
     async def until(self, tokens):
@@ -165,11 +168,17 @@ async def under_faults(found):
         found["versions"] = sorted({version for version, _, _ in load.spans})
 
         before = pids(fleet)
+        load.rates = []
+        await load.all()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             killed = group.create_task(load.kill(3), name="killer")
         found["killed"] = running.result() == quiet
         await balancer.until(lambda: fleet.deaths >= 3 and len(fleet.live) == 2)
+        await load.all()  # replacements warm up
+        await load.all()
+        names = ("before", "while engines are killed", "first after", "after")
+        found["tokens_per_s"] = dict(zip(names, load.rates, strict=True))
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
