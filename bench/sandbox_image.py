@@ -65,8 +65,9 @@ def prepare(modules: list[str]) -> bool:
 
     FORK, MAIN_PROGRAM = linux.fork, guest.main_program
     library = native.load()
-    zygote.prepare(modules)
-    zygote.freeze(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY), library)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    zygote.prepare(modules, proc, library)
+    zygote.freeze(proc, library)
     return library is not None
 
 

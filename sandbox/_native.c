@@ -1,10 +1,9 @@
-/* The hot path of a jail in C: the memory snapshot of a zygote and the life of one call in a slot.
+/* The hot path of a jail in C: the life of one call in a slot. (The memory snapshot of a zygote: _snapshot.c.)
  *
  * Optional: without it slot.py and guest.py do the same in Python, only slower. It is a plain shared library for ctypes,
  * built by `python -m sandbox.native`; nothing of Python's C interface is used.
  *
  * What it promises
- * - `snapshot` changes no byte of the process; afterwards a fork copies no page tables of what it covers.
  * - `serve` returns in the child of a call only, as the guest: descriptors {0, 1, 2}, no capabilities, limits set, second
  *   filter on. In the slot it never returns: it ends the process when the host is gone and on any error.
  * - Verdicts as in slot.py: from the kernel; a report leaves when every process of the call is dead.
@@ -33,91 +32,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#define PAGE 4096UL
-#define HUGE (2UL << 20)
-#define RANGES 8192
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
-
-struct range {
-    unsigned long start, end;
-    int protection;
-};
-
-struct ranges {
-    int count;
-    struct range list[RANGES];
-};
-
-static void add(struct ranges *ranges, unsigned long start, unsigned long end, int protection) {
-    if (start < end && ranges->count < RANGES) ranges->list[ranges->count++] = (struct range){start, end, protection};
-}
-
-/* Adds what of the range cannot be gathered into huge pages. In a child, a write to a huge page copies 4 KiB as elsewhere,
- * but reading it takes no page fault, and so each page that is read and then written takes one fault instead of two. */
-static void gather(struct ranges *ranges, struct range range) {
-    unsigned long from = range.start;
-    for (unsigned long at = (range.start + HUGE - 1) & -HUGE; at + HUGE <= range.end; at += HUGE)
-        if (!madvise((void *)at, HUGE, MADV_COLLAPSE)) {
-            add(ranges, from, at, range.protection);
-            from = at + HUGE;
-        }
-    add(ranges, from, range.end, range.protection);
-}
-
-/* Parses smaps: every private mapping with anonymous pages, the stack and the kernel's own excepted. */
-static void find_touched(char *text, struct ranges *ranges) {
-    struct range current = {0};
-    int skip = 1, file = 0;
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        char permissions[5];
-        unsigned long first, last, inode;
-        *end = 0;
-        if (sscanf(line, "%lx-%lx %4s %*x %*x:%*x %lu", &first, &last, permissions, &inode) == 4) {
-            skip = permissions[3] != 'p' || strstr(line, "[stack]") || strstr(line, "[v");
-            file = inode != 0;
-            current = (struct range){first, last,
-                                     (permissions[0] == 'r' ? PROT_READ : 0) | (permissions[1] == 'w' ? PROT_WRITE : 0) |
-                                         (permissions[2] == 'x' ? PROT_EXEC : 0)};
-        } else if (!skip && !strncmp(line, "Anonymous:", 10) && atol(line + 10) > 0) {
-            if (file) add(ranges, current.start, current.end, current.protection);
-            else gather(ranges, current);
-        }
-    }
-}
-
-/* Moves what this process wrote so far into huge pages or, where that cannot be, into a sealed memory file that is mapped
- * privately in the same place. `text` is /proc/self/smaps, writable and ended by 0. Returns the bytes in the file, or
- * -errno with the process unchanged. */
-long snapshot(char *text) {
-    static struct ranges ranges;
-    static const char zeros[PAGE];
-    unsigned long total = 0, offset = 0;
-    find_touched(text, &ranges);
-    for (int i = 0; i < ranges.count; i++) total += ranges.list[i].end - ranges.list[i].start;
-    int fd = memfd_create("snapshot", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, total)) return -errno;
-    for (int i = 0; i < ranges.count; i++) {
-        struct range range = ranges.list[i];
-        if (!(range.protection & PROT_READ)) return -EACCES;
-        for (unsigned long at = range.start; at < range.end; at += PAGE, offset += PAGE)
-            if (memcmp((void *)at, zeros, PAGE) && pwrite(fd, (void *)at, PAGE, offset) != PAGE) return -errno;
-    }
-    offset = 0;
-    for (int i = 0; i < ranges.count; i++) { /* no call that writes to covered memory between the copy above and this */
-        struct range range = ranges.list[i];
-        void *wanted = (void *)range.start;
-        unsigned long length = range.end - range.start;
-        if (mmap(wanted, length, range.protection, MAP_PRIVATE | MAP_FIXED, fd, offset) != wanted) abort();
-        offset += length;
-    }
-    /* an open, writable descriptor would let one call poison all others */
-    fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    close(fd);
-    return total;
-}
 
 struct request { /* slot.py: REQUEST */
     double wall_s, cpu_s;

@@ -195,17 +195,18 @@ def _rehearsed(status: int) -> NoReturn:
     raise _Rehearsed
 
 
-def rehearse() -> None:
-    """Run every path of a call in the zygote: what is built at first use is then shared by all calls, not built in
-    each, and fewer pages are written to. Standard streams are as before at the end, and no program is left.
+def rehearse(*, libraries: bool) -> None:
+    """Run every path of a call in the zygote, with what is imported or what is in each call: what is built at first use
+    is then shared by all calls, not built in each, and fewer pages are written to. Standard streams are as before at
+    the end, and no program is left.
     """
     saved = [os.dup(standard) for standard in (0, 1, 2)]
     null, source = os.open(os.devnull, os.O_RDWR), os.memfd_create("rehearsal")
     for fd, standard in ((source, 0), (null, 1), (null, 2)):
         os.dup2(fd, standard)
     find_generators()
-    libraries = (code for name, code in OF_MODULES.items() if name in sys.modules)
-    for code in (*libraries, *REHEARSAL * ROUNDS):
+    of_modules = [code for name, code in OF_MODULES.items() if name in sys.modules]
+    for code in of_modules if libraries else REHEARSAL * ROUNDS:
         os.ftruncate(source, 0)
         os.pwrite(source, code, 0)
         program.make_ready()
@@ -216,7 +217,8 @@ def rehearse() -> None:
         os.close(fd)
     os.close(source)
     os.close(null)
-    del sys.last_type, sys.last_value, sys.last_traceback
+    for name in ("last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
     find_generators()
     linecache.clearcache()
     program.make_ready()

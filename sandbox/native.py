@@ -1,4 +1,4 @@
-"""The optional C part of the jail (_native.c): builds it, and loads it where it is. `python -m sandbox.native` builds.
+"""The optional C part of the jail, _native.c and _snapshot.c: builds it (`python -m sandbox.native`), and loads it.
 
 Invariants
 - Without it everything works the same, only slower: `load` then returns None.
@@ -8,12 +8,13 @@ Invariants
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import sys
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("_native.so")
-SOURCE = Path(__file__).with_name("_native.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
 
 
 class Slot(ctypes.Structure):
@@ -32,17 +33,36 @@ class Slot(ctypes.Structure):
 class Native:
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path), use_errno=True)
-        self._snapshot = library.snapshot
-        self._snapshot.restype = ctypes.c_long
+        self._snapshot, self._forget, self._keep = library.snapshot, library.forget, library.keep
+        self._snapshot.restype, self._forget.restype, self._keep.restype = ctypes.c_long, None, None
         self.serve = library.serve  # (byref of a Slot, address of five 64-bit integers); returns in the child of a call
         self.serve.restype = None
 
-    def snapshot(self, smaps: bytes) -> int:
-        """Cover what this process wrote so far; the bytes covered. `smaps` is the text of /proc/self/smaps."""
-        covered = int(self._snapshot(ctypes.create_string_buffer(smaps)))
+    def forget(self, proc: int) -> None:
+        """Unmap the text of all libraries, to see what will be used from here on. `proc`: of /proc."""
+        self._forget(_smaps(proc))
+
+    def keep(self, proc: int) -> None:
+        """Own the text used since `forget`, where much of it is used side by side."""
+        with _pagemap(proc) as pagemap:
+            self._keep(_smaps(proc), pagemap.fileno())
+
+    def snapshot(self, proc: int) -> int:
+        """Cover what this process wrote so far, and own the text used since `forget`; the bytes covered."""
+        with _pagemap(proc) as pagemap:
+            covered = int(self._snapshot(_smaps(proc), pagemap.fileno()))
         if covered < 0:
             raise OSError(-covered, f"snapshot: {os.strerror(-covered)}")
         return covered
+
+
+def _pagemap(proc: int) -> io.FileIO:
+    return open(os.open("self/pagemap", os.O_RDONLY, dir_fd=proc), "rb", buffering=0)
+
+
+def _smaps(proc: int) -> ctypes.Array[ctypes.c_char]:
+    with open(os.open("self/smaps", os.O_RDONLY, dir_fd=proc), "rb") as file:
+        return ctypes.create_string_buffer(file.read())
 
 
 def load() -> Native | None:
@@ -54,7 +74,7 @@ def load() -> Native | None:
 
 
 def build() -> None:
-    """Compile _native.c beside itself. RuntimeError names what is missing and the mend."""
+    """Compile the sources beside them. RuntimeError names what is missing and the mend."""
     import shutil
     import subprocess
 
@@ -62,7 +82,7 @@ def build() -> None:
     if compiler is None:
         raise RuntimeError("no C compiler (cc, gcc or clang) found; on Debian or Ubuntu: apt install gcc libc6-dev")
     partial = LIBRARY.with_suffix(f".{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), str(SOURCE)]
+    command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), *map(str, SOURCES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:

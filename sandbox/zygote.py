@@ -61,7 +61,7 @@ def _dead_child() -> int | None:
     return None if found is None else found.si_pid
 
 
-def prepare(preload: list[str]) -> None:
+def prepare(preload: list[str], proc: int, library: native.Native | None) -> None:
     """Bring this interpreter to the state in which every call shall start."""
     import site
 
@@ -71,7 +71,13 @@ def prepare(preload: list[str]) -> None:
         importlib.import_module(name)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    guest.rehearse()
+    if library is not None:
+        library.forget(proc)
+    guest.rehearse(libraries=True)
+    if library is not None:
+        library.keep(proc)
+        library.forget(proc)
+    guest.rehearse(libraries=False)
     sys.path.insert(0, guest.HOME)
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]  # guest code shall not find us
@@ -102,9 +108,7 @@ def fill_holes() -> None:
 def freeze(proc: int, library: native.Native | None) -> int:
     """Take the snapshot, where the native part is there; the bytes of address space of this process."""
     if library is not None:
-        with open(os.open("self/smaps", os.O_RDONLY, dir_fd=proc), "rb") as file:
-            smaps = file.read()
-        library.snapshot(smaps)
+        library.snapshot(proc)
     with open(os.open("self/statm", os.O_RDONLY, dir_fd=proc)) as file:
         pages = int(file.read().split()[0])
     os.close(proc)
@@ -118,7 +122,7 @@ def main() -> None:
     if ids == "none":
         from .plain import PlainSlot  # not above: what it imports would lie in the memory of every jailed call
     try:
-        prepare(sys.argv[4:])
+        prepare(sys.argv[4:], proc, library)
     except BaseException as error:
         sys.exit(f"{CANNOT_PRELOAD}{type(error).__name__}: {error}")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)

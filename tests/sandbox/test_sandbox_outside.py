@@ -77,3 +77,20 @@ async def test_the_snapshot_cannot_be_written(box: Sandbox) -> None:
     for pid in [zygote_pid(), *descendants(zygote_pid())]:
         held = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
         assert not [name for name in held if "snapshot" in name]
+
+
+@pytest.mark.skipif(not native.LIBRARY.exists(), reason="only the native part takes a snapshot")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at what a process has mapped")
+async def test_a_call_starts_with_the_text_that_it_uses(box: Sandbox) -> None:
+    """Mapped from its file, each 64 KiB of it would cost each call a page fault. It is as read-only as it was."""
+    await box.run("1")
+    process = Path(f"/proc/{zygote_pid()}")
+    text_kib, executable = 0, False
+    for line in (process / "smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            executable = "x" in words[1]
+            assert words[1] not in ("rwxp", "-wxp")
+        elif executable and words[0] == "Anonymous:":
+            text_kib += int(words[1])
+    assert text_kib > 1024  # of the interpreter, which has 2 MiB and more
