@@ -9,7 +9,7 @@ pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {
-    if [ sandbox/_native.so -nt sandbox/_native.c ]; then return; fi
+    if [ sandbox/_native.so -nt sandbox/_native.c ] && [ sandbox/_native.so -nt sandbox/_snapshot.c ]; then return; fi
     rm -f sandbox/_native.so
     "$python" -m sandbox.native || true
 }
