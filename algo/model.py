@@ -82,10 +82,13 @@ class LogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = logits_MV.float()
-        norm_M = logits_MV.logsumexp(-1)
-        logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - norm_M
-        probs_MV = (logits_MV - norm_M[:, None]).exp_()
-        entropy_M = norm_M - torch.linalg.vecdot(probs_MV, logits_MV)
+        # Relative to the largest logit, where a likely token's log-probability is small: no digits cancel.
+        largest_M1 = logits_MV.amax(-1, keepdim=True)
+        probs_MV = (logits_MV - largest_M1).exp_()
+        sum_M1 = probs_MV.sum(-1, keepdim=True)
+        probs_MV /= sum_M1
+        logprobs_M = (logits_MV.gather(-1, targets_M[:, None]) - largest_M1 - sum_M1.log()).squeeze(-1)
+        entropy_M = (largest_M1 + sum_M1.log()).squeeze(-1) - torch.linalg.vecdot(probs_MV, logits_MV)
         ctx.save_for_backward(probs_MV, targets_M)
         ctx.mark_non_differentiable(entropy_M)
         return logprobs_M, entropy_M

@@ -158,6 +158,13 @@ def test_log_probabilities_and_entropies_are_those_of_log_softmax(dtype):
     assert ours_MV.grad.dtype == dtype
 
 
+def test_a_likely_tokens_log_probability_is_right_to_rounding():
+    logits_MV = 30 + 8 * torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+    expected_M, targets_M = logits_MV.double().log_softmax(-1).max(-1)
+    logprobs_M, _ = algo.model.LogProb.apply(logits_MV, targets_M)
+    torch.testing.assert_close(logprobs_M.double(), expected_M, rtol=0, atol=1e-6)
+
+
 class Widest(TorchDispatchMode):
     """The most rows of fp32 logits that any operation makes."""
 
