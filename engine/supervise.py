@@ -254,13 +254,19 @@ class Supervisor:
         self._listener.on_up(replica)
 
     async def _watch(self, replica: ReplicaPort) -> None:
-        """Returns when the replica died; kills one that stalls within `watch_s` after its step deadline."""
+        """Returns when the replica died; kills one that stalls within `watch_s` after its step deadline.
+
+        A look that comes late by as much is passed over: where this process stood still (Ctrl-Z, fg), what the engine
+        said meanwhile has not been read.
+        """
+        clock = asyncio.get_running_loop().time
         while not replica.died.is_set():
+            began = clock()
             try:
                 async with asyncio.timeout(self.config.watch_s):
                     await replica.died.wait()
             except TimeoutError:
-                if replica.stalled(self._timeline.now()):
+                if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
                     self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
                     replica.kill()
         self.down(replica)

@@ -1,6 +1,7 @@
 """The fleet: turns survive their replica, weights reach every replica, an end is an end and not a hang."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -267,6 +268,18 @@ async def test_a_stalled_replica_is_killed_and_replaced():
         await settle()
         assert "kill" in replicas.made[0].events
         assert fleet.live == [0]
+
+
+async def test_a_node_that_stood_still_does_not_blame_its_replicas():
+    replicas = Replicas()
+    async with fleet_of(replicas, watch_s=0.1) as fleet:
+        replicas.made[0].stalls = True
+        time.sleep(0.5)  # noqa: ASYNC251 - nothing was read meanwhile
+        await settle()
+        replicas.made[0].stalls = False
+        await asyncio.sleep(0.3)
+        assert fleet.live == [0]
+        assert "kill" not in replicas.made[0].events
 
 
 async def test_a_replica_that_does_not_end_is_killed_and_the_others_go_on():
