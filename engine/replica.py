@@ -217,7 +217,7 @@ class Replica:
 
         paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
         if paused:
-            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            await self._pause(clear_cache=True)
         await self._engine.start_weight_update()
         published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
         await self._engine.update_weights(WeightTransferUpdateRequest(published))
@@ -226,19 +226,29 @@ class Replica:
         if paused:
             await self._engine.resume_generation()
 
+    async def _pause(self, *, clear_cache: bool) -> None:
+        """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
+        await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+
     async def _death(self) -> None:
         """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
         await self.died.wait()
         raise RuntimeError("the engine died")
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
-        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
+        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)].
+
+        All in one step: each one reads all of the weights.
+        """
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._changing("canary"), asyncio.TaskGroup() as group:
+                await self._pause(clear_cache=False)
                 tasks = [
                     group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}")
                     for n, ids in enumerate(sequences)
                 ]
+                await asyncio.sleep(0)  # they are sent
+                await self._engine.resume_generation()
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         return np.concatenate([task.result() for task in tasks])
@@ -291,6 +301,8 @@ class Replica:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # an engine that ends late and is killed is no news to it
             await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine

@@ -5,7 +5,7 @@ safetensors file on a memory file system, each replica maps it and loads it by n
 `algo.transport`; gloo is in `engine.weights_pull`, nccl and ipc are in `engine.weights_gpu`.
 
 Invariants
-- The update is complete when `finish_weight_update` returns: nothing of what was published is referenced afterwards.
+- The update is complete when `finish_weight_update` returns: the model reads nothing of what was published afterwards.
 - What was overwritten while it was read is not served: the update fails.
 - Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
 """
@@ -87,17 +87,22 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 class ShmWeightTransfer(HostWeightTransfer):
     """Backend "shm". Any safetensors file with every parameter under its Hugging Face name will do."""
 
-    _held: dict[str, Tensor]  # mapped until the update is finished: layerwise reloading keeps references
+    _mapped: tuple[tuple[tuple[int, int], dict[str, Tensor]], ...] = ()  # by device and inode, the older one first
 
     def receive_weights(self, update_info: Published) -> None:
-        self._held = load_file(update_info.path, device=str(self.device))
-        self.load(self._held.items())
-        if not Path(update_info.path).exists():
-            raise RuntimeError(f"{update_info.path} was overwritten while it was read")
+        path = Path(update_info.path)
+        self.load(self._map(path).items())
+        if not path.exists():
+            raise RuntimeError(f"{path} was overwritten while it was read")
 
-    def finish_weight_update(self) -> None:
-        super().finish_weight_update()
-        self._held = {}
+    def _map(self, path: Path) -> dict[str, Tensor]:
+        """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in."""
+        found = path.stat()
+        file = found.st_dev, found.st_ino
+        weights = dict(self._mapped).get(file) or load_file(path, device=str(self.device))
+        others = [entry for entry in self._mapped if entry[0] != file]
+        self._mapped = (*others[-1:], (file, weights))
+        return weights
 
 
 def repack_heads(model: nn.Module) -> None:
