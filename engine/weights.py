@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
+import torch
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -33,6 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from engine.weights_direct import Direct, fits
 
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -91,7 +93,7 @@ class ShmWeightTransfer(HostWeightTransfer):
 
     def receive_weights(self, update_info: Published) -> None:
         path = Path(update_info.path)
-        self.load(self._map(path).items())
+        self.load((name, weight.to(self.device)) for name, weight in self._map(path).items())
         if not path.exists():
             raise RuntimeError(f"{path} was overwritten while it was read")
 
@@ -99,10 +101,26 @@ class ShmWeightTransfer(HostWeightTransfer):
         """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in."""
         found = path.stat()
         file = found.st_dev, found.st_ino
-        weights = dict(self._mapped).get(file) or load_file(path, device=str(self.device))
+        weights = dict(self._mapped).get(file) or mapped(path)
         others = [entry for entry in self._mapped if entry[0] != file]
         self._mapped = (*others[-1:], (file, weights))
         return weights
+
+
+def mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name, as they lie there: neighbours are one memory (`Direct` wants that).
+
+    safetensors' own `load_file` gives each a storage of its own.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    memory = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[8 + length :]
+    return {
+        name: memory[slice(*entry["data_offsets"])].view(DTYPES[entry["dtype"]]).view(entry["shape"])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def repack_heads(model: nn.Module) -> None:

@@ -50,3 +50,8 @@ def test_the_canary_is_one_step(found):
 
 def test_the_two_files_in_use_stay_mapped(found):
     assert found["mapped_anew"] == [True, True, False, False, True, False, True]
+
+
+def test_neighbours_in_a_file_are_one_memory(found):
+    """q, k and v are packed together, without a copy before."""
+    assert found["neighbours_joined"]

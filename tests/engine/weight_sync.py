@@ -123,29 +123,32 @@ async def main(transfer, ranks):
             found["canary_max_abs"] = fleet.canary_max_abs
             found["deaths"] = fleet.deaths
             found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
-        found["mapped_anew"] = mapped(work)  # after the engines were forked
+        found["mapped_anew"], found["neighbours_joined"] = mappings(work)  # after the engines were forked
     found["sent"] = sorted(Watched.sent)
     print(json.dumps(found))
 
 
-def mapped(folder):
-    """Which of the published files are mapped anew: two of them in turn, then a third, then the one it replaced."""
+def mappings(folder):
+    """Which files are mapped anew: two of them in turn, then a third, then the one it replaced. And what is in them."""
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     from engine.weights import ShmWeightTransfer
+    from engine.weights_direct import _joined
 
     transfer = object.__new__(ShmWeightTransfer)
-    transfer.device = "cpu"
     files = [folder / name for name in "abc"]
-    for file in files:
-        save_file({"w": torch.zeros(4)}, file)
+    for number, file in enumerate(files):
+        save_file({"w": torch.full((2, 4), float(number)), "v": torch.ones(3, 4)}, file)
     seen, anew = [], []
     for number in (0, 1, 0, 1, 2, 1, 0):
         weights = transfer._map(files[number])
+        assert all(torch.equal(weights[name], weight) for name, weight in load_file(files[number]).items())
         anew.append(not any(weights is other for other in seen))
         seen.append(weights)
-    return anew
+    parts = [weights["v"], weights["w"]]
+    assert torch.equal(_joined(parts), torch.cat(parts))
+    return anew, _joined(parts).data_ptr() == parts[0].data_ptr()
 
 
 if __name__ == "__main__":
