@@ -98,7 +98,10 @@ class ShmWeightTransfer(HostWeightTransfer):
             raise RuntimeError(f"{path} was overwritten while it was read")
 
     def _map(self, path: Path) -> dict[str, Tensor]:
-        """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in."""
+        """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in.
+
+        A file that is written again has the same weights at the same places.
+        """
         found = path.stat()
         file = found.st_dev, found.st_ino
         weights = dict(self._mapped).get(file) or mapped(path)
