@@ -83,11 +83,11 @@ def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name.removeprefix("model."), weight
 
 
+@torch.no_grad()  # cheaper than to detach a DTensor
 def _full(weight: Tensor) -> Tensor:
     """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
-    weight = weight.detach()
     if not isinstance(weight, DTensor):
-        return weight
+        return weight.detach()
     if weight.device_mesh.size() > 1:
         weight = weight.redistribute(placements=[Replicate()] * weight.device_mesh.ndim, async_op=True)
     return weight.to_local()

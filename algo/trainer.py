@@ -39,6 +39,7 @@ from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.plain import build
 from algo.publish import Publisher, export
+from algo.whole import Whole
 from engine.types import Batch
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Trainer:
         )
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
+        self.canary_scorer = Whole(self.scorer, config) if Whole.fits(config) else self.scorer
         self.trained_batches = 0
         self.away: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
@@ -283,7 +285,7 @@ class Trainer:
         here = partial(_tensor, device=self.device)
         with torch.no_grad():
             chosen = here(np.arange(len(targets_M))), here(targets_M)
-            logprobs_M, _ = self.scorer(*map(here, rows), [len(ids) for ids in inputs], *chosen)
+            logprobs_M, _ = self.canary_scorer(*map(here, rows), [len(ids) for ids in inputs], *chosen)
         reshard(self.scorer)
         return logprobs_M.cpu().numpy()
 

@@ -220,7 +220,7 @@ class Replica:
 
         paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
         if paused:
-            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            await self._pause(clear_cache=True)
         await self._engine.start_weight_update()
         published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
         await self._engine.update_weights(WeightTransferUpdateRequest(published))
@@ -229,21 +229,27 @@ class Replica:
         if paused:
             await self._engine.resume_generation()
 
+    async def _pause(self, *, clear_cache: bool) -> None:
+        """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
+        await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+
     async def _death(self) -> None:
         """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
         await self.died.wait()
         raise RuntimeError("the engine died")
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
-        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)]."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}")
-                    for n, ids in enumerate(sequences)
-                ]
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from failures
+        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)].
+
+        All in one step: each one reads all of the weights. Raises ReplicaDied.
+        """
+        async with self._changing("canary"), asyncio.TaskGroup() as group:
+            await self._pause(clear_cache=False)
+            tasks = [
+                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
+            ]
+            await asyncio.sleep(0)  # they are sent
+            await self._engine.resume_generation()
         return np.concatenate([task.result() for task in tasks])
 
     async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
@@ -254,14 +260,8 @@ class Replica:
         last = None
         self._enter()
         try:
-            async with asyncio.timeout(self.config.update_deadline_s):
-                async for output in self._engine.generate(
-                    tokens_input(list(token_ids)), parameters, f"canary-{number}"
-                ):
-                    last = output
-        except Exception as error:
-            self._fail()
-            raise ReplicaDied(f"replica {self.index}: canary failed: {str(error) or type(error).__name__}") from error
+            async for output in self._engine.generate(tokens_input(list(token_ids)), parameters, f"canary-{number}"):
+                last = output
         finally:
             self.in_flight -= 1
         assert last is not None
@@ -294,6 +294,8 @@ class Replica:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # an engine that ends late and is killed is no news to it
             await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine

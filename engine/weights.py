@@ -5,7 +5,7 @@ safetensors file on a memory file system, each replica maps it and loads it by n
 `algo.transport`; gloo is in `engine.weights_pull`, nccl and ipc are in `engine.weights_gpu`.
 
 Invariants
-- The update is complete when `finish_weight_update` returns: nothing of what was published is referenced afterwards.
+- The update is complete when `finish_weight_update` returns: the model reads nothing of what was published afterwards.
 - What was overwritten while it was read is not served: the update fails.
 - Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
 """
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
+import torch
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -34,6 +35,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from engine.orphans import die_with
 from engine.weights_direct import Direct, fits
 
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
@@ -87,17 +89,41 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 class ShmWeightTransfer(HostWeightTransfer):
     """Backend "shm". Any safetensors file with every parameter under its Hugging Face name will do."""
 
-    _held: dict[str, Tensor]  # mapped until the update is finished: layerwise reloading keeps references
+    _mapped: tuple[tuple[tuple[int, int], dict[str, Tensor]], ...] = ()  # by device and inode, the older one first
 
     def receive_weights(self, update_info: Published) -> None:
-        self._held = load_file(update_info.path, device=str(self.device))
-        self.load(self._held.items())
-        if not Path(update_info.path).exists():
-            raise RuntimeError(f"{update_info.path} was overwritten while it was read")
+        path = Path(update_info.path)
+        self.load((name, weight.to(self.device)) for name, weight in self._map(path).items())
+        if not path.exists():
+            raise RuntimeError(f"{path} was overwritten while it was read")
 
-    def finish_weight_update(self) -> None:
-        super().finish_weight_update()
-        self._held = {}
+    def _map(self, path: Path) -> dict[str, Tensor]:
+        """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in.
+
+        A file that is written again has the same weights at the same places.
+        """
+        found = path.stat()
+        file = found.st_dev, found.st_ino
+        weights = dict(self._mapped).get(file) or mapped(path)
+        others = [entry for entry in self._mapped if entry[0] != file]
+        self._mapped = (*others[-1:], (file, weights))
+        return weights
+
+
+def mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name, as they lie there: neighbours are one memory (`Direct` wants that).
+
+    safetensors' own `load_file` gives each a storage of its own.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    memory = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[8 + length :]
+    return {
+        name: memory[slice(*entry["data_offsets"])].view(DTYPES[entry["dtype"]]).view(entry["shape"])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def repack_heads(model: nn.Module) -> None:

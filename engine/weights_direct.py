@@ -60,7 +60,7 @@ class Direct:
         if self._missing:
             raise RuntimeError(f"{len(self._missing)} weights did not come, {min(self._missing)} among them")
         for head in self._heads:
-            head.quant_method.process_weights_after_loading(head)
+            _pack(head)
 
     def _fill(self, target: Target, parts: list[Tensor]) -> None:
         module, shape = target.module, (sum(map(len, parts)), *parts[0].shape[1:])
@@ -73,12 +73,18 @@ class Direct:
             raise RuntimeError(f"{target.names} have shape {shape}, the model has {expected}")
         if packed:
             module.weight = nn.Parameter(_joined(parts).to(self._dtype), requires_grad=False)
-            module.quant_method.process_weights_after_loading(module)
+            _pack(module)
             if module.weight.numel():  # not packed after all: what was received goes away
                 module.weight.data = module.weight.data.clone()
             return
         for rows, part in zip(parameter.data[: shape[0]].split([len(part) for part in parts]), parts, strict=True):
             rows.copy_(part)
+
+
+def _pack(module: nn.Module) -> None:
+    """Makes the kernels' copy of the weights. The one before goes first: the new one gets the same memory."""
+    module.cpu_linear = None
+    module.quant_method.process_weights_after_loading(module)
 
 
 def _targets(model: nn.Module) -> list[Target]:

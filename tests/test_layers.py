@@ -37,6 +37,7 @@ LEARNER_SIDE = {
         "trainer",
         "transport",
         "transport_gpu",
+        "whole",
     )
 }
 CODE_LINES = 11400  # holds what there is

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from algo_fakes import batch, write_checkpoint
 from algo_gradients import CASES, build, gradient, gradients
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +19,7 @@ import algo.model
 from algo.learner_config import LearnerConfig
 from algo.pack import plan
 from algo.publish import full_state
+from algo.whole import Whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,6 +143,24 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     ids = torch.tensor(subject.canary)
     logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
+def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_sharded_model(trainer, config):
+    subject = trainer(**config)
+    before = subject.score_canary()
+    subject.train(batch(8))
+    whole = subject.score_canary()
+    assert isinstance(subject.canary_scorer, Whole)
+    assert all(isinstance(weight, DTensor) for weight in subject.scorer.parameters()), "none was gathered"
+    subject.canary_scorer = subject.scorer
+    assert np.array_equal(whole, subject.score_canary())
+    assert not np.array_equal(whole, before)
+
+
+def test_the_canary_computes_in_the_dtype_of_the_passes(trainer):
+    subject = trainer(dtype="bfloat16")
+    assert subject.canary_scorer is subject.scorer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

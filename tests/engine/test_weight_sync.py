@@ -42,3 +42,16 @@ def test_a_replica_whose_update_failed_is_replaced_and_training_goes_on(found):
 def test_published_files_do_not_pile_up(found):
     files = ["weights-3.safetensors", "weights-4.safetensors"] if found["transfer"] == "shm" else []
     assert found["files"] == files
+
+
+def test_the_canary_is_one_step(found):
+    assert found["sent"] == [2], "both sequences are there before the engine begins"
+
+
+def test_the_two_files_in_use_stay_mapped(found):
+    assert found["mapped_anew"] == [True, True, False, False, True, False, True]
+
+
+def test_neighbours_in_a_file_are_one_memory(found):
+    """q, k and v are packed together, without a copy before."""
+    assert found["neighbours_joined"]

@@ -29,6 +29,7 @@ class Watched(Replica):
     given: list = []  # noqa: RUF012 (of all replicas together)
     victim: int | None = None
     came = asyncio.Event()
+    sent: set = set()  # noqa: RUF012 (canary sequences that the engine had when it was let go)
 
     async def update_weights(self, path, version):
         if Watched.victim == self.index:
@@ -36,6 +37,22 @@ class Watched(Replica):
             os.kill(self.pid, signal.SIGSTOP)
             asyncio.get_running_loop().call_later(0.2, os.kill, self.pid, signal.SIGKILL)
         await super().update_weights(path, version)
+
+    async def start(self):
+        await super().start()
+        core, sent = self._engine.engine_core, []
+        add, resume = core.add_request_async, core.resume_scheduler_async
+
+        async def counted_add(request):
+            sent.append(request)
+            await add(request)
+
+        async def counted_resume():
+            Watched.sent.add(len(sent))
+            sent.clear()
+            await resume()
+
+        core.add_request_async, core.resume_scheduler_async = counted_add, counted_resume
 
     async def logprobs(self, sequences):
         found = await super().logprobs(sequences)
@@ -106,7 +123,32 @@ async def main(transfer, ranks):
             found["canary_max_abs"] = fleet.canary_max_abs
             found["deaths"] = fleet.deaths
             found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+        found["mapped_anew"], found["neighbours_joined"] = mappings(work)  # after the engines were forked
+    found["sent"] = sorted(Watched.sent)
     print(json.dumps(found))
+
+
+def mappings(folder):
+    """Which files are mapped anew: two of them in turn, then a third, then the one it replaced. And what is in them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from engine.weights import ShmWeightTransfer
+    from engine.weights_direct import _joined
+
+    transfer = object.__new__(ShmWeightTransfer)
+    files = [folder / name for name in "abc"]
+    for number, file in enumerate(files):
+        save_file({"w": torch.full((2, 4), float(number)), "v": torch.ones(3, 4)}, file)
+    seen, anew = [], []
+    for number in (0, 1, 0, 1, 2, 1, 0):
+        weights = transfer._map(files[number])
+        assert all(torch.equal(weights[name], weight) for name, weight in load_file(files[number]).items())
+        anew.append(not any(weights is other for other in seen))
+        seen.append(weights)
+    parts = [weights["v"], weights["w"]]
+    assert torch.equal(_joined(parts), torch.cat(parts))
+    return anew, _joined(parts).data_ptr() == parts[0].data_ptr()
 
 
 if __name__ == "__main__":
