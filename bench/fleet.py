@@ -123,6 +123,8 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
         max_num_seqs=ENGINE.max_num_seqs,
         kv_blocks=ENGINE.blocks + 1,  # one is vLLM's own
         block_size=ENGINE.block_size,
+        start_deadline_s=options.deadline_s,
+        step_deadline_s=options.deadline_s,
     )
     async with Engines(config) as engines:
         say("engines start")
@@ -149,7 +151,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[101, 102, 103])
     parser.add_argument("--groups", type=int, help="of each trace, the first so many")
     parser.add_argument("--checkpoint", help="a model folder instead of 3 M random parameters")
-    parser.add_argument("--deadline-s", type=float, default=300.0, help="of one run; one that exceeds it failed")
+    parser.add_argument("--deadline-s", type=float, default=300.0, help="of a run and of an engine's start and steps")
     parser.add_argument("--record", type=Path, help="write each engine step to this file")
     options = parser.parse_args(given)
     quick = {"rounds": 1, "kinds": ["math8k"], "policies": list(QUICK), "groups": 6}

@@ -133,7 +133,7 @@ class Engines:
     def _new(self, index: int, core: int | None) -> KeptReplica:
         return KeptReplica(self.config, index, core)
 
-    async def forget(self, deadline_s: float = 30.0) -> None:
+    async def forget(self, deadline_s: float = 120.0) -> None:
         """Empties every prefix cache. Raises TimeoutError when an engine is silent or its requests keep blocks."""
         async with asyncio.timeout(deadline_s):
             for replica in self.replicas.values():

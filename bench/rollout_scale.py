@@ -24,6 +24,7 @@ from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
 from engine.ports import Delta, KvSample, Sampling
+from engine.replica_config import ENVIRONMENT
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
 from engine.trace import Timeline
@@ -34,7 +35,7 @@ REPLICAS = 8
 RUNNING = 512  # trajectories that a replica's KV cache holds, all together 4,096
 QUEUED = 16_384
 STEP_S = 0.1
-CHUNK = 32  # VLLM_V1_OUTPUT_PROC_CHUNK_SIZE in engine.replica_config
+CHUNK = int(ENVIRONMENT["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"])
 BLOCK_SIZE = 32
 MAX_TOKENS = 256
 SAMPLES = 16
