@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from engine.balance import Place
-from engine.growth import Growth, Reals
+from engine.growth import Growth
 from engine.kv_books import Books, H, Item, Replica
 from engine.ports import KvSample
 from engine.steptime import StepTime
@@ -206,21 +206,20 @@ class KvAware:
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
-        room_R = self._books.room_tokens(self.fill)
         for name in ("parked", "fresh"):
             queue = self._books.queues[name]
             while queue:
                 item = next(iter(queue.values()))
-                found = self._choose(item, room_R)
+                found = self._choose(item)
                 if found is None:
                     return placed  # the first in line waits, and nobody overtakes it
                 del queue[item.key]
                 placed.append(self._go(item, *found))
         return placed
 
-    def _choose(self, item: Item, room_R: Reals) -> tuple[Replica, str] | None:
+    def _choose(self, item: Item) -> tuple[Replica, str] | None:
         """The replica with most headroom where it fits; an empty one takes whatever comes."""
-        headroom_R = self._books.headroom_tokens(item, room_R)
+        headroom_R = self._books.headroom_tokens(item, self.fill)
         best = int(headroom_R.argmax())
         if headroom_R[best] >= 0:
             return self._books.replicas[best], "headroom"
@@ -248,9 +247,8 @@ class KvAware:
         """Those that run on a draining replica move as others have room for them."""
         placed = []
         for state in [state for state in self._books.replicas.values() if state.draining]:
-            room_R = self._books.room_tokens(self.fill)
             for item in list(state.active.values()):
-                found = self._choose(item, room_R)
+                found = self._choose(item)
                 if found is None:
                     break
                 item.moves += 1
@@ -298,8 +296,7 @@ class KvAware:
             return None
         others = [s for s in self._books.replicas.values() if s is not home and not s.draining]
         other = min(others, key=lambda state: len(state.active), default=None)
-        room_R = self.fill * self._books.open_tokens_R
-        if other is None or self._books.headroom_tokens(item, room_R)[other.index] < 0:
+        if other is None or self._books.headroom_tokens(item, self.fill)[other.index] < 0:
             return None
         there = self.costs.step_s(len(other.active) + 1)
         assert there is not None

@@ -18,7 +18,6 @@ from engine.ports import KvSample
 H = len(HORIZONS)
 SPREAD = 1.0  # standard deviations of the predicted use that must fit too
 WAITING = ("ready", "parked", "fresh")
-SLACK = 0.2  # share of what tool-waiting ones hold that is promised to others too: if it comes to it they are parked
 SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
 
 
@@ -181,16 +180,8 @@ class Books:
             self._known[name] = found
         return found
 
-    def room_tokens(self, fill: float) -> Reals:
-        """Tokens (R) that may be reserved: `fill` of each replica, and SLACK of what tool-waiting ones hold there."""
-        idle = [0] * len(self.open_tokens_R)
-        for item in self.idle.values():
-            assert item.home is not None
-            idle[item.home] += item.tokens
-        return fill * self.open_tokens_R + SLACK * np.array(idle)
-
-    def headroom_tokens(self, item: Item, room_R: Reals) -> Reals:
-        """Tokens (R) that `room_R` leaves at the fullest horizon with the trajectory there.
+    def headroom_tokens(self, item: Item, fill: float) -> Reals:
+        """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there.
 
         -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
         once (its context, less the group's prompt where that is) and a block for each that runs.
@@ -199,7 +190,7 @@ class Books:
         row_H = self.reservation(item, int(self.block_size_R[0]))
         total_RH = self.reserved_RH + row_H
         peak_R = (total_RH[:, :H] + SPREAD * np.sqrt(total_RH[:, H:])).max(axis=1)
-        headroom_R = room_R - peak_R - kin.prompt_tokens
+        headroom_R = fill * self.open_tokens_R - peak_R - kin.prompt_tokens
         live_R = self.free_blocks_R - self.sent_blocks_R2.sum(axis=1) - length / self.block_size_R - 1
         for index in kin.replicas:
             headroom_R[index] += kin.prompt_tokens

@@ -66,22 +66,6 @@ def test_admission_stops_where_the_predicted_use_fills_the_replica():
     assert policy.reserved_blocks() > 0
 
 
-def test_part_of_what_tool_waiting_ones_hold_is_promised_to_others():
-    def admitted(waits):
-        policy = balancer(blocks=100)
-        arrive(policy, 1, tokens=40 * BLOCK)
-        decided(policy)
-        if waits:
-            policy.turn_done(1, 40 * BLOCK, now=0.0)
-        arrive(policy, *range(2, 100))
-        return len(decided(policy))
-
-    # as above, of 85 - 40 blocks or 8 more
-    use = {count: 4 * count + 2.5 * count**0.5 for count in (8, 10)}
-    assert use[8] < 45 < use[10] < 53
-    assert admitted(waits=False) < 10 <= admitted(waits=True)
-
-
 def test_short_ends_let_more_in_and_long_runs_fewer():
     def admitted(sizes, steps):
         policy = balancer(replicas=2, blocks=60)
