@@ -12,6 +12,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,11 +56,11 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 
 def kill(run: Run, victim: str) -> None:
     """The node, the learner's rank, or both."""
-    ranks = [
-        child
-        for child in psutil.Process(run.process.pid).children(recursive=True)
-        if "algo.learner" in (words := child.cmdline()) and "torch.distributed.run" not in words
-    ]
+    ranks = []
+    for child in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "algo.learner" in (words := child.cmdline()) and "torch.distributed.run" not in words:
+                ranks.append(child)
     if victim != "node":
         for rank in ranks:
             rank.kill()

@@ -43,7 +43,11 @@ def _command(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    return int(_stat(pid)[1])
+    """0 when the process is gone."""
+    try:
+        return int(_stat(pid)[1])
+    except OSError:
+        return 0
 
 
 def _stat(pid: int) -> list[str]:
