@@ -54,12 +54,12 @@ class Chat:
 
     @classmethod
     def load(cls, checkpoint: str | Path) -> Chat:
-        """Raises ValueError naming the path when it holds no tokenizer, TemplateError when the template is unusable."""
+        """Raises TemplateError naming the path when it holds no tokenizer, or why the template is unusable."""
         with scipy_absent():
             from transformers import AutoTokenizer
 
         if not (Path(checkpoint) / "tokenizer_config.json").is_file():
-            raise ValueError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
+            raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
         return cls(AutoTokenizer.from_pretrained(str(checkpoint)))
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:

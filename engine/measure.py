@@ -71,6 +71,8 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
     sampled = sum(member.sampled_tokens for member in everyone)
     kept = sum(member.sampled_tokens for member in trained)
     waste = _waste(groups)
+    drops = Counter(flat=0, error=0)
+    drops.update(group.drop for group in groups if group.drop)
     staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
@@ -81,8 +83,7 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
         "trajectories": len(everyone),
         "trajectories_trained": len(trained),
         "trajectories_failed": len(everyone) - len(graded),
-        "groups_flat": sum(group.drop == "flat" for group in groups),
-        "groups_error": sum(group.drop == "error" for group in groups),
+        **{f"groups_{reason}": count for reason, count in sorted(drops.items())},
         "groups_refilled": sum(group.refills for group in groups),
         "tokens_generated": kept + waste.total(),
         "tokens_trained": kept,

@@ -218,7 +218,9 @@ class Reward(Protocol):
     """
 
     async def __call__(self, trajectory: Trajectory) -> float:
-        """A finite number. Raises GraderUnavailable when it could not grade: that is never a reward of 0."""
+        """A finite number; above 0 the answer counts as correct (in accuracies, and for RoC). Raises GraderUnavailable
+        when it could not grade: that is never a reward of 0.
+        """
         ...
 
 

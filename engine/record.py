@@ -1,8 +1,8 @@
 """A run's folder: configuration, metrics of every step, summary.
 
 Invariants
-- No result is overwritten: a name that is taken gets `-2`, unless the last run of that name has the same configuration
-  and no summary: then it is resumed. Two processes never write in one folder. Only a run that failed before it measured
+- No result is overwritten: a name that is taken gets `-2`, unless the last run of that name and configuration has no
+  summary: then it is resumed. Two processes never write in one folder. Only a run that failed before it measured
   anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
   that of the machine. A disk that is full raises `DiskFull` naming path and cause.
@@ -49,12 +49,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, parent: Path, name: str, config: Mapping[str, Any] | None = None) -> Self:
-        """The last run of that name, if config is that of its config.json and it is neither finished nor under way;
-        else a new one. Raises DiskFull when the folder cannot be made.
+        """The last run of that name whose config.json is `config`, if it is neither finished nor under way; else a new
+        one. Raises DiskFull when the folder cannot be made.
         """
-        paths = list(takewhile(Path.exists, _paths(parent, name)))
-        if config and paths and _unfinished(paths[-1], config) and (lock := _locked(paths[-1])) is not None:
-            return cls(paths[-1], lock, resumed=True)
+        same = [path for path in takewhile(Path.exists, _paths(parent, name)) if config and _is_of(path, config)]
+        if same and not (same[-1] / "summary.json").exists() and (lock := _locked(same[-1])) is not None:
+            return cls(same[-1], lock, resumed=True)
         for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
@@ -130,14 +130,14 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
     yield from (parent / f"{name}-{number}" for number in count(2))
 
 
-def _unfinished(path: Path, config: Mapping[str, Any]) -> bool:
+def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
     """Its config.json holds at least what config does."""
     try:
         found = msgspec.json.decode((path / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
     wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
-    return not (path / "summary.json").exists() and {name: found.get(name) for name in wanted} == wanted
+    return {name: found.get(name) for name in wanted} == wanted
 
 
 def _locked(path: Path) -> int | None:

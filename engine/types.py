@@ -162,10 +162,8 @@ class Group:
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:
-        """Rewards of the trajectories, float64 [G]; raises ValueError when one was not graded."""
-        rewards = [trajectory.reward for trajectory in self.trajectories]
-        if any(reward is None for reward in rewards):
-            raise ValueError(f"group {self.prompt.id}: ungraded trajectory")
+        """Rewards of the trajectories that were graded, float64; what our infrastructure failed has none."""
+        rewards = [trajectory.reward for trajectory in self.trajectories if trajectory.reward is not None]
         return np.asarray(rewards, dtype=np.float64)
 
 

@@ -43,7 +43,8 @@ from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import stages
 from engine.canary import CanaryFailed, Weights
-from engine.chat import Chat
+from engine.chat import Chat, TemplateError
+from engine.checkpoints import Unresumable
 from engine.evaluate import Evaluation, Evaluator
 from engine.fleet import Fleet, FleetConfig
 from engine.groups import GroupConfig, groups
@@ -56,7 +57,7 @@ from engine.ports import KvSample, ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
 from engine.resume import RunState
 from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Pipeline, Stage
+from engine.stage import Pipeline, Stage, StageStats
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.watch import Stuck, dump, watch
@@ -68,6 +69,8 @@ from recipes.tiny_report import print_report
 from recipes.tiny_task import prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
+EXPECTED = (TemplateError, Unresumable, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed, Stuck)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -76,9 +79,7 @@ class Config:
     fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
-    algorithm: Annotated[Literal["roc", "grpo", "random"], "roc: oversample, keep clean successes; random: control"] = (
-        "roc"
-    )
+    algorithm: Annotated[Literal["roc", "grpo", "random"], "roc keeps clean successes; random: control"] = "roc"
     steps: Annotated[int, "optimizer batches"] = 40
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
@@ -109,16 +110,18 @@ class Config:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.eval_replicas < 0:
             raise ValueError(f"eval_replicas must not be negative, got {self.eval_replicas}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
             raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
-        _ = self.group, self.budget, self.replica, self.learner, self.limits
+        _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "
-                "python recipes/tiny_cold_start.py"
+                f"{sys.executable} recipes/tiny_cold_start.py"
             )
 
     @property
@@ -153,8 +156,10 @@ class Config:
         return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches)
 
     @property
-    def limits(self) -> Limits:
-        return Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=512 << 20)
+    def jail(self) -> SandboxConfig:
+        """No import needs another tier. start_s: beside engines and learner, on busy cores, that takes long."""
+        limits = Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=512 << 20)
+        return SandboxConfig(slots=self.slots, limits=limits, tiers=TIERS[:1], start_s=60)
 
 
 class Quickstart:
@@ -169,6 +174,7 @@ class Quickstart:
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.book = Book(run, self.state, self.timeline)
         self.first_step_s = 0.0
+        self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
 
     async def run(self) -> dict[str, Any]:
         """Starts everything at once, trains, and returns the summary."""
@@ -178,9 +184,7 @@ class Quickstart:
             process = config.placement.learner(LearnerProcessConfig(module="algo.learner"))
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
-            # No import needs another tier. The host starts beside engines and learner: on busy cores that takes long.
-            jail = SandboxConfig(slots=config.slots, limits=config.limits, tiers=TIERS[:1], start_s=60)
-            box = await stack.enter_async_context(Sandbox(jail))
+            box = await stack.enter_async_context(Sandbox(config.jail))
             chat = Chat.load(config.checkpoint)
             self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
@@ -201,8 +205,9 @@ class Quickstart:
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
-            if not self.book.progress.evaluations and (first := await self._evaluate(self.fleet.version)):
-                self.book.step(self.fleet.version, first)
+            step = self.fleet.version  # a run may have ended before an evaluation beside it did
+            if not self.book.progress.has_evaluated(step) and (found := await self._evaluate_if_due(step)):
+                self.book.step(step, found)
             await self._train()
             if self.evaluator:
                 self.display.phase("waiting for the last evaluation")
@@ -222,7 +227,7 @@ class Quickstart:
             leases=self.leases,
             join=join,
             stepped=self._stepped,
-            stats=lambda: pipeline.stats(),
+            stats=lambda: self.stats(),
             timeline=self.timeline,
             state=self.state,
             checkpoint_every=config.checkpoint_every,
@@ -237,21 +242,21 @@ class Quickstart:
                 Stage(name="learn", run=learn),
             ]
         )
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump, pipeline.stats)
+        self.stats = pipeline.stats
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, pipeline.stats), name="watch")
+            watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, self.stats), name="watch")
             await pipeline.run()
             watching.cancel()
 
     async def _stepped(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
         self.first_step_s = self.first_step_s or time.perf_counter() - STARTED
-        if step % self.config.eval_every == 0 or step == self.config.steps:
-            metrics |= await self._evaluate(step)
-        self.book.step(step, metrics)
+        self.book.step(step, metrics | await self._evaluate_if_due(step))
 
-    async def _evaluate(self, step: int) -> dict[str, float]:
+    async def _evaluate_if_due(self, step: int) -> dict[str, float]:
         """Metrics of the version that is live; none yet where evaluations run beside training."""
+        if step % self.config.eval_every and step != self.config.steps:
+            return {}
         if self.evaluator:
             assert self.fleet.weights is not None
             self.evaluator.submit(step, self.fleet.weights)
@@ -294,12 +299,11 @@ class Quickstart:
             **self.book.summary(),
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
+            "evaluations_dropped": self.evaluator.dropped if self.evaluator else 0,
             "canary_max_abs": self.fleet.canary_max_abs,
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,
             "loop_lag_p99_ms": float(np.percentile(self.display.lags_s or [0.0], 99)) * 1e3,
-            "algorithm": self.config.algorithm,
-            "seed": self.config.seed,
             "versions": versions(),
         }
 
@@ -311,6 +315,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     job = Quickstart(config, run, console)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
         console.print(job.state.story, highlight=False, soft_wrap=True)
     else:
@@ -332,7 +337,7 @@ def main(argv: Sequence[str]) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(train(config, run, console))
-    except (ValueError, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed, Stuck) as error:
+    except EXPECTED as error:  # all else is a bug, perhaps in a stage or a reward of yours, and keeps its traceback
         print(f"quickstart: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,9 @@ class Progress:
     @property
     def train_s(self) -> float:
         return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
+
+    def has_evaluated(self, step: int) -> bool:
+        return any(row["step"] == step for row in self.evaluations)
 
     def evaluated(self, trajectories: list[Trajectory]) -> None:
         self.samples = [*self.samples[:1], trajectories]
@@ -138,7 +142,7 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 
 
 def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
-    before, after = progress.samples
+    before, after = progress.samples[0], progress.samples[-1]
     console.print(_samples(before, after))
     console.print(_table(before, after))
     seconds = summary["seconds_to_090"]
@@ -153,7 +157,7 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("checkpoint", f"the trained agent; talk to it: python recipes/tiny_chat.py --checkpoint {folder}"),
+        ("checkpoint", f"the trained agent; talk to it: {sys.executable} recipes/tiny_chat.py --checkpoint {folder}"),
     ):
         console.print(f"  {folder / name}  [dim]{what}[/]", highlight=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ async def test_the_stage() -> None:
     passed = []
 
     async def groups(inbox, outbox) -> None:
-        for rewards in ((1.0, 1.0), (1.0, 0.0)):
+        for rewards in ((1.0, 1.0), (1.0, 0.0), (1.0, None)):  # None: the grader failed
             members = tuple(solved("42", reward) for reward in rewards)
             await outbox.put(Group(prompt=members[0].prompt, trajectories=members, lease=0))
 
@@ -69,7 +70,7 @@ async def test_the_stage() -> None:
 
     stages = [Stage(name="groups", run=groups), defined("stage")["stage"], Stage(name="note", run=note)]
     await Pipeline(stages).run()
-    assert passed == ["easy", None]
+    assert passed == ["easy", None, "easy"]
 
 
 async def test_the_tool() -> None:
@@ -83,6 +84,7 @@ async def test_the_reward() -> None:
     brief = defined("reward")["Brief"]()
     assert await brief(solved("42")) == pytest.approx(0.995)
     assert await brief(solved("41")) == 0.0
+    assert await brief(replace(solved("42"), sampled_T=np.ones(5000, np.bool_))) > 0
     await check_reward(brief, [solved("42"), solved("41")])
 
 

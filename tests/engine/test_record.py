@@ -172,6 +172,13 @@ def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_fold
         run.step(0, {})
 
 
+def test_a_run_is_resumed_although_others_came_between(tmp_path):
+    begin(tmp_path)
+    assert begin(tmp_path, {**CONFIG, "steps": 4}).path.name == "run-2"
+    run = begin(tmp_path)
+    assert (run.path.name, run.resumed) == ("run", True)
+
+
 LOCKED = """
 import os, sys
 from pathlib import Path

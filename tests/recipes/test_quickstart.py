@@ -181,6 +181,45 @@ def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) ->
 
 
 @pytest.mark.timeout(300)
+def test_while_it_starts_it_says_what_it_waits_for_and_can_be_interrupted(started: list[Run], tmp_path: Path) -> None:
+    before = shared_memory()
+    run = Run(command(tmp_path, *SMALL))
+    started.append(run)
+    while not (tmp_path / "quickstart" / "config.json").exists():
+        assert run.process.poll() is None, run.end()
+        time.sleep(0.05)
+    os.kill(run.process.pid, signal.SIGUSR1)
+    run.until(" x ")  # so many tasks wait there
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert "Traceback" not in run.text()
+    assert run.left() == []
+    assert shared_memory() == before
+
+
+BROKEN = """
+import sys
+from recipes import quickstart
+
+class Broken(quickstart.MathReward):
+    async def __call__(self, trajectory):
+        raise ValueError("operands could not be broadcast together")
+
+quickstart.MathReward = Broken
+sys.exit(quickstart.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", BROKEN, *SMALL, f"runs={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.returncode == 1
+    assert 'File "<string>", line 7, in __call__' in done.stderr, done.stderr
+    assert done.stderr.endswith("ValueError: operands could not be broadcast together\n"), done.stderr
+
+
+@pytest.mark.timeout(300)
 def test_a_killed_node_takes_everything_with_it(started: list[Run], tmp_path: Path) -> None:
     run = Run(command(tmp_path, *SMALL, "steps=1000"))
     started.append(run)
@@ -231,20 +270,27 @@ def test_an_unknown_field_names_the_nearest() -> None:
     assert "'steps'" in message
 
 
-def test_impossible_sizes_name_the_field(tmp_path: Path) -> None:
-    for field in (
-        "prompts_per_step=0",
-        "group_size=1",
-        "minibatches=500",
-        "max_staleness=-1",
-        "max_tokens=0",
-        "kv_blocks=3",
-        "refills=-1",
-        "stop_flat_after=17",
-    ):
-        code, message = refused(f"runs={tmp_path}", field)
-        assert code != 0
-        assert field.partition("=")[0] in message, message
+OPTIONS = """
+import sys
+from recipes.options import parse
+from recipes.quickstart import Config
+for word in sys.argv[1:]:
+    try:
+        parse(Config, [word])
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+"""
+
+
+def test_impossible_sizes_name_the_field() -> None:
+    wrong = "prompts_per_step=0 group_size=1 minibatches=500 max_staleness=-1 max_tokens=0 kv_blocks=3 refills=-1 "
+    wrong += "stop_flat_after=17 learning_rate=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0"
+    command = [sys.executable, "-c", OPTIONS, *wrong.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    said = done.stderr.splitlines()
+    assert said[1::2] == ["2"] * len(wrong.split()), done.stderr
+    for field, message in zip(wrong.split(), said[::2], strict=True):
+        assert field.partition("=")[0].removeprefix("tool_") in message, message
 
 
 def test_a_missing_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:

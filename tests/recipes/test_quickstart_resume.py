@@ -97,6 +97,31 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quickstart"]
 
 
+def evaluated(folder: Path) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [row["step"] for row in metrics(folder) if "eval/accuracy" in row]
+    return []
+
+
+@pytest.mark.timeout(400)
+def test_an_evaluation_beside_training_that_was_killed_is_made_up_for(started: list[Run], tmp_path: Path) -> None:
+    folder = tmp_path / "quickstart"
+    fields = ["eval_problems=64", *SMALL[1:], "steps=2", "checkpoint_every=2", "eval_every=2", "eval_replicas=1"]
+    run = Run(command(tmp_path, *fields))
+    started.append(run)
+    deadline = time.monotonic() + 120
+    while not ((folder / "checkpoints" / "step-000002").exists() and evaluated(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.process.kill()
+    run.end()
+    assert evaluated(folder) == [0]
+    last = Run(command(tmp_path, *fields))
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert evaluated(folder) == [0, 2]
+
+
 @pytest.mark.skipif(not KILLS, reason="ROCSTAR_KILLS is not set")
 @pytest.mark.timeout(KILLS * 200 + 600)
 def test_campaign(wanted: list[dict[str, float]], started: list[Run], tmp_path: Path) -> None:
