@@ -109,7 +109,7 @@ def test_an_evaluation_beside_training_that_was_killed_is_made_up_for(started: l
     fields = ["eval_problems=64", *SMALL[1:], "steps=2", "checkpoint_every=2", "eval_every=2", "eval_replicas=1"]
     run = Run(command(tmp_path, *fields))
     started.append(run)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not ((folder / "checkpoints" / "step-000002").exists() and evaluated(folder)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
