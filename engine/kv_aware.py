@@ -19,11 +19,13 @@ import math
 import numpy as np
 
 from engine.balance import Place
-from engine.growth import Growth
+from engine.growth import Growth, Ints, Reals
 from engine.kv_books import Books, H, Item, Replica
 from engine.ports import KvSample
 from engine.steptime import StepTime
 
+MARGIN = 0.15  # share of the blocks that full caution keeps free
+DEAR_STEPS = 100.0  # full caution where a preemption costs what one trajectory more brings in so many steps
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
 FORECASTS = 1024  # trajectories per decision whose growth is predicted anew: a millisecond or two
@@ -33,9 +35,11 @@ LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
 class KvAware:
     """Late binding and admission by predicted KV use.
 
-    A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, and its standard
-    deviation stay below `fill` of its blocks at every horizon (`engine.growth`), and vLLM's live free blocks hold what
-    must be computed now. Sizes and costs are learnt from scratch; what was learnt stays for the next steps.
+    A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below its
+    blocks at every horizon (`engine.growth`), and vLLM's live free blocks hold what must be computed now. `caution`, in
+    [0, 1], is how many standard deviations of that use and how much of MARGIN must fit too; None: learnt from what a
+    preemption costs and what one trajectory more brings. Sizes and costs are learnt from scratch; what was learnt stays
+    for the next steps.
     A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
     place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
     for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0 where a seed must
@@ -45,19 +49,19 @@ class KvAware:
     def __init__(
         self,
         max_tokens: int,
-        fill: float = 0.85,
+        caution: float | None = None,
         hold_s: float | None = None,
         history: int = 4096,
         moves: int = 3,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        if not 0 < fill <= 1:
-            raise ValueError(f"fill must be in (0, 1], got {fill}")
+        if caution is not None and not 0 <= caution <= 1:
+            raise ValueError(f"caution must be in [0, 1], got {caution}")
         if moves < 0:
             raise ValueError(f"moves must be at least 0, got {moves}")
         self.max_tokens = max_tokens
-        self.fill = fill
+        self.caution = caution
         self.hold_s = hold_s
         self.moves = moves
         self.growth = Growth(max_tokens, history=history)
@@ -69,6 +73,7 @@ class KvAware:
         self._ended = 0  # since then
         self._steps = 0
         self._hold_now_s = UNKNOWN_HOLD_S if hold_s is None else hold_s
+        self._caution_now = 1.0 if caution is None else caution
         self._look_at = -math.inf
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
@@ -174,6 +179,19 @@ class KvAware:
         cost_s = self.costs.prefill_s(tokens)
         return UNKNOWN_HOLD_S if cost_s is None else cost_s
 
+    def _caution(self, active: list[Item], sizes_N: Ints) -> float:
+        """A preempted trajectory is computed again, and nothing else on its replica meanwhile; one that was admitted
+        too many brings the more, the less of a step grows with the batch: tokens lost over tokens won per step.
+        """
+        fixed_s = self.costs.step_s(0)
+        if self.caution is not None or not active or not fixed_s:
+            return self._caution_now
+        running = sum(item.state == "running" for item in active) / len(self._books.replicas)
+        tokens = float(sizes_N.mean()) + sum(item.kin.prompt_tokens for item in active) / len(active)
+        again_s = self.costs.prefill_s(tokens)
+        assert again_s is not None
+        return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
+
     def _refresh(self, now: float) -> None:
         """Places of those whose tools take too long are given up; growth is learnt and forecasts are made anew."""
         books = self._books
@@ -182,9 +200,11 @@ class KvAware:
         learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
         if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
             active = [item for state in books.replicas.values() for item in state.active.values()]
-            self.growth.refresh(books.sizes(active), [item.kin for item in active], list(books.kins.values()))
+            sizes_N = books.sizes(active)
+            self.growth.refresh(sizes_N, [item.kin for item in active], list(books.kins.values()))
             self._ended, self._learnt_at = 0, self._steps
             self._hold_now_s = self._hold()
+            self._caution_now = self._caution(active, sizes_N)
             self._stale.update(books.replicas)
             self._outdated.update(books.replicas)
         done = 0
@@ -219,7 +239,7 @@ class KvAware:
 
     def _choose(self, item: Item) -> tuple[Replica, str] | None:
         """The replica with most headroom where it fits; an empty one takes whatever comes."""
-        headroom_R = self._books.headroom_tokens(item, self.fill)
+        headroom_R = self._headroom(item)
         best = int(headroom_R.argmax())
         if headroom_R[best] >= 0:
             return self._books.replicas[best], "headroom"
@@ -227,9 +247,12 @@ class KvAware:
         found = next(empty, None)
         return None if found is None else (found, "empty")
 
+    def _headroom(self, item: Item) -> Reals:
+        return self._books.headroom_tokens(item, 1 - MARGIN * self._caution_now, self._caution_now)
+
     def _go(self, item: Item, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0) -> Place:
         self._books.enter(item, state)
-        headroom = self.fill * state.blocks - int(state.reserved_H[:H].max()) / state.block_size
+        headroom = state.blocks - int(state.reserved_H[:H].max()) / state.block_size
         return Place(item.key, state.index, rule, headroom, stay_s, go_s)
 
     def _return(self, item: Item, crowded: bool) -> Place:
@@ -296,7 +319,7 @@ class KvAware:
             return None
         others = [s for s in self._books.replicas.values() if s is not home and not s.draining]
         other = min(others, key=lambda state: len(state.active), default=None)
-        if other is None or self._books.headroom_tokens(item, self.fill)[other.index] < 0:
+        if other is None or self._headroom(item)[other.index] < 0:
             return None
         there = self.costs.step_s(len(other.active) + 1)
         assert there is not None

@@ -16,7 +16,6 @@ from engine.growth import HORIZONS, Growth, Ints, Kin, Reals
 from engine.ports import KvSample
 
 H = len(HORIZONS)
-SPREAD = 1.0  # standard deviations of the predicted use that must fit too
 WAITING = ("ready", "parked", "fresh")
 SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
 
@@ -180,8 +179,9 @@ class Books:
             self._known[name] = found
         return found
 
-    def headroom_tokens(self, item: Item, fill: float) -> Reals:
-        """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there.
+    def headroom_tokens(self, item: Item, fill: float, spread: float) -> Reals:
+        """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there and `spread`
+        standard deviations of the predicted use.
 
         -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
         once (its context, less the group's prompt where that is) and a block for each that runs.
@@ -189,7 +189,7 @@ class Books:
         length, kin = self.length(item), item.kin
         row_H = self.reservation(item, int(self.block_size_R[0]))
         total_RH = self.reserved_RH + row_H
-        peak_R = (total_RH[:, :H] + SPREAD * np.sqrt(total_RH[:, H:])).max(axis=1)
+        peak_R = (total_RH[:, :H] + spread * np.sqrt(total_RH[:, H:])).max(axis=1)
         headroom_R = fill * self.open_tokens_R - peak_R - kin.prompt_tokens
         live_R = self.free_blocks_R - self.sent_blocks_R2.sum(axis=1) - length / self.block_size_R - 1
         for index in kin.replicas:

@@ -66,6 +66,22 @@ def test_admission_stops_where_the_predicted_use_fills_the_replica():
     assert policy.reserved_blocks() > 0
 
 
+def test_the_cheaper_a_preemption_the_more_are_admitted():
+    def admitted(per_token_s, **options):
+        policy = balancer(**options)
+        arrive(policy, *range(200))
+        first = [key for key, _, _ in decided(policy)]
+        learn_costs(policy, per_token_s=per_token_s)
+        decided(policy)
+        for key in first:
+            policy.leave(key, 200, True)
+        return len(decided(policy))
+
+    cheap, some, dear = (admitted(per_token_s) for per_token_s in (1e-5, 3e-4, 0.1))
+    assert cheap > some > dear
+    assert (cheap, dear) == (admitted(0.1, caution=0.0), admitted(1e-5, caution=1.0))
+
+
 def test_short_ends_let_more_in_and_long_runs_fewer():
     def admitted(sizes, steps):
         policy = balancer(replicas=2, blocks=60)
@@ -274,7 +290,7 @@ def test_events_that_cannot_be_are_refused():
     ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"fill": 1.5}, r"fill must be in \(0, 1\], got 1.5"),
+        ({"caution": 1.5}, r"caution must be in \[0, 1\], got 1.5"),
         ({"moves": -1}, "moves must be at least 0, got -1"),
     ],
 )
