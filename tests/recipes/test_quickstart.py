@@ -10,20 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.recipes.runs import QUICKSTART, ROOT, SMALL, Run, command, metrics
-
-
-@pytest.fixture
-def started() -> Iterator[list[Run]]:
-    runs: list[Run] = []
-    yield runs
-    for run in runs:
-        run.end_now()
 
 
 def shared_memory() -> set[str]:
