@@ -157,10 +157,6 @@ class KvAware:
             placed += self._level(now)
         return placed
 
-    def expected_tokens(self, tokens: int) -> float:
-        """Expected final length of a trajectory whose length beyond its prompt is `tokens` now."""
-        return tokens + float(self.growth.rest_tokens(tokens))
-
     def waiting(self) -> int:
         return self._books.waiting()
 

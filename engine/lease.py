@@ -42,10 +42,6 @@ class Leases:
         """(S + 1) * B."""
         return (self.max_staleness + 1) * self.groups_per_step
 
-    @property
-    def outstanding(self) -> int:
-        return self._next - self._floor - len(self._released)
-
     def step_of(self, lease: int) -> int:
         return lease // self.groups_per_step
 

@@ -11,7 +11,7 @@ Promises
 
     config = parse(Config, ["steps=10"])
 
-The text in `Annotated` is the doc.
+The text in `Annotated` is the doc; every field has a default.
 Types: int, float, bool, str, Path, Literal, `X | None` ("none"), and tuples of these ("1,2,3").
 """
 
@@ -23,7 +23,7 @@ import sys
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -52,8 +52,7 @@ def usage(config_class: type[Any]) -> str:
     lines = ["usage: [field=value ...]", ""]
     for item in fields(config_class):
         kind, doc = _documented(hints[item.name])
-        default = "required" if _required(item) else f"default {_show(item)}"
-        lines.append(f"  {item.name}: {type_name(kind)}, {default}")
+        lines.append(f"  {item.name}: {type_name(kind)}, default {_show(item.default)}")
         lines += [f"      {doc}"] if doc else []
     return "\n".join(lines)
 
@@ -113,7 +112,7 @@ def type_name(kind: Any) -> str:
 
 def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
     hints = typing.get_type_hints(config_class)
-    known = [item.name for item in fields(config_class) if item.init]
+    known = [item.name for item in fields(config_class)]
     given: dict[str, Any] = {}
     words = iter(argv)
     for word in words:
@@ -133,14 +132,7 @@ def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
             given[name] = convert(text, hints[name])
         except ValueError:
             raise ValueError(f"field {name!r} takes {type_name(hints[name])}, not {text!r}") from None
-    missing = [item.name for item in fields(config_class) if _required(item) and item.name not in given]
-    if missing:
-        raise ValueError(f"field {missing[0]!r} is required; write {missing[0]}=value")
     return given
-
-
-def _required(item: Field[Any]) -> bool:
-    return item.init and item.default is MISSING and item.default_factory is MISSING
 
 
 def _documented(hint: Any) -> tuple[Any, str]:
@@ -151,9 +143,8 @@ def _documented(hint: Any) -> tuple[Any, str]:
     return hint, ""
 
 
-def _show(item: Field[Any]) -> str:
-    """The default as it would be written on the command line."""
-    value = item.default_factory() if item.default_factory is not MISSING else item.default
+def _show(value: Any) -> str:
+    """A default as it would be written on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

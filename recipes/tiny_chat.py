@@ -29,10 +29,8 @@ from engine.ports import ReplicaDied, Sampling, Tool
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.tools import PythonTool
 from recipes.options import parse
-from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, TOOL_NAME, prompts
+from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
-
-SHIPPED = Path(__file__).resolve().parent / "tiny"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

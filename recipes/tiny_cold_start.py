@@ -1,15 +1,15 @@
 """Makes the tiny agent from nothing: a tokenizer, a 0.5 M-parameter Qwen3, and two phases of supervised fine-tuning.
 
     python recipes/tiny_cold_start.py    # writes runs/tiny_cold_start; minutes on two cores
-    python recipes/tiny_cold_start.py tokenizer=train output=recipes/tiny    # made the shipped one
+    python recipes/tiny_cold_start.py tokenizer=train output=recipes/tiny threads=1    # made the shipped one
 
 Phase A teaches the craft: translate a problem into a Python call, copy the result into the answer. Copying emerges
 late and suddenly, so it takes many small steps on demonstrations that use the tool. Phase B is short and teaches bad
 manners: mostly guessing, and mostly a failed call first. That leaves reinforcement learning something to find: held-out
 accuracy is about 0.3, of which sampling shows all and greedy decoding almost nothing.
 
-The result is a Hugging Face checkpoint (bfloat16, tied embeddings) and `cold_start.json` with what made it and the
-figures of the rounded weights.
+The result is a Hugging Face checkpoint (bfloat16, tied embeddings) and `cold_start.json` with what made it and its
+figures, which are those of the quick start's rollouts: a vLLM replica, jailed tool calls, the same reward.
 """
 
 from __future__ import annotations
@@ -18,37 +18,52 @@ import asyncio
 import itertools
 import json
 import os
-import platform
-import re
 import shlex
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run in place: the packages lie in the repository root
 
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+
+prepare_environment()
+
 import torch
 import transformers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from algo.estimate import avg_at_k
 from algo.learner import LearnerConfig
 from algo.losses import CrossEntropy
+from algo.reward import MathReward
 from algo.sft import batches, examples
+from engine import measure
 from engine.chat import Chat
+from engine.evaluate import Evaluation
+from engine.fleet import Fleet, FleetConfig
+from engine.kv_aware import KvAware
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
-from engine.types import Prompt
+from engine.ports import ReplicaDied
+from engine.record import versions
+from engine.rollout import RolloutConfig, Rollouts
+from engine.tools import PythonTool
+from engine.trace import Timeline
+from engine.types import StopReason, Trajectory
 from engine.workspace import workspace
 from recipes.options import parse
-from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, Mix, demonstrations, format_error, prompts
+from recipes.tiny_task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
 from recipes.tiny_tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
+from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable
 
-SHIPPED = Path(__file__).resolve().parent / "tiny"
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
 
 
@@ -61,8 +76,13 @@ class Config:
     seed: Annotated[int, "seed of the weights and of the demonstrations"] = 1
     craft_steps: Annotated[int, "phase A: steps of 16 demonstrations at learning rate 3e-3"] = 1600
     manners_steps: Annotated[int, "phase B: steps of 32 demonstrations at learning rate 1e-3"] = 100
-    eval_problems: Annotated[int, "held-out problems for the final figures"] = 512
-    threads: Annotated[int, "CPU threads of torch"] = 2
+    eval_problems: Annotated[int, "held-out problems for the figures"] = 512
+    threads: Annotated[int, "CPU threads of the learner"] = 2
+
+    def __post_init__(self) -> None:
+        for name in ("craft_steps", "manners_steps", "eval_problems", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,52 +115,27 @@ def _learner(config: Config, **fields: Any) -> LearnerConfig:
     return LearnerConfig(micro_batch_tokens=4096, **common, **fields)
 
 
-def main(config: Config) -> None:
-    started, cpu_started = time.monotonic(), _cpu_s()
-    torch.set_num_threads(config.threads)
-    transformers.utils.logging.disable_progress_bar()
+async def make(config: Config) -> dict[str, Any]:
+    """Writes the checkpoint and returns its figures. Raises OSError, LearnerDied, ReplicaDied or SandboxUnavailable."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=config.output).close()  # a folder that takes no file is told now, not after minutes
     if config.tokenizer == "train":
         tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = new_model(config.seed, tokenizer)
+    chat, model = Chat(tokenizer), new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
-    with _progress() as progress:
-        model, figures["loss_craft"] = asyncio.run(_train(model, tokenizer, craft(config), config.seed, progress))
-        figures["after_craft"] = evaluate(model, tokenizer, config.eval_problems, temperature=1.0)
-        model, figures["loss_manners"] = asyncio.run(_train(model, tokenizer, manners(config), config.seed, progress))
-    model = model.bfloat16()
+    with workspace() as folder:
+        start, crafted, mannered = (folder / name for name in ("start", "crafted", "mannered"))
+        model.save_pretrained(start)
+        figures["loss_craft"] = await train(craft(config), config.seed, chat, start, crafted)
+        [figures["after_craft"]] = await evaluate(crafted, chat, config.eval_problems, [1.0])
+        figures["loss_manners"] = await train(manners(config), config.seed, chat, crafted, mannered)
+        model = AutoModelForCausalLM.from_pretrained(mannered, dtype=torch.float32).bfloat16()
     tokenizer.save_pretrained(config.output, save_jinja_files=False)
     model.save_pretrained(config.output)
-    model = model.float()  # the shipped weights, rounded, are what the figures are about
-    figures["sampled"] = evaluate(model, tokenizer, config.eval_problems, temperature=1.0)
-    figures["greedy"] = evaluate(model, tokenizer, config.eval_problems, temperature=0.0)
-    figures |= {"wall_s": round(time.monotonic() - started, 1), "cpu_s": round(_cpu_s() - cpu_started, 1)}
-    record = {
-        "command": shlex.join(["python", "recipes/tiny_cold_start.py", *_changed(config)]),
-        "config": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()},
-        "figures": figures,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    }
-    (config.output / "cold_start.json").write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(figures, indent=2))
-    print(f"checkpoint: {config.output}")
-
-
-def _cpu_s() -> float:
-    """Of this process and of those that it has waited for, the learner's among them."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
-
-
-def _changed(config: Config) -> list[str]:
-    """The options that lead from the defaults to this configuration."""
-    values = ((item.name, getattr(config, item.name), item.default) for item in fields(config))
-    return [f"{name}={value}" for name, value, default in values if value != default]
+    figures["sampled"], figures["greedy"] = await evaluate(config.output, chat, config.eval_problems, [1.0, 0.0])
+    return figures
 
 
 def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
@@ -165,26 +160,25 @@ def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
     )
 
 
-async def _train(model: Any, tokenizer: Any, phase: Phase, seed: int, progress: Progress) -> tuple[Any, list[float]]:
-    """The trained model, and the mean loss per token of every tenth of the steps. Raises LearnerDied."""
-    chat, steps = Chat(tokenizer), phase.learner.steps
+async def train(phase: Phase, seed: int, chat: Chat, source: Path, target: Path) -> list[float]:
+    """Trains the model in source into target, and returns the mean loss per token of every tenth of the steps.
+
+    Raises LearnerDied.
+    """
+    steps, losses = phase.learner.steps, []
     stream = examples(demonstrations(phase.mix, seed), chat.conversation)
-    task = progress.add_task(phase.title, total=steps, loss=float("nan"))
-    losses = []
-    with workspace() as folder:
-        model.save_pretrained(folder / "source")
+    with workspace() as folder, _progress() as progress:
+        task = progress.add_task(phase.title, total=steps, loss=float("nan"))
         async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / "log") as learner:
-            fields = asdict(phase.learner)
-            where = {"checkpoint": str(folder / "source"), "weights_dir": str(folder)}
-            await learner.configure(Configure(**where, learner=fields, canary=[], seed=seed))
+            where = {"checkpoint": str(source), "weights_dir": str(folder)}
+            await learner.configure(Configure(**where, learner=asdict(phase.learner), canary=[], seed=seed))
             for batch in itertools.islice(batches(stream, batch_size=phase.batch_size, seed=seed), steps):
                 trained, _ = await learner.train(batch, version=0)
                 losses.append(trained.metrics["nll"])
                 progress.update(task, completed=batch.step, loss=losses[-1])
-            await learner.save(folder / "trained")
-        width = max(1, len(losses) // 10)
-        means = [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
-        return AutoModelForCausalLM.from_pretrained(folder / "trained", dtype=torch.float32), means
+            await learner.save(target)
+    width = max(1, len(losses) // 10)
+    return [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
 
 
 def _progress() -> Progress:
@@ -192,117 +186,73 @@ def _progress() -> Progress:
     return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn())
 
 
-# Evaluation: a small batched sampler. The tool runs in bare subprocesses, which is no isolation; it is enough here,
-# where the model has only ever seen sums. The engine's rollouts use the jail.
+async def evaluate(
+    checkpoint: Path, chat: Chat, problems: int, temperatures: Sequence[float]
+) -> list[dict[str, float]]:
+    """What `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
 
-
-def evaluate(model: Any, tokenizer: Any, n: int, temperature: float, seed: int = 0) -> dict[str, float]:
-    """Shares over n held-out problems, one trajectory each.
-
-    correct: the boxed answer equals the reference. tool: at least one call. error_in_correct: failed calls per call
-    within correct trajectories. truncated: out of tokens or turns.
+    Raises ReplicaDied or SandboxUnavailable.
     """
-    torch.manual_seed(seed)
-    rollouts = [Rollout.of(tokenizer, prompt) for prompt in itertools.islice(prompts("test", seed), n)]
-    for _ in range(MAX_TOOL_CALLS + 1):
-        open_rollouts = [rollout for rollout in rollouts if rollout.open]
-        if not open_rollouts:
-            break
-        _sample_turn(model, tokenizer, open_rollouts, temperature)
-        _call_tools(tokenizer, open_rollouts)
-    correct = [rollout for rollout in rollouts if rollout.answer == rollout.prompt.answer]
-    calls = sum(rollout.calls for rollout in correct)
-    return {
-        "n": n,
-        "correct": round(len(correct) / n, 4),
-        "tool": round(sum(rollout.calls > 0 for rollout in rollouts) / n, 4),
-        "error_in_correct": round(sum(rollout.failed for rollout in correct) / max(1, calls), 4),
-        "correct_given_tool": round(
-            sum(rollout.calls > 0 for rollout in correct) / max(1, sum(rollout.calls > 0 for rollout in rollouts)), 4
-        ),
-        "truncated": round(sum(rollout.open or rollout.truncated for rollout in rollouts) / n, 4),
+    settings = ReplicaConfig(checkpoint=str(checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048)
+    held_out, timeline, found = list(itertools.islice(prompts("test", 0), problems)), Timeline(), []
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1])))
+        parts = FleetConfig(replicas=1), partial(Replica, settings), KvAware(MAX_TOKENS)
+        fleet = await stack.enter_async_context(Fleet(*parts, timeline))
+        for temperature in temperatures:
+            budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1, temperature=temperature)
+            rollouts = Rollouts(budget, chat, fleet, [PythonTool(box)], timeline, seed=0)
+            evaluation = Evaluation(held_out, 1, rollouts, MathReward(integers_only=True), avg_at_k, timeline)
+            _, trajectories = await evaluation.run(-1)  # the version of weights that the engine has read itself
+            found.append(shares(trajectories))
+    return found
+
+
+def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """n trajectories without an error of ours, and shares of them.
+
+    correct: by the reward. tool: at least one call. error_in_correct: failed calls per call within correct ones.
+    correct_given_tool: of those with a call. truncated: out of tokens, turns or time.
+    """
+    graded = [trajectory for trajectory in trajectories if trajectory.error is None]
+    with_tool = [trajectory for trajectory in graded if trajectory.tool_uses]
+    right = measure.correct(graded)
+    found = {
+        "correct": len(right) / len(graded),
+        "tool": len(with_tool) / len(graded),
+        "error_in_correct": measure.tool_error_share(right),
+        "correct_given_tool": len(measure.correct(with_tool)) / max(1, len(with_tool)),
+        "truncated": sum(trajectory.stop is not StopReason.ANSWER for trajectory in graded) / len(graded),
     }
+    return {"n": len(graded), **{name: round(share, 4) for name, share in found.items()}}
 
 
-@dataclass(kw_only=True, slots=True)
-class Rollout:
-    """A trajectory in the making; `open` until a turn ends without a call."""
-
-    prompt: Prompt
-    ids_T: list[int]
-    text: str = ""
-    calls: int = 0
-    failed: int = 0
-    open: bool = True
-    truncated: bool = False
-
-    @classmethod
-    def of(cls, tokenizer: Any, prompt: Prompt) -> Rollout:
-        text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
-        return cls(prompt=prompt, ids_T=tokenizer.encode(text, add_special_tokens=False))
-
-    @property
-    def answer(self) -> str | None:
-        found = re.search(r"<answer>.*?\\boxed\{(.*?)\}.*?</answer>", self.text, re.DOTALL)
-        return found.group(1) if found else None
+def _cpu_s() -> float:
+    """Of this process and of those that it has waited for, learner and engine among them."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
-@torch.no_grad()
-def _sample_turn(model: Any, tokenizer: Any, rollouts: Sequence[Rollout], temperature: float) -> None:
-    """Continues every rollout to the end of its turn or of its token budget; `text` becomes the turn's text."""
-    width = max(len(rollout.ids_T) for rollout in rollouts)
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    ids_BT = torch.tensor([[pad] * (width - len(rollout.ids_T)) + rollout.ids_T for rollout in rollouts])
-    choice = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    budget = MAX_TOKENS - min(len(rollout.ids_T) for rollout in rollouts)
-    out_BT = model.generate(ids_BT, attention_mask=(ids_BT != pad).long(), max_new_tokens=budget, **choice)
-    for rollout, sampled in zip(rollouts, out_BT[:, width:].tolist(), strict=True):
-        sampled = sampled[: MAX_TOKENS - len(rollout.ids_T)]
-        rollout.truncated = end not in sampled
-        turn = sampled if rollout.truncated else sampled[: sampled.index(end) + 1]
-        rollout.ids_T += turn
-        rollout.text = tokenizer.decode(turn)
-
-
-def _call_tools(tokenizer: Any, rollouts: Sequence[Rollout]) -> None:
-    """Runs the calls of each rollout's last turn and appends the replies, or closes the rollout."""
-    replies: dict[str, tuple[bool, str]] = {}
-    for rollout in rollouts:
-        calls = re.findall(r"<tool_call>(.*?)</tool_call>", rollout.text, re.DOTALL)
-        rollout.open = bool(calls) and not rollout.truncated and rollout.calls < MAX_TOOL_CALLS
-        if not rollout.open:
-            continue
-        for call in calls:
-            replies[call] = replies.get(call) or _run_call(call)
-        rollout.calls += len(calls)
-        rollout.failed += sum(not replies[call][0] for call in calls)
-        messages = [{"role": "tool", "content": replies[call][1]} for call in calls]
-        text = "\n" + tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        rollout.ids_T += tokenizer.encode(text, add_special_tokens=False)
-        if len(rollout.ids_T) >= MAX_TOKENS:
-            rollout.open, rollout.truncated = False, True
-
-
-def _run_call(call: str) -> tuple[bool, str]:
-    """Whether a call succeeded, and what the model reads."""
+def main(argv: Sequence[str]) -> int:
+    config = parse(Config, argv)
+    started, cpu_started = time.monotonic(), _cpu_s()
+    transformers.utils.logging.disable_progress_bar()
     try:
-        code = json.loads(call)["arguments"]["code"]
-    except json.JSONDecodeError as error:
-        return False, format_error(error)
-    except (KeyError, TypeError):
-        return False, 'FormatError: expected {"name", "arguments": {"code"}}'
-    command = [sys.executable, "-I", "-S", "-c", str(code)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
-    except subprocess.TimeoutExpired:
-        return False, "TimeoutError: 2 s"
-    if done.returncode:
-        return False, (done.stderr.strip().splitlines() or ["killed"])[-1]
-    return True, done.stdout.strip()
+        figures = asyncio.run(make(config))
+        figures |= {"wall_s": round(time.monotonic() - started, 1), "cpu_s": round(_cpu_s() - cpu_started, 1)}
+        command = shlex.join(["python", "recipes/tiny_cold_start.py", *argv])
+        made = {"command": command, "config": asdict(config), "figures": figures, "versions": versions()}
+        (config.output / "cold_start.json").write_text(json.dumps(made, indent=2, default=str) + "\n")
+    except (OSError, LearnerDied, ReplicaDied, SandboxUnavailable) as error:
+        print(f"tiny_cold_start: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tiny_cold_start: interrupted", file=sys.stderr)
+        return 130
+    print(json.dumps(figures, indent=2))
+    print(f"checkpoint: {config.output}")
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main(parse(Config, sys.argv[1:]))
-    except LearnerDied as error:
-        sys.exit(f"tiny_cold_start: {error}")
+    sys.exit(main(sys.argv[1:]))

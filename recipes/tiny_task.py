@@ -27,16 +27,21 @@ import random
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from engine.types import Prompt
+from sandbox import Limits
 
 Split = Literal["train", "test"]
 Message = dict[str, str]
 
+SHIPPED = Path(__file__).resolve().parent / "tiny"  # the agent that reinforcement learning starts from
+
 TOOL_NAME = "python"
 MAX_TOOL_CALLS = 3
 MAX_TOKENS = 230  # of a whole trajectory, prompt included
+LIMITS = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)  # of a tool call
 
 _NAMES = ("Lea", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Sam")
 _ITEMS = ("books", "coins", "pens", "apples", "cards", "shells", "stamps", "eggs")
@@ -194,17 +199,12 @@ def _broken_code(problem: Problem, rng: random.Random) -> str:
     return "\n".join([first, rest[0].replace("=x", "=y"), *rest[1:]])
 
 
-def format_error(error: json.JSONDecodeError) -> str:
-    """What the model reads when its call is not JSON."""
-    return f"FormatError: {error.msg}"
-
-
 def _trusted_reply(call: str) -> str:
     """The tool's reply to a call written above; the code runs in this process, so never pass what a model wrote."""
     try:
         code = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]["code"]
     except json.JSONDecodeError as error:
-        return format_error(error)
+        return f"FormatError: {error.msg}"
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -78,9 +78,8 @@ def train_tokenizer(mix: Mix, conversations: int, seed: int) -> PreTrainedTokeni
 
 def _corpus(mix: Mix, conversations: int, seed: int) -> Iterator[str]:
     """Texts between the tags: no merge may contain a piece of a tag."""
-    roles = "|".join(("user\n", "assistant\n"))
     tags = re.compile("|".join(TAGS))
     for _, demonstration in zip(range(conversations), demonstrations(mix, seed), strict=False):
-        yield from roles.split("|")
+        yield from ("user\n", "assistant\n")
         for message in demonstration:
             yield from tags.split(message["content"])

@@ -24,6 +24,7 @@ from engine.ports import (
     Generator,
     GraderUnavailable,
     KvSample,
+    ReplicaPort,
     Reward,
     Sampling,
     Selector,
@@ -212,6 +213,62 @@ async def check_generator(
     assert isinstance(stream, AsyncGenerator), "closing the iterator aborts: it is an async generator"
     async with aclosing(stream) as deltas_to_close:
         await anext(deltas_to_close)
+
+
+async def check_replica(
+    replica: ReplicaPort, token_ids: Sequence[int], stop_token_id: int, weights: str, version: int
+) -> None:
+    """One that has started and serves nobody else is a generator; it counts what is under way, ends what is aborted
+    after the tokens that it has, says which weights sample, and scores tokens. It is alive afterwards.
+
+    weights: an address that its `update_weights` takes.
+    """
+    assert replica.usable_blocks > 0, "it has KV blocks"
+    assert not replica.died.is_set()
+    await check_generator(replica, token_ids, stop_token_id)
+    endless = Sampling(max_tokens=800, temperature=1.0, seed=5, stop_token_ids=(), ignore_eos=True)
+    async with aclosing(replica.generate(token_ids, endless, "contract-aborted")) as deltas:
+        found = [await anext(deltas)]
+        assert replica.in_flight == 1, "a request under way is in flight"
+        await replica.abort("contract-aborted")
+        found += [delta async for delta in deltas]
+    assert found[-1].finish == "abort", f"a request that is aborted ends with {found[-1].finish!r}"
+    assert replica.in_flight == 0, "what has ended is not in flight"
+    await replica.abort("contract-aborted")  # it has ended: nothing
+    await replica.sleep()
+    await replica.wake("weights")
+    await replica.update_weights(weights, version)
+    await replica.wake("kv_cache")
+    short = Sampling(max_tokens=8, temperature=1.0, seed=5, stop_token_ids=(), ignore_eos=True)
+    found = [delta async for delta in replica.generate(token_ids, short, "contract-updated")]
+    assert {delta.version for delta in found} == {version}, "each delta tells the version"
+    spans = [(number, begin, end) for number, begin, end in found[-1].spans if end > begin]
+    assert {number for number, _, _ in spans} == {version}, f"the last one tells whose tokens are whose, not {spans}"
+    assert sum(end - begin for _, begin, end in spans) == 8, f"all of them: {spans}"
+    scored = await replica.logprobs([token_ids])
+    assert (scored.dtype, scored.shape) == (np.float32, (len(token_ids) - 1,)), "of every token but the first"
+    assert (scored <= 0).all(), "a log-probability is not positive"
+    assert not replica.died.is_set()
+
+
+def check_transport(transport: Any, read: Callable[[str, int], Mapping[str, Any]]) -> None:
+    """What replicas read of a version is what was written as that version, all of it, whoever comes when
+    (`algo.transport.Transport`).
+
+    read: the weights by name that a replica gets at an address for a version.
+    """
+    for version in range(4):  # memory is written again
+        with transport.writing(version) as views:
+            for number, view in enumerate(views.values()):
+                view.fill_(10 * version + number)
+        assert views, "this rank hands nothing on"
+        for _ in range(2):
+            found = read(transport.address(version), version)
+            assert found.keys() == views.keys(), f"read: {sorted(found)}"
+            for number, (name, view) in enumerate(views.items()):
+                assert found[name].shape == view.shape, name
+                assert found[name].dtype == view.dtype, name
+                assert found[name].eq(10 * version + number).all(), f"{name} of version {version} is {found[name]}"
 
 
 def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: int = 0) -> None:

@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from engine.stage import Pipeline, Stage
-from engine.types import Group, Prompt, StopReason, Trajectory
+from engine.types import Group, Trajectory
 from tests.contracts import check_loss, check_reward, check_tool
+from tests.fakes import a_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -32,23 +32,7 @@ def defined(word: str) -> dict:
 
 
 def solved(answer: str, reward: float | None = None) -> Trajectory:
-    text = f"<answer>\\boxed{{{answer}}}</answer>"
-    return Trajectory(
-        prompt=Prompt(id="p", messages=({"role": "user", "content": "6 * 7?"},), answer="42"),
-        sample=0,
-        seed=0,
-        temperature=1.0,
-        token_ids_T=np.arange(10, dtype=np.int32),
-        sampled_T=np.asarray([False] * 5 + [True] * 5),
-        logprobs_T=np.zeros(10, np.float32),
-        versions_T=np.zeros(10, np.int32),
-        turns=(),
-        text=text,
-        stop=StopReason.ANSWER,
-        started_at=0.0,
-        finished_at=1.0,
-        reward=reward,
-    )
+    return replace(a_trajectory(sampled=5, reward=reward), text=f"<answer>\\boxed{{{answer}}}</answer>")
 
 
 @pytest.mark.parametrize("word", ["stage", "tool", "reward", "loss"])

@@ -1,5 +1,6 @@
 """What the learner publishes: files that replicas map, memory that they pull; names, dtypes, and who may read when."""
 
+import itertools
 import json
 import threading
 from datetime import timedelta
@@ -13,6 +14,8 @@ from torch import nn
 from algo import transport
 from algo.publish import Publisher, named_weights
 from algo.transport import Gloo, Layout, Shm
+from tests import contracts
+from tests.engine.test_contracts import example
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,3 +140,18 @@ def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkey
     said = capfd.readouterr().err
     assert "'dies'" in said, said
     assert "refused: there is version 1" in said
+
+
+def test_transports(tmp_path):
+    layout, readers = Layout(SHAPES, torch.float32), itertools.count()
+
+    def pulled(address, version):
+        return layout.views(pull(address, version, f"reader-{next(readers)}").view(torch.uint8))
+
+    here = example(transport.Transport)(layout)
+    contracts.check_transport(here, lambda address, version: here.views)
+    contracts.check_transport(Shm(tmp_path, layout), lambda address, version: load_file(address))
+    contracts.check_transport(Gloo(layout), pulled)
+    stale = {name: view.clone() for name, view in here.views.items()}
+    with pytest.raises(AssertionError, match="a of version 0 is"):
+        contracts.check_transport(here, lambda address, version: stale)

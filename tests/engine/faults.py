@@ -18,6 +18,7 @@ from engine.fleet import Fleet, FleetConfig, Weights
 from engine.ports import ReplicaDied, Sampling
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.trace import Timeline
+from tests.contracts import check_replica
 
 CHECKPOINT = "recipes/tiny"
 CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)
@@ -199,6 +200,7 @@ async def under_faults(found):
         found["drained"] = running.result() == quiet
         found["live"] = fleet.live
         found["in_books"] = [*balancer.waiting, *balancer.running]
+        await check_replica(fleet._supervisor.live[1], [5, 6, 7, 8], 2, f"{CHECKPOINT}/model.safetensors", 2)
     found["left"] = [pid for pid in ours if alive(pid)]
 
 

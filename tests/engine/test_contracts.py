@@ -38,7 +38,11 @@ def example(protocol):
             break
         body.append(line)
     assert len(body) <= 20, "an example is at most 20 lines"
-    module = {"asynccontextmanager": contextlib.asynccontextmanager, **vars(inspect.getmodule(protocol))}
+    module = {
+        "asynccontextmanager": contextlib.asynccontextmanager,
+        "contextlib": contextlib,
+        **vars(inspect.getmodule(protocol)),
+    }
     exec(textwrap.dedent("\n".join(body)), module)
     return module[lines[first].split()[1].partition(":")[0]]
 
@@ -82,9 +86,12 @@ def test_selectors(selector):
     contracts.check_selector(selector, GROUPS)
 
 
-@pytest.mark.parametrize("generator", [example(ports.Generator)(), ScriptedReplica()])
-async def test_generators(generator):
-    await contracts.check_generator(generator, [5, 6, 7], stop_token_id=2)
+async def test_generators():
+    await contracts.check_generator(example(ports.Generator)(), [5, 6, 7], stop_token_id=2)
+
+
+async def test_replicas():
+    await contracts.check_replica(ScriptedReplica(), [5, 6, 7, 8], 2, "/w/1", 1)
 
 
 @pytest.mark.parametrize("make", [example(balance.Balancer), lambda: KvAware(max_tokens=200, hold_s=30.0)])
@@ -196,3 +203,14 @@ def test_a_bad_balancer_is_found():
     for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):
         with pytest.raises(AssertionError, match=message):
             contracts.check_balancer(make)
+
+
+async def test_a_bad_replica_is_found():
+    class Deaf(ScriptedReplica):
+        async def abort(self, request_id): ...
+
+    late = ScriptedReplica()
+    late.engine_version = 0
+    for replica, message in ((Deaf(), "aborted ends with 'length'"), (late, "whose tokens")):
+        with pytest.raises(AssertionError, match=message):
+            await contracts.check_replica(replica, [5, 6, 7, 8], 2, "/w/1", 1)

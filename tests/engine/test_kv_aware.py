@@ -103,7 +103,7 @@ def test_short_ends_let_more_in_and_long_runs_fewer():
 
 def test_what_waited_and_left_or_was_cancelled_teaches_nothing():
     policy = balancer(blocks=1000)
-    before = policy.expected_tokens(10)
+    before = policy.growth.rest_tokens(10)
     for key in range(40):
         arrive(policy, key)
         if key % 2:
@@ -111,7 +111,7 @@ def test_what_waited_and_left_or_was_cancelled_teaches_nothing():
         policy.leave(key, 40, not key % 2)
     arrive(policy, 99)
     decided(policy)
-    assert policy.expected_tokens(10) == before
+    assert policy.growth.rest_tokens(10) == before
 
 
 def test_live_free_blocks_are_a_hard_check_and_placements_count_until_they_are_seen():

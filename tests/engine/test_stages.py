@@ -55,7 +55,6 @@ async def train(steps, groups_per_step, samples, max_staleness, choices):
         choices = list(choices)
         while not running.done():
             await settle(40)
-            assert leases.outstanding <= leases.capacity
             if rollouts.held:
                 number = choices.pop() if choices else 0
                 rollout = rollouts.held[number % len(rollouts.held)]

@@ -1,4 +1,4 @@
-"""Quick starts in processes of their own, as a user starts them."""
+"""Recipes in processes of their own, as a user starts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def metrics(folder: Path) -> list[dict]:
 
 
 class Run:
-    """A quick start under way, its output line by line, and every process it ever had below it."""
+    """A recipe under way, its output line by line, and every process it ever had below it."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.process = subprocess.Popen(

@@ -92,14 +92,3 @@ def test_help_lists_fields_types_defaults_and_docs(flag, capsys):
     text = capsys.readouterr().out
     for part in ("steps: int, default 40", "optimizer steps", "algorithm: roc|grpo, default roc", "limit: int|none"):
         assert part in text
-
-
-def test_a_required_field_is_asked_for(capsys):
-    @dataclass(frozen=True)
-    class Chat:
-        checkpoint: Path
-
-    with pytest.raises(SystemExit):
-        parse(Chat, [])
-    assert "'checkpoint' is required" in capsys.readouterr().err
-    assert parse(Chat, ["--checkpoint", "runs/a"]).checkpoint == Path("runs/a")

@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,14 +35,6 @@ def numbers(folder: Path) -> list[dict[str, float]]:
         }
         for row in metrics(folder)
     ]
-
-
-@pytest.fixture
-def started() -> Iterator[list[Run]]:
-    runs: list[Run] = []
-    yield runs
-    for run in runs:
-        run.end_now()
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from rich.console import Console
 from engine.chat import Chat
 from engine.ports import Delta, ToolReply
 from recipes.tiny_chat import Config, episode
-from recipes.tiny_cold_start import SHIPPED
-from recipes.tiny_task import MAX_TOKENS, tool_call
+from recipes.tiny_task import MAX_TOKENS, SHIPPED, tool_call
 from sandbox import SandboxUnavailable
 
 CHAT = Chat.load(SHIPPED)

@@ -1,55 +1,84 @@
-"""The cold start: its recipe writes a loadable checkpoint, and the shipped one is as weak as it should be."""
+"""The cold start: its recipe writes a loadable checkpoint, and says early what is wrong."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.tiny_cold_start import SHIPPED, Config, _run_call, evaluate, main
-from recipes.tiny_task import tool_call
+from engine.types import Boundary, RolloutError, StopReason
+from recipes.options import parse
+from recipes.tiny_cold_start import Config, main, shares
+from recipes.tiny_task import SHIPPED
+from tests.fakes import a_trajectory, a_use
+from tests.recipes.runs import ROOT, Run
+
+RECIPE = [sys.executable, str(ROOT / "recipes" / "tiny_cold_start.py")]
+SMALL = ["craft_steps=3", "manners_steps=2", "eval_problems=4", "threads=1"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two torch threads on a busy core slow each other down by much more than two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.timeout(400)
 def test_recipe_writes_a_checkpoint_that_loads(tmp_path):
-    main(Config(output=tmp_path, craft_steps=3, manners_steps=2, eval_problems=4, threads=1))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    output = tmp_path / "new" / "agent"
+    done = subprocess.run([*RECIPE, f"output={output}", *SMALL], capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForCausalLM.from_pretrained(output)
     assert model.dtype == torch.bfloat16
     assert model.get_input_embeddings().weight is model.lm_head.weight
-    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == AutoTokenizer.from_pretrained(SHIPPED).chat_template
-    record = json.loads((tmp_path / "cold_start.json").read_text())
+    assert AutoTokenizer.from_pretrained(output).chat_template == AutoTokenizer.from_pretrained(SHIPPED).chat_template
+    record = json.loads((output / "cold_start.json").read_text())
     assert record["config"]["seed"] == 1
-    assert record["figures"]["parameters"] == 508_992
-    assert "craft_steps=3 manners_steps=2 eval_problems=4 threads=1" in record["command"]
+    assert record["command"].endswith(" ".join(SMALL))
+    figures = record["figures"]
+    assert figures["parameters"] == 508_992
+    assert [len(figures[name]) for name in ("loss_craft", "loss_manners")] == [3, 2]
+    assert [figures[name]["n"] for name in ("after_craft", "sampled", "greedy")] == [4, 4, 4]
 
 
-def test_shipped_checkpoint_leaves_room_for_learning():
-    """Bounds are four standard errors around the recorded figures (accuracy 0.31, tool rate 0.47) for 160 problems."""
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
-    sampled = evaluate(model, tokenizer, 160, temperature=1.0)
-    assert 0.17 < sampled["correct"] < 0.46
-    assert 0.31 < sampled["tool"] < 0.63
-    assert evaluate(model, tokenizer, 160, temperature=0.0)["correct"] < 0.1
+def test_figures_are_shares_of_what_was_graded():
+    lost = RolloutError(boundary=Boundary.SANDBOX, message="lost")
+    assert shares(
+        [
+            a_trajectory(reward=1.0, uses=[a_use("error"), a_use(), a_use()]),
+            a_trajectory(reward=0.0, uses=[a_use("error")]),
+            a_trajectory(reward=1.0, uses=[a_use()]),
+            a_trajectory(reward=1.0),
+            a_trajectory(reward=0.0, stop=StopReason.LENGTH),
+            a_trajectory(stop=StopReason.ERROR, error=lost),
+        ]
+    ) == {"n": 5, "correct": 0.6, "tool": 0.6, "error_in_correct": 0.25, "correct_given_tool": 0.6667, "truncated": 0.2}
 
 
-@pytest.mark.parametrize(
-    ("call", "ok", "reply"),
-    [
-        (tool_call("x=63+43\nx=x//8\nprint(x)"), True, "13"),
-        (tool_call("print(y)"), False, "NameError: name 'y' is not defined"),
-        (tool_call("print(1").replace('"}}', '"}'), False, "FormatError: Expecting ',' delimiter"),
-        ("<tool_call>[1]</tool_call>", False, 'FormatError: expected {"name", "arguments": {"code"}}'),
-        (tool_call("while True: pass"), False, "TimeoutError: 2 s"),
-    ],
-)
-def test_replies_of_the_evaluations_tool(call, ok, reply):
-    assert _run_call(call.removeprefix("<tool_call>").removesuffix("</tool_call>")) == (ok, reply)
+@pytest.mark.parametrize("field", ["craft_steps", "manners_steps", "eval_problems", "threads"])
+def test_impossible_sizes_name_the_field(field, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"{field}=0"])
+    assert ended.value.code == 2
+    assert f"{field} must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([f"output={tmp_path / 'file' / 'agent'}", *SMALL]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("tiny_cold_start: ")
+    assert str(tmp_path / "file" / "agent") in said.err
+    assert said.out == ""
+
+
+def test_ctrl_c_ends_it_with_one_line(started, tmp_path):
+    output = tmp_path / "agent"
+    run = Run([*RECIPE, f"output={output}"])
+    started.append(run)
+    deadline = time.monotonic() + 60
+    while not output.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert run.text().splitlines()[-1] == "tiny_cold_start: interrupted"
+    assert "Traceback" not in run.text()

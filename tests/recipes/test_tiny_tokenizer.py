@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from engine.chat import Chat
-from recipes.tiny_cold_start import EVERYTHING, SHIPPED
-from recipes.tiny_task import Mix, demonstrations
+from recipes.tiny_cold_start import EVERYTHING
+from recipes.tiny_task import SHIPPED, Mix, demonstrations
 from recipes.tiny_tokenizer import TAGS, VOCABULARY, train_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED)
