@@ -61,11 +61,9 @@ def packed_attention(
     if sliding_window and sliding_window < max_length_q:
         raise ValueError(f"attention {PACKED!r} has no sliding windows; this model needs another implementation")
     if query_1HLD.is_cuda:
-        query_LHD, key_LHD, value_LHD = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
-        groups = query_LHD.shape[1] // key_LHD.shape[1]
-        heads = (state.repeat_interleave(groups, 1) for state in (key_LHD, value_LHD))  # torch 2.11 knows no other way
+        heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)
-        return varlen_attn(query_LHD, *heads, *ends, *longest, scale=scaling, window_size=(-1, 0))[None], None
+        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     parts = zip(*(states.split(lengths, dim=2) for states in (query_1HLD, key_1HLD, value_1HLD)), strict=True)
     alone = [

@@ -3,7 +3,8 @@
 Invariants
 - A checkpoint appears under its name complete or not at all: by a rename, when everything of it is on the disk.
 - The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
-- Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint).
+- Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint). Any number of
+  ranks may go on from them: one that was not there keeps the random numbers of its own seed.
 """
 
 from __future__ import annotations
@@ -64,15 +65,18 @@ class Checkpoints:
         """Puts model, optimizer and random numbers back; returns the counters. Raises CheckpointFailed."""
         try:
             reader = dcp.FileSystemReader(path)
-            names = [name for name in reader.read_metadata().state_dict_metadata if name.startswith("counters.")]
+            saved = reader.read_metadata().state_dict_metadata
+            names = [name for name in saved if name.startswith("counters.")]
             state = self._state() | {"counters": {name.removeprefix("counters."): 0 for name in names}}
+            for name in self._random.keys() - saved.keys():
+                del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except Exception as error:
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]
         set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
-        for name, (_, put) in self._random.items():
-            put(state[name])
+        for name in self._random.keys() & state.keys():
+            self._random[name][1](state[name])
         return state["counters"]
 
     @property
@@ -92,7 +96,7 @@ class Checkpoints:
         try:
             if dist.get_rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir(parents=True)
+                unfinished.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
             dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
             if dist.get_rank() == 0:
                 _finish(unfinished, path)

@@ -161,13 +161,14 @@ class Learner:
             return link.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
 
     def _publish(self, version: int) -> tuple[str, link.Arrays, dict[str, float]]:
-        """Where the weights are, what they say of the canary, and the seconds that both took."""
+        """Where the weights are, what they say of the canary, the seconds of both; then it is the replicas' turn."""
         trainer, started = self._trainer, time.perf_counter()
         with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
             weights = trainer.publisher.publish(version)
         published = time.perf_counter()
         canary = trainer.score_canary()
         seconds = {"publish_s": published - started, "canary_s": time.perf_counter() - published}
+        trainer.give_way()
         return weights, {"canary": canary}, seconds
 
 

@@ -1,6 +1,6 @@
 """Where a step went wrong: which microbatch, which token. Found on the rank that has it, told by all.
 
-Invariant: a step that is refused is refused by every rank with the same words, before the weights are touched.
+Invariant: an update that is refused is refused by every rank with the same words, before it touches the weights.
 
 Shape legend: M positions with loss of a microbatch.
 """
@@ -20,11 +20,11 @@ from algo.pack import MicroBatch
 
 
 class Diverged(RuntimeError):
-    """Loss or gradient is not finite; the weights are those before the update."""
+    """Loss or gradient is not finite; the weights have the updates of the minibatches before, whose number it says."""
 
 
 class Mismatched(RuntimeError):
-    """Learner and sampler disagree beyond the tolerance on what the same weights sampled; nothing was updated."""
+    """Learner and sampler disagree beyond the tolerance on what the same weights sampled; the step made no update."""
 
 
 class Place(NamedTuple):

@@ -59,7 +59,7 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
     An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
     """
     dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
-    state = {name: tensor.to(dtype) for name, tensor in full_state(scorer).items()}
+    state = full_state(scorer, dtype)
     if dist.get_rank() == 0:
         with appearing(path) as unfinished:
             unfinished.mkdir()
@@ -69,9 +69,14 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
             save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
 
 
-def full_state(scorer: nn.Module) -> dict[str, Tensor]:
-    """`named_weights`, all of them at once."""
-    return {name: wait_tensor(weight).contiguous() for name, weight in named_weights(scorer)}
+def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """`named_weights` of this dtype, all of them at once in host memory on rank 0; the others only help to gather."""
+    state = {}
+    for name, weight in named_weights(scorer):
+        weight = wait_tensor(weight)
+        if dist.get_rank() == 0:
+            state[name] = weight.to("cpu", dtype).contiguous()
+    return state
 
 
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:

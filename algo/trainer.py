@@ -3,7 +3,7 @@
 Invariants
 - The loss is a mean over the tokens of the whole minibatch: neither the cut into microbatches nor the number of ranks
   changes it beyond rounding.
-- A non-finite loss or gradient raises `Diverged` before the weights are touched.
+- A non-finite loss or gradient raises `Diverged` before the update that it would make, and says how many came before.
 - Same checkpoint, batches, seed and number of threads give the same weights bit by bit.
 
 Shape legend: R rows and L columns of a microbatch, M positions with loss, V vocabulary, H hidden size.
@@ -123,8 +123,6 @@ class Trainer:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
-        if self.config.offload_optimizer:
-            self.away = offload(self.optimizer)
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
@@ -169,8 +167,9 @@ class Trainer:
             try:
                 before = proximal[index] if self.proximal else None
                 results.append(self._update(minibatch, before, live if index == 0 else None))
-            except Diverged as error:
-                raise Diverged(f"minibatch {index + 1} of {len(minibatches)}: {error}") from error
+            except (Diverged, Mismatched) as error:
+                place = f"minibatch {index + 1} of {len(minibatches)}"
+                raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
         return results
 
     def _update(
@@ -204,7 +203,7 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
 
-        Raises Diverged or Mismatched, before the weights are touched.
+        Raises Diverged or Mismatched, before it touches the weights.
         """
         micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
@@ -214,13 +213,13 @@ class Trainer:
         if not np.isfinite([result["loss"], norm]).all():
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
             place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
-            raise Diverged(f"not finite: {numbers}; {place}; the weights were not updated")
+            raise Diverged(f"not finite: {numbers}; {place}")
         tolerance = self.config.mismatch_tolerance
         if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
             worst = worst_mismatch(micros, logprobs, live)
             raise Mismatched(
                 f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
-                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}; the weights were not updated"
+                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}"
             )
         if norm + 1e-6 > self.config.grad_clip:
             torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
@@ -262,6 +261,13 @@ class Trainer:
         found = [self._forward(micro)[0] for micro in micros]
         reshard(self.scorer)
         return found
+
+    def give_way(self) -> None:
+        """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""
+        if self.config.offload_optimizer:
+            self.away += offload(self.optimizer)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what PyTorch keeps for itself would be missing to the replicas
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""

@@ -7,7 +7,8 @@
 Invariants
 - What a replica reads is one version, whole: the file of a version that is overwritten loses its name first, and memory
   is not written while somebody pulls it.
-- A replica depends on no other: one that dies during a transfer, or comes later, changes nothing for the rest.
+- A replica depends on no other: one that dies during a transfer, or comes later, changes nothing for the rest. Where
+  it dies without a word (nccl), its pull is broken off after PULL_S; a group that never comes about costs a thread.
 - Memory is written again and again, not made anew: its pages cost more than the copy.
 """
 
@@ -19,7 +20,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +33,7 @@ from torch import Tensor
 
 # What is gathered ahead of the copy, and what a replica receives before it begins to load.
 BUCKET_BYTES = 64 << 20
-# A pull, or the wait for those that go on, takes no longer: a replica's update has this deadline too.
+# A pull takes no longer: a replica's update has this deadline too.
 PULL_S = 60.0
 
 
@@ -162,7 +163,7 @@ class Pulled:
     """Weights in this process's memory, which replicas pull: the part that gloo and nccl share.
 
     A replica writes what it wants into the store under "pull-N", N counting up; it is served by a thread, in a group of
-    its own. While weights are written, and for another version than there is, it is kept waiting or refused.
+    its own. While weights are written it is kept waiting; for another version than there is it is refused.
     """
 
     scheme: str
@@ -182,11 +183,11 @@ class Pulled:
     def writing(self, version: int) -> Iterator[dict[str, Tensor]]:
         with self._changed:
             self._version = None
-            if not self._changed.wait_for(lambda: not self._pulls, PULL_S):
-                raise TimeoutError(f"weights {version}: a replica still pulls those before after {PULL_S:g} s")
+            if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # each has ended or was ended by then
+                raise TimeoutError(f"weights {version}: a replica still pulls those before after {2 * PULL_S:g} s")
         yield self._views
         if self._memory.is_cuda:
-            torch.cuda.synchronize(self._memory.device)
+            torch.cuda.current_stream(self._memory.device).synchronize()  # not of all: a pull may hang on another
         with self._changed:
             self._version = version
             self._changed.notify_all()
@@ -209,27 +210,33 @@ class Pulled:
             threading.Thread(target=self._serve, args=(wanted,), name=f"pull-{number}", daemon=True).start()
 
     def _serve(self, wanted: dict[str, Any]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._version is not None, PULL_S)
-            refused = self._version != wanted["version"]
-            self._pulls += not refused
-        if refused:
-            return self._say(f"{wanted} refused: there is version {self._version}")
+        """Joins the replica first: where that never comes about, nothing waits for it."""
         try:
             store = dist.TCPStore(self._host, self._port, timeout=timedelta(seconds=PULL_S))
-            self._send(dist.PrefixStore(wanted["group"], store), wanted)
+            joined = self._joined(dist.PrefixStore(wanted["group"], store), wanted["members"])
+            with joined as send, self._held(wanted["version"]):
+                for bucket in self._layout.buckets():
+                    send(self._memory[bucket[0][1] : bucket[-1][2]])
         except Exception as error:  # the replica died: its own supervisor knows
-            self._say(f"{wanted} broke off: {error}")
+            print(f"learner: weight pull {wanted} broke off: {error}", file=sys.stderr)
+
+    @contextmanager
+    def _held(self, version: int) -> Iterator[None]:
+        """This version, which is not overwritten meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version is not None, PULL_S)
+            if self._version != version:
+                raise RuntimeError(f"refused: there is version {self._version}")
+            self._pulls += 1
+        try:
+            yield
         finally:
             with self._changed:
                 self._pulls -= 1
                 self._changed.notify_all()
 
-    @staticmethod
-    def _say(words: str) -> None:
-        print(f"learner: weight pull {words}", file=sys.stderr)
-
-    def _send(self, store: dist.Store, wanted: dict[str, Any]) -> None:
+    def _joined(self, store: dist.Store, members: int) -> AbstractContextManager[Callable[[Tensor], Any]]:
+        """A group with one replica, as rank 0: sends memory (uint8) to it, and returns when it may be overwritten."""
         raise NotImplementedError
 
 
@@ -239,14 +246,35 @@ class Gloo(Pulled):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout, torch.device("cpu"))
 
-    def _send(self, store: dist.Store, wanted: dict[str, Any]) -> None:
+    @contextmanager
+    def _joined(self, store: dist.Store, members: int) -> Iterator[Callable[[Tensor], Any]]:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         options._timeout = timedelta(seconds=PULL_S)
-        group = dist.ProcessGroupGloo(store, 0, 2, options)
-        for bucket in self._layout.buckets():
-            group.send([self._memory[bucket[0][1] : bucket[-1][2]]], 1, 0).wait()
+        group = dist.ProcessGroupGloo(store, 0, members, options)
+        yield lambda memory: group.send([memory], 1, 0).wait()
         store.get("done")  # the connection is held until everything was received
+
+
+@contextmanager
+def ended(end: Callable[[], None]) -> Iterator[threading.Event]:
+    """Calls `end` once: on the way out, or after PULL_S, if what waits inside does not come; then the event is set."""
+    late = threading.Event()
+
+    def expire() -> None:
+        late.set()
+        end()
+
+    watchdog = threading.Timer(PULL_S, expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield late
+    finally:
+        watchdog.cancel()
+        watchdog.join()
+        if not late.is_set():
+            end()
 
 
 def _listen() -> tuple[str, int, dist.TCPStore]:

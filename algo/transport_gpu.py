@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from algo.transport import Layout, Pulled
+from algo.transport import Layout, Pulled, ended
 
 # What `reduce_tensor` says of memory on a GPU after shape and dtype, in its order.
 HANDLE = (
@@ -36,18 +36,25 @@ class Nccl(Pulled):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout, torch.device("cuda", torch.cuda.current_device()))
 
-    def _send(self, store: dist.Store, wanted: dict[str, Any]) -> None:
+    @contextmanager
+    def _joined(self, store: dist.Store, members: int) -> Iterator[Callable[[Tensor], Any]]:
+        """On a stream of its own, that of this thread: NCCL waits for a replica that died until it is told to end."""
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
-        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         torch.cuda.set_device(self._memory.device)  # of this thread
-        members = StatelessProcessGroup(rank=0, world_size=wanted["members"], store=store)
-        group = PyNcclCommunicator(members, device=self._memory.device)
-        try:
-            packed_nccl_broadcast_producer(iter(self._views.items()), group, 0, lambda item: item[1])
-        finally:
-            group.destroy()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            group = PyNcclCommunicator(StatelessProcessGroup(0, members, store), device=self._memory.device)
+            with ended(group.destroy) as late:
+
+                def send(memory: Tensor) -> None:
+                    group.broadcast(memory, src=0, stream=stream)
+                    stream.synchronize()
+                    if late.is_set():
+                        raise TimeoutError("the replica did not take it in time")
+
+                yield send
 
 
 class Ipc:
@@ -59,6 +66,7 @@ class Ipc:
         self._memory = torch.empty(8 * words, dtype=torch.uint8, device="cuda")
         self._version = self._memory[-8:].view(torch.int64)
         self._views = layout.views(self._memory[: layout.size_bytes])
+        self._handle = _handle(self._memory)
         self._handles: dict[str, dict[str, Any]] = {}
 
     @contextmanager
@@ -68,7 +76,7 @@ class Ipc:
         self._version.fill_(version)
         torch.cuda.synchronize()
         handles: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(handles, self._handle())  # ends only when every rank has written
+        dist.all_gather_object(handles, self._handle)  # ends only when every rank has written
         self._handles = {gpu: handle for part in handles for gpu, handle in part.items()}
 
     def address(self, version: int) -> str:
@@ -76,8 +84,9 @@ class Ipc:
         weights = [(name, dtype, shape) for name, shape in self._layout.shapes.items()]
         return "ipc:" + json.dumps({"handles": self._handles, "weights": weights})
 
-    def _handle(self) -> dict[str, dict[str, Any]]:
-        """GPU -> what opens its memory in another process, as plain values."""
-        _, found = reduce_tensor(self._memory)
-        plain = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in found[6:]]
-        return {str(torch.cuda.get_device_properties(self._memory.device).uuid): dict(zip(HANDLE, plain, strict=True))}
+
+def _handle(memory: Tensor) -> dict[str, dict[str, Any]]:
+    """GPU -> what opens its memory in another process, as plain values. Once for each memory: PyTorch counts them."""
+    _, found = reduce_tensor(memory)
+    plain = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in found[6:]]
+    return {str(torch.cuda.get_device_properties(memory.device).uuid): dict(zip(HANDLE, plain, strict=True))}

@@ -181,17 +181,29 @@ class LearnerProcessConfig:
             raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
 
 
+def visible(devices: tuple[int, ...], environment: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
+    there = environment.get("CUDA_VISIBLE_DEVICES")
+    if not there:
+        return ",".join(map(str, devices))
+    names = there.split(",")
+    if not all(device in range(len(names)) for device in devices):
+        raise ValueError(f"devices must be below {len(names)} where CUDA_VISIBLE_DEVICES is {there!r}, got {devices}")
+    return ",".join(names[device] for device in devices)
+
+
 class LearnerProcess:
     """Starts the learner's ranks with torch's launcher and talks to rank 0.
 
     `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
-    Leaving the context ends all its processes.
+    Leaving the context ends all its processes. Raises ValueError for devices that this process may not see.
     """
 
     _process: asyncio.subprocess.Process
 
     def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
         self.config = config
+        self._visible = visible(config.devices, os.environ)
         self._address = f"ipc://{workspace}/learner"
         self._log = log
         self._context = zmq.asyncio.Context()
@@ -204,7 +216,7 @@ class LearnerProcess:
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
         if self.config.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.config.devices))
+            environment["CUDA_VISIBLE_DEVICES"] = self._visible
         path = filter(None, (str(_ROOT), environment.get("PYTHONPATH")))
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:

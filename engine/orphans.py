@@ -34,6 +34,7 @@ def die_with(parent: int) -> None:
 
 def _forked() -> None:
     if parent := getattr(_here, "parent", 0):
+        _here.parent = os.getpid()  # what this one forks is its own
         die_with(parent)
 
 

@@ -11,6 +11,7 @@ On GPUs: written against vLLM's documentation, not yet run on a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.link import LearnerProcessConfig
 from engine.replica_config import ReplicaConfig
@@ -76,17 +77,28 @@ class Placement:
         return self.max_staleness == 0
 
     def replica(self, config: ReplicaConfig) -> ReplicaConfig:
-        """The replicas' configuration with what the placement decides."""
+        """The replicas' configuration with what the placement decides. On GPUs both sides compute in bfloat16."""
         return replace(
             config,
             devices=self.replica_devices,
             tensor_parallel=self.tensor_parallel,
             weight_transfer=self.weight_transfer,
             sleeps=self.shared,
+            dtype="bfloat16" if self.devices else config.dtype,
         )
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
-        """The same for the learner's processes. Its optimizer state leaves the GPU when `shared`
-        (`LearnerConfig.offload_optimizer`).
-        """
+        """The same for the learner's processes."""
         return replace(config, ranks=self.ranks, devices=self.learner_devices)
+
+    @property
+    def learner_fields(self) -> dict[str, Any]:
+        """The same for the learner's own configuration: fields of `LearnerConfig`, which agree with the replicas'.
+
+        mismatch_tolerance: as measured where either side computes in bfloat16.
+        """
+        fields: dict[str, Any] = {"weight_transfer": self.weight_transfer}
+        if self.devices:
+            fields |= dict.fromkeys(("dtype", "weights_dtype"), "bfloat16")
+            fields |= {"device": "cuda", "offload_optimizer": self.shared, "mismatch_tolerance": 0.5}
+        return fields

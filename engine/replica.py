@@ -86,6 +86,8 @@ class Replica:
         loop.add_reader(process, end)
 
     def _build(self) -> None:
+        if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
         with scipy_absent():
             from vllm import AsyncEngineArgs
             from vllm.config import WeightTransferConfig

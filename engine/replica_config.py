@@ -18,11 +18,13 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "16",  # outputs handled before the loop turns to others: its lag
     "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
-    "TORCHDYNAMO_DISABLE": "1",  # else the first request waits some 15 s for the compilation of one sampling helper
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
 }
 _M_ARENA_MAX = -8  # malloc.h
+# Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
+# bf16 (6 bytes a parameter; training takes 20 and more).
+MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +35,9 @@ class ReplicaConfig:
     i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: as the learner's:
     "shm" (one host) or "gloo", on GPUs also "ipc" (those of the learner) or "nccl". sleeps: a replica at rest gives up
     its GPU memory (vLLM's sleep mode). kv_offload_bytes: blocks that leave the cache are kept in that much host memory
-    (vLLM's native offloading, kv_offloading_size). GPUs and offloading follow vLLM's documentation and were not run
-    here.
+    (vLLM's native offloading, kv_offloading_size). memory_share: of each GPU's memory what a replica takes, in (0, 1].
+    None: nearly all, but three fifths where it `sleeps`, since a learner at rest is there too. GPUs and offloading
+    follow vLLM's documentation and were not run here.
     """
 
     checkpoint: str
@@ -48,7 +51,8 @@ class ReplicaConfig:
     kv_offload_bytes: int = 0
     weight_transfer: str = "shm"
     sleeps: bool = False
-    start_deadline_s: float = 120.0
+    memory_share: float | None = None
+    start_deadline_s: float = 300.0  # on a GPU the model is compiled first
     step_deadline_s: float = 60.0
     update_deadline_s: float = 60.0
 
@@ -64,6 +68,8 @@ class ReplicaConfig:
             raise ValueError(f"tensor_parallel must divide the {len(self.devices)} devices, got {self.tensor_parallel}")
         if self.kv_offload_bytes < 0:
             raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
         known = ("shm", "gloo", "ipc", "nccl") if self.devices else ("shm", "gloo")
         if self.weight_transfer not in known:
             raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
@@ -79,6 +85,8 @@ class ReplicaConfig:
             raise ValueError(f"tensor_parallel must be 1 on the CPU, got {self.tensor_parallel}")
         if self.kv_offload_bytes:
             raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
+        if self.memory_share is not None:
+            raise ValueError(f"memory_share must be None on the CPU, got {self.memory_share}")
 
     def devices_of(self, index: int) -> tuple[int, ...]:
         """GPUs of replica `index`. Raises ValueError when there are not so many."""
@@ -106,6 +114,7 @@ class ReplicaConfig:
                 "device_ids": list(self.devices_of(index)),
                 "tensor_parallel_size": self.tensor_parallel,
                 "enable_sleep_mode": self.sleeps,
+                "gpu_memory_utilization": self.memory_share or (MEMORY_SHARE_BY_TURNS if self.sleeps else MEMORY_SHARE),
                 "kv_offloading_size": self.kv_offload_bytes / (1 << 30) or None,  # GiB
             }
         return common | {

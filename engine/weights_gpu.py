@@ -12,31 +12,27 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.utils import StatelessProcessGroup
-from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 
-from engine.weights import HostWeightTransfer, NoRendezvous, Published
-from engine.weights_pull import ask, views
+from engine.weights import HostWeightTransfer, Published
+from engine.weights_pull import ask, size_bytes, views
 
 
-class NcclWeightTransfer(NCCLWeightTransferEngine):
-    """Backend "nccl": vLLM's own, but for its group, which is the learner's rank 0 and this replica, for one update."""
-
-    init_info_cls = NoRendezvous
-    update_info_cls = Published
-
-    def init_transfer_engine(self, init_info: NoRendezvous) -> None:
-        self.packed = True
+class NcclWeightTransfer(HostWeightTransfer):
+    """Backend "nccl": a group of the learner's rank 0 and this replica's workers, for one update."""
 
     def receive_weights(self, update_info: Published) -> None:
         rank, members = 1 + self.parallel_config.rank, 1 + self.parallel_config.world_size
         store, buckets = ask(update_info, members, first=rank == 1)
-        group = StatelessProcessGroup(rank=rank, world_size=members, store=store)
-        self.model_update_group = PyNcclCommunicator(group, device=self.device)
+        group = PyNcclCommunicator(StatelessProcessGroup(rank, members, store), device=self.device)
         try:
-            names, dtypes, shapes = zip(*(entry for bucket in buckets for entry in bucket), strict=True)
-            super().receive_weights(NCCLWeightTransferUpdateInfo(list(names), list(dtypes), list(shapes)))
+            stream = torch.cuda.current_stream(self.device)
+            for bucket in buckets:
+                memory = torch.empty(size_bytes(bucket), dtype=torch.uint8, device=self.device)
+                group.broadcast(memory, src=0, stream=stream)
+                self.load(views(memory, bucket))
+            stream.synchronize()
         finally:
-            self.shutdown()
+            group.destroy()
 
 
 class IpcWeightTransfer(HostWeightTransfer):

@@ -69,8 +69,12 @@ def _bytes(entry: Entry) -> int:
     return math.prod(entry[2]) * getattr(torch, entry[1]).itemsize
 
 
+def size_bytes(bucket: list[Entry]) -> int:
+    return sum(map(_bytes, bucket))
+
+
 def _receive(group: Any, bucket: list[Entry]) -> tuple[Tensor, Any]:
-    memory = torch.empty(sum(map(_bytes, bucket)), dtype=torch.uint8)
+    memory = torch.empty(size_bytes(bucket), dtype=torch.uint8)
     return memory, group.recv([memory], 0, 0)
 
 

@@ -75,4 +75,6 @@ if __name__ == "__main__":
     found = gradients(checkpoint, result.parent)
     if dist.get_rank() == 0:
         torch.save(found, result)
+    else:
+        assert found[1] == {}, "one rank keeps the weights of all"
     dist.destroy_process_group()

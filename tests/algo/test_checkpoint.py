@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from algo_fakes import CANARY, batch, write_checkpoint
 
-from algo.checkpoint import KEPT, CheckpointFailed
+from algo.checkpoint import KEPT, CheckpointFailed, Checkpoints
 from algo.learner import LearnerConfig
 from algo.publish import full_state
 from algo.trainer import Trainer
@@ -49,6 +49,23 @@ def test_what_goes_on_from_a_checkpoint_is_what_would_have_been(trainer, tmp_pat
     assert torch.initial_seed() != 99
     second.score_canary()  # gathers the weights, as it does before the first step
     assert [second.train(batch(16, step=step))["loss"] for step in (2, 3)] == wanted
+    assert torch.equal(weights(first), weights(second))
+
+
+class OfOtherRanks(Checkpoints):
+    """Of ranks that had no rank 0."""
+
+    _random = {}  # noqa: RUF012
+
+
+def test_a_rank_that_was_not_there_goes_on_with_random_numbers_of_its_own_seed(trainer, tmp_path):
+    first = trainer()
+    first.train(batch(16))
+    first.checkpoints = OfOtherRanks(first.scorer, first.optimizer)
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    second = trainer()
+    assert second.restore(tmp_path / "step-000001") == 1
     assert torch.equal(weights(first), weights(second))
 
 

@@ -223,7 +223,8 @@ def test_a_mismatch_on_fresh_tokens_ends_the_learner_with_numbers_and_place(trai
     words = str(caught.value)
     place = r"trajectory 5 of the batch, position 12 \(turn [2-9]\)"
     numbers = rf"learner says {good.logprobs_N[second]:.6f}, the sampler {bad.logprobs_N[second]:.6f}"
-    for part in ("step 7", "version 3", "2.50e-01", "tolerance 1e-03", "mismatch_tolerance", numbers):
+    said = "step 7", "version 3", "2.50e-01", "tolerance 1e-03", "mismatch_tolerance", numbers, "before it: 0"
+    for part in said:
         assert part in words
     assert torch.equal(weights(subject), before)
     with pytest.raises(Mismatched, match=place):
@@ -262,7 +263,7 @@ def test_what_is_not_finite_is_named_by_minibatch_microbatch_and_token(trainer, 
     with pytest.raises(Diverged) as caught:
         subject.train(Batch(step=0, **arrays), version=1)
     words = str(caught.value)
-    token = ", trajectory 6 of the batch, position " if broken != "loss" else "; the weights"
+    token = ", trajectory 6 of the batch, position " if broken != "loss" else "; updates"
     for part in (r"minibatch \d of 2: not finite", r"first in microbatch \d of \d on rank 0" + token):
         assert re.search(part, words), words
     if broken == "sampler":
@@ -270,6 +271,18 @@ def test_what_is_not_finite_is_named_by_minibatch_microbatch_and_token(trainer, 
         assert "the sampler nan" in words
     first_minibatch = "minibatch 1 of 2" in words
     assert torch.equal(weights(subject), before) == first_minibatch
+
+
+@pytest.mark.parametrize("minibatch", [1, 2])
+def test_what_is_not_finite_says_how_many_updates_the_step_has_made(trainer, minibatch):
+    subject, whole = trainer(minibatches=2), batch(8)
+    advantages_B = whole.advantages_B.copy()
+    advantages_B[subject._plan(whole, 2)[minibatch - 1].ranks[0][0].trajectories_S[0]] = np.inf
+    before = weights(subject)
+    words = rf"^minibatch {minibatch} of 2: not finite: .*; updates of this step before it: {minibatch - 1}$"
+    with pytest.raises(Diverged, match=words):
+        subject.train(Batch(step=0, **(whole.arrays() | {"advantages_B": advantages_B})))
+    assert torch.equal(weights(subject), before) == (minibatch == 1)
 
 
 def test_a_recipe_builds_a_loss_without_loading_torch():

@@ -1,8 +1,13 @@
-"""The optimizer's state leaves its device and comes back with the same bits."""
+"""The optimizer's state leaves its device when it is the replicas' turn, and comes back with the same bits."""
+
+from types import SimpleNamespace
 
 import torch
 
+from algo.learner import Learner
+from algo.learner_config import LearnerConfig
 from algo.offload import offload, onload
+from algo.trainer import Trainer
 
 
 class OnDevice(torch.Tensor):
@@ -21,12 +26,17 @@ class OnHost(torch.Tensor):
         return self.as_subclass(OnDevice)
 
 
-def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
+def stepped():
+    """An optimizer after a step, and its state."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)
     optimizer.step()
-    state = optimizer.state[weight]
+    return optimizer, optimizer.state[weight]
+
+
+def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
+    optimizer, state = stepped()
     before = {name: value.clone() for name, value in state.items()}
     assert offload(optimizer) == [], "nothing is on a device"
     for name in ("exp_avg", "exp_avg_sq"):
@@ -39,3 +49,40 @@ def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
     assert moved == []
     for name, value in before.items():
         assert torch.equal(state[name].as_subclass(torch.Tensor), value)
+
+
+def test_a_trainer_gives_way_where_it_was_told_to_and_forgets_nothing():
+    for told in (False, True):
+        optimizer, state = stepped()
+        state["exp_avg"] = state["exp_avg"].as_subclass(OnDevice)
+        config = LearnerConfig(offload_optimizer=told)
+        trainer = SimpleNamespace(config=config, optimizer=optimizer, away=[], device=torch.device("cpu"))
+        Trainer.give_way(trainer)
+        Trainer.give_way(trainer)
+        assert [name for _, name, _ in trainer.away] == ["exp_avg"] * told
+
+
+class Rank:
+    """A trainer as far as it publishes."""
+
+    weights_dir = "nowhere"
+
+    def __init__(self):
+        self.publisher, self.log = self, []
+
+    def publish(self, version):
+        self.log.append("publish")
+
+    def score_canary(self):
+        self.log.append("canary")
+
+    def give_way(self):
+        self.log.append("give way")
+
+
+def test_a_learner_gives_way_when_it_has_published_and_before_it_answers():
+    """Also before the first step: what a checkpoint brought is on the device."""
+    learner = Learner()
+    learner._trainer = rank = Rank()
+    learner._publish(0)
+    assert rank.log == ["publish", "canary", "give way"]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from algo import transport
-from algo.publish import Publisher, named_weights
+from algo.publish import Publisher, full_state, named_weights
 from algo.transport import Gloo, Layout, Shm
 from tests import contracts
 from tests.engine.test_contracts import example
@@ -59,6 +60,14 @@ def test_a_published_file_holds_the_weights_under_their_names_in_the_dtype_asked
         assert found.keys() == expected.keys() == {"0.weight", "0.bias", "1.weight"}
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights-2.safetensors", "weights-3.safetensors"]
+
+
+def test_all_weights_at_once_are_in_the_dtype_asked_for():
+    scorer = Scorer()
+    expected = {name: weight.bfloat16() for name, weight in named_weights(scorer)}
+    found = full_state(scorer, torch.bfloat16)
+    assert all(torch.equal(found.pop(name), weight) for name, weight in expected.items())
+    assert found == {}
 
 
 def test_a_version_that_somebody_links_is_not_overwritten(tmp_path):
@@ -155,3 +164,59 @@ def test_transports(tmp_path):
     stale = {name: view.clone() for name, view in here.views.items()}
     with pytest.raises(AssertionError, match="a of version 0 is"):
         contracts.check_transport(here, lambda address, version: stale)
+
+
+class Hanging(Gloo):
+    """The first replica dies while it joins: what joins it waits for good (NCCL does), but here it comes at last."""
+
+    joining, comes, finished = threading.Event(), threading.Event(), threading.Event()
+    sent = 0
+
+    @contextmanager
+    def _joined(self, store, members):
+        self.joining.set()
+        self.comes.wait(30)
+        yield self._count
+        self.finished.set()
+
+    def _count(self, memory):
+        self.sent += len(memory)
+
+
+def test_a_replica_that_never_joins_holds_nobody_up_and_one_that_joins_late_gets_no_other_version(monkeypatch, capfd):
+    monkeypatch.setattr(transport, "PULL_S", 2.0)
+    layout = Layout(SHAPES, torch.float32)
+    subject = Hanging(layout)
+    with subject.writing(1):
+        pass
+    host, _, port = subject.address(1).removeprefix("gloo://").rpartition(":")
+    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=20))
+    store.set("pull-1", json.dumps({"group": "dead", "version": 1, "members": 2}))
+    assert subject.joining.wait(30)
+    with subject.writing(2):
+        pass
+    subject.comes.set()
+    store.set("pull-2", json.dumps({"group": "next", "version": 2, "members": 2}))
+    assert subject.finished.wait(30)
+    assert subject.sent == layout.size_bytes, "to the second one alone"
+    for thread in threading.enumerate():
+        if thread.name == "pull-1":
+            thread.join(30)
+    assert "refused: there is version 2" in capfd.readouterr().err
+
+
+def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):
+    ends, came = [], threading.Event()
+
+    def end():
+        ends.append(None)
+        came.set()
+
+    with transport.ended(end) as late:
+        assert ends == []
+    assert (len(ends), late.is_set()) == (1, False)
+    came.clear()
+    monkeypatch.setattr(transport, "PULL_S", 0.01)
+    with transport.ended(end) as late:
+        assert came.wait(30), "as NCCL waits until its group is destroyed"
+    assert (len(ends), late.is_set()) == (2, True)

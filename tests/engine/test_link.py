@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from engine.link import (
     pack,
     unpack_reply,
     unpack_request,
+    visible,
 )
 from engine.types import Batch
 from tests.fakes import a_trajectory
@@ -236,3 +238,21 @@ async def test_cancelling_the_wait_for_the_end_kills_and_stays_a_cancellation(tm
 def test_a_learner_without_ranks_is_refused():
     with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
         LearnerProcessConfig(module="m", ranks=0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "devices", "names"),
+    [(None, (1, 0), "1,0"), ("", (1,), "1"), ("4,6,7", (2, 0), "7,4"), ("GPU-a,GPU-b", (1,), "GPU-b")],
+)
+async def test_a_learners_gpus_are_counted_among_those_that_the_node_sees(tmp_path, monkeypatch, seen, devices, names):
+    """As vLLM counts a replica's."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    async with learner(tmp_path, "works", ranks=len(devices), devices=devices) as process:
+        assert psutil.Process(process._process.pid).environ()["CUDA_VISIBLE_DEVICES"] == names
+
+
+def test_a_gpu_that_the_node_does_not_see_is_refused():
+    with pytest.raises(ValueError, match=r"devices must be below 2 where CUDA_VISIBLE_DEVICES is '4,6', got \(0, 2\)"):
+        visible((0, 2), {"CUDA_VISIBLE_DEVICES": "4,6"})

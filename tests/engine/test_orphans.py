@@ -27,6 +27,20 @@ def build():
 threading.Thread(target=build).start()
 """
 
+WORKERS = """
+import os, time
+from engine.orphans import forks_die_with_us
+
+with forks_die_with_us():
+    if os.fork():
+        os.wait()
+    elif os.fork():  # an engine, which has workers
+        os.wait()
+    else:
+        print(os.getppid(), os.getpid(), flush=True)
+        time.sleep(100)
+"""
+
 LATE = """
 import os, time
 from engine.orphans import die_with
@@ -70,6 +84,14 @@ def test_a_fork_dies_with_the_process_only_where_this_was_asked_for() -> None:
         assert not left
         assert free.is_running()
         free.kill()
+
+
+def test_what_a_fork_forks_lives_as_long_as_that() -> None:
+    with started(WORKERS) as node:
+        both = said(node)
+        assert len(both) == 2
+        node.kill()
+        assert not psutil.wait_procs(both, timeout=20)[1]
 
 
 def test_one_that_learns_of_it_late_ends_at_once() -> None:

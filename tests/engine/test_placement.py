@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from algo.learner_config import LearnerConfig
 from engine.fleet import Weights
 from engine.learn import Learn
 from engine.lease import Leases
@@ -44,6 +45,12 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         arguments = [replica.arguments(index) for index in range(placement.replicas)]
         assert [device for each in arguments for device in each["device_ids"]] == list(replicas)
         assert {each["enable_sleep_mode"] for each in arguments} == {sleeps}
+    told = LearnerConfig(**placement.learner_fields)
+    assert told.weight_transfer == replica.weight_transfer
+    assert told.weights_dtype == replica.dtype == ("bfloat16" if replicas else "float32")
+    assert (told.device, told.dtype) == (("cuda", "bfloat16") if learner else ("cpu", "float32"))
+    assert told.offload_optimizer == replica.sleeps
+    assert told.mismatch_tolerance == (0.5 if learner else 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from engine.replica import Replica, ReplicaConfig
+from engine.replica_config import ENVIRONMENT
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -36,3 +37,16 @@ def test_the_end_of_a_process_is_seen(factory, when):
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         runner.run(watched(process))
+
+
+@pytest.mark.parametrize(("devices", "disabled"), [((), "1"), ((0,), None)])
+async def test_before_vllm_is_imported_compilation_is_disabled_on_the_cpu_alone(monkeypatch, devices, disabled):
+    """On GPUs vLLM compiles the model, and says that it cannot where this is disabled."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "")  # what comes after is undone
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ImportError, match="vllm"):
+        Replica(ReplicaConfig(checkpoint="nowhere", devices=devices), 0, None, lambda *_: None)._build()
+    assert os.environ.get("TORCHDYNAMO_DISABLE") == disabled

@@ -24,6 +24,9 @@ def config(**options):
         ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, ipc, nccl here, got 'disk'"),
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
         ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must not be negative, got -1"),
+        ({"memory_share": 0.5}, "memory_share must be None on the CPU, got 0.5"),
+        ({"memory_share": 0.0, "devices": (0,)}, "memory_share must be above 0 and at most 1, got 0.0"),
+        ({"memory_share": 1.1, "devices": (0,)}, "memory_share must be above 0 and at most 1, got 1.1"),
     ],
 )
 def test_an_impossible_replica_is_refused(options, said):
@@ -43,6 +46,14 @@ def test_each_replica_has_its_own_gpus():
     assert arguments["num_gpu_blocks_override"] is None
     assert "distributed_executor_backend" not in arguments
     assert config(devices=(3,)).arguments(0)["kv_offloading_size"] is None
+
+
+def test_a_replica_leaves_room_for_a_learner_that_rests_on_its_gpu():
+    """vLLM refuses to start where less is free than it is to take: a replacement would never come."""
+    share = lambda **options: config(devices=(0,), **options).arguments(0)["gpu_memory_utilization"]  # noqa: E731
+    assert share() == 0.92
+    assert share(sleeps=True) == 0.6
+    assert share(memory_share=0.5) == share(memory_share=0.5, sleeps=True) == 0.5
 
 
 def test_on_the_cpu_a_prefill_is_never_split():
