@@ -17,23 +17,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import os
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import uvloop
-from rich.console import Console
 
 from bench.fleet_bound import Engine
 from bench.fleet_engines import VOCABULARY, Engines, write_model
 from bench.fleet_figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Timed, replay
-from bench.report import environment, finish, names
+from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, several
 from bench.workload import KINDS, Traced, Turn, load
 from engine.balance import Balancer
 from engine.fleet import Fleet, FleetConfig
@@ -102,23 +102,21 @@ async def run_once(engines: Engines, case: Case, policy: str) -> Run:
     )
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
-    for number in range(options.rounds):
-        seed = options.seeds[number % len(options.seeds)]
-        for kind in options.kinds:
-            rows = load(TRACES / f"{kind}.{seed}.jsonl.gz")
-            yield Case(number, kind, seed, [row for row in rows if row.group < options.groups])
+def cases(options: argparse.Namespace, number: int) -> Iterator[Case]:
+    """Of a round."""
+    seed = options.seeds[number % len(options.seeds)]
+    for kind in options.kinds:
+        rows = load(trace_of(kind, seed))
+        yield Case(number, kind, seed, [row for row in rows if row.group < options.groups])
 
 
-async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> tuple[list[Run], list[str]]:
-    """All runs, and what failed."""
-    runs: list[Run] = []
-    failures: list[str] = []
+async def measure(options: argparse.Namespace, folder: Path, runs: list[Run], failures: list[str]) -> None:
+    """Adds the runs of whole rounds, and what failed."""
     shuffled = random.Random(0)
     if not options.checkpoint:
         write_model(folder)
     config = ReplicaConfig(
-        checkpoint=options.checkpoint or str(folder),
+        checkpoint=str(options.checkpoint or folder),
         max_model_len=2048,
         max_num_seqs=ENGINE.max_num_seqs,
         kv_blocks=ENGINE.blocks + 1,  # one is vLLM's own
@@ -130,50 +128,68 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
         say("engines start")
         await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
         gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
-        for case in cases(options):
-            for policy in shuffled.sample(options.policies, len(options.policies)):
-                say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
-                try:
-                    async with asyncio.timeout(options.deadline_s):
-                        runs.append(await run_once(engines, case, policy))
-                except (TimeoutError, RuntimeError, AssertionError, ExceptionGroup) as error:
-                    failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
-                    say(f"FAILED {failures[-1]}")
-    return runs, failures
+        for number in range(options.rounds):
+            found = [
+                run
+                for case in cases(options, number)
+                for policy in shuffled.sample(options.policies, len(options.policies))
+                if (run := await attempt(options, engines, case, policy, failures)) is not None
+            ]
+            if options.record:
+                write_steps(options.record, found, len(runs))
+            runs += found
+
+
+async def attempt(
+    options: argparse.Namespace, engines: Engines, case: Case, policy: str, failures: list[str]
+) -> Run | None:
+    say(f"round {case.round + 1} of {options.rounds}: {case.kind}.{case.seed}, {policy}")
+    try:
+        async with asyncio.timeout(options.deadline_s):
+            return await run_once(engines, case, policy)
+    except (TimeoutError, RuntimeError, AssertionError, ExceptionGroup) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from error  # Ctrl-C, while a run failed or because of it
+        failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
+        say(f"FAILED {failures[-1]}")
+        return None
+
+
+def trace_of(kind: str, seed: int) -> Path:
+    return TRACES / f"{kind}.{seed}.jsonl.gz"
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one workload, half of it, four policies, one round")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=at_least(1))
     parser.add_argument("--kinds", type=names(KINDS), help=",".join(KINDS))
     parser.add_argument("--policies", type=names(list(POLICIES)), help=",".join(POLICIES))
-    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[101, 102, 103])
-    parser.add_argument("--groups", type=int, help="of each trace, the first so many")
-    parser.add_argument("--checkpoint", help="a model folder instead of 3 M random parameters")
+    parser.add_argument("--seeds", type=several(at_least(0)), default=[111, 112, 113], help="101 to 103 are for tuning")
+    parser.add_argument("--groups", type=at_least(1), help="of each trace, the first so many")
+    parser.add_argument(
+        "--checkpoint", type=existing("config.json"), help="a model folder instead of 3 M random parameters"
+    )
     parser.add_argument("--deadline-s", type=float, default=300.0, help="of a run and of an engine's start and steps")
-    parser.add_argument("--record", type=Path, help="write each engine step to this file")
+    parser.add_argument("--record", type=Path, help="write each engine step to this file, after each round")
     options = parser.parse_args(given)
-    quick = {"rounds": 1, "kinds": ["math8k"], "policies": list(QUICK), "groups": 6}
-    full = {"rounds": 5, "kinds": list(KINDS), "policies": list(POLICIES), "groups": 1000}
-    for name, value in (quick if options.quick else full).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill(
+        options,
+        rounds=(1, 5),
+        kinds=(["math8k"], list(KINDS)),
+        policies=(list(QUICK), list(POLICIES)),
+        groups=(6, 1000),
+    )
     if OURS not in options.policies:
-        parser.error(f"--policies must hold {OURS}: the others are compared with it")
+        parser.error(f"argument --policies: without {OURS}, with which the others are compared")
+    for kind, seed in product(options.kinds, options.seeds):
+        if not trace_of(kind, seed).exists():
+            parser.error(f"argument --seeds: {seed}: there is no {trace_of(kind, seed)}")
     return options
 
 
-def main() -> None:
-    prepare_environment()
-    options = arguments()
-    machine = environment()
-    console = Console(file=sys.stderr, highlight=False)
-    with tempfile.TemporaryDirectory() as folder:
-        runs, failures = uvloop.run(measure(options, Path(folder), console.print))
-    machine["load_after"] = os.getloadavg()[0]
-    if options.record:
-        write_steps(options.record, runs)
+def show(options: argparse.Namespace, machine: dict[str, Any], runs: Sequence[Run], failures: Sequence[str]) -> None:
     workloads, rows = {}, []
     for kind in options.kinds:
         if of_kind := [run for run in runs if run.kind == kind]:
@@ -182,8 +198,22 @@ def main() -> None:
             plot(of_kind, ENGINE.blocks, PLOTS / f"fleet_{kind}.png")
     metrics = overall(workloads) | {"workloads": workloads, "failures": failures}
     title = f"Policies on two real replicas (KV use over time: {PLOTS}/fleet_*.png)"
-    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    finish("fleet", title, HEADER, rows, config=config, metrics=metrics, environment=machine)
+    finish("fleet", title, HEADER, rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+def main() -> None:
+    prepare_environment()
+    options, machine = arguments(), environment()
+    if options.record:
+        write_steps(options.record, [])  # that it cannot be written is said now
+    runs: list[Run] = []
+    failures: list[str] = []
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            uvloop.run(measure(options, Path(folder), runs, failures))
+
+    interruptible(run, lambda: show(options, machine, runs, failures), runs)
     if failures:
         sys.exit(f"{len(failures)} runs failed: {failures[0]}")
 

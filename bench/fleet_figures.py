@@ -114,7 +114,8 @@ COLUMNS = {
     "free spread": ("free_spread", ".2f"),
     "moves": ("moves", ".1f"),
     "rehomed": ("rehomed", ".1f"),
-    "p99 s": ("p99_trajectory_s", ".2f"),
+    "p99 end s": ("p99_completion_s", ".2f"),
+    "from 1st token": ("p99_trajectory_s", ".2f"),
     "decide us": ("decide_us", ".0f"),
 }
 HEADER = ("workload", "policy", "theirs / ours", *COLUMNS)
@@ -130,10 +131,13 @@ def table(kind: str, found: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def write_steps(path: Path, runs: Sequence[Run]) -> None:
-    """JSON lines: the fields of Step, and the run to which it belongs (t counts from its begin)."""
+def write_steps(path: Path, runs: Sequence[Run], written: int = 0) -> None:
+    """JSON lines: the fields of Step, and the run to which it belongs (t counts from its begin).
+
+    written: runs that the file has; with 0 it is begun anew.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for number, run in enumerate(runs):
+    with path.open("a" if written else "w") as file:
+        for number, run in enumerate(runs, written):
             of = {"run": number, "kind": run.kind, "seed": run.seed, "policy": run.policy}
             file.writelines(json.dumps(asdict(step) | of) + "\n" for step in run.record.steps)

@@ -10,15 +10,15 @@ from bench.fleet_figures import Run
 
 def plot(runs: Sequence[Run], blocks: int, path: Path) -> None:
     """Each policy's first run. Writes a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     first = {run.policy: run for run in reversed(runs)}
     shown = sorted(first.values(), key=lambda run: run.record.makespan_s)
     end = max(run.record.makespan_s for run in shown)
-    figure, axes = pyplot.subplots(len(shown), 1, figsize=(9, 1.5 * len(shown)), sharex=True, squeeze=False)
+    figure = Figure(figsize=(9, 1.5 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)
     for axis, run in zip(axes[:, 0], shown, strict=True):
         for replica in sorted({step.replica for step in run.record.steps}):
             steps = [step for step in run.record.steps if step.replica == replica]
@@ -39,7 +39,5 @@ def plot(runs: Sequence[Run], blocks: int, path: Path) -> None:
     axes[0, 0].legend(loc="lower right", fontsize=7)
     axes[-1, 0].set_xlabel("seconds")
     figure.suptitle(f"{runs[0].kind}, seed {shown[0].seed}", fontsize=10)
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)

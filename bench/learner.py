@@ -9,8 +9,8 @@ is usual without packing: random order, padded on the right to a pass's longest 
 
 `bare_fraction`: tokens/s of the learner over those of bare; `padded_speedup`: over those of padded. `mfu`: share of the
 device's peak that the learner's necessary operations (`algo.flops`) are; the peak is the datasheet's on a known GPU, on
-the CPU that of a matrix product in this run. Tokens are real inputs; medians over rounds. Weights are random, except
-for the tiny model.
+the CPU that of a matrix product in this run. `peak_bytes`: most memory of two steps of the learner, before the others
+are made. Tokens are real inputs; medians over rounds. Weights are random, except for the tiny model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import os
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +44,7 @@ from algo.learner import keep_freed_memory
 from algo.learner_config import LearnerConfig
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.trainer import Trainer
-from bench.report import environment, finish
+from bench.report import at_least, environment, fill, finish, interruptible, say
 from engine.types import Batch
 
 TINY = Path(__file__).resolve().parents[1] / "recipes" / "tiny"
@@ -87,14 +89,20 @@ def trajectories(options: argparse.Namespace, vocabulary: int) -> Batch:
     )
 
 
-def write_model(options: argparse.Namespace, folder: Path) -> Path:
+def write_model(model: str, device: str, folder: str) -> None:
+    """Writes a random checkpoint. In a process of its own: its memory is not the learner's."""
+    torch.manual_seed(0)
+    sizes = dict(zip(NAMES.split(), SHAPES[model], strict=True))
+    with torch.device(device):
+        written = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32768))
+    written.to(torch.bfloat16).save_pretrained(folder)
+
+
+def model_of(options: argparse.Namespace, folder: Path) -> Path:
     if options.model == "tiny":
         return TINY
-    torch.manual_seed(0)
-    sizes = dict(zip(NAMES.split(), SHAPES[options.model], strict=True))
-    with torch.device(options.device):
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32768))
-    model.to(torch.bfloat16).save_pretrained(folder)
+    code = f"from bench.learner import write_model; write_model{options.model, options.device, str(folder)}"
+    subprocess.run([sys.executable, "-c", code], check=True)
     return folder
 
 
@@ -155,10 +163,10 @@ def padded(model: nn.Module, passes: Sequence[tuple[Tensor, Tensor, Tensor]], de
 class Clock:
     """Seconds of named pieces of work; on a GPU until it is done."""
 
-    def __init__(self, device: str, now: Callable[[], float]) -> None:
-        self.now = now
-        self._device = device
-        self.seconds: dict[str, list[float]] = {}
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.now = time.process_time if options.cpu_time else time.perf_counter
+        self.seconds: dict[str, float] = {}
+        self._device = options.device
 
     def _wait(self) -> None:
         if self._device == "cuda":
@@ -169,11 +177,8 @@ class Clock:
         started = self.now()
         result = work()
         self._wait()
-        self.seconds.setdefault(name, []).append(self.now() - started)
+        self.seconds[name] = self.now() - started
         return result
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
 
 
 def learner_step(trainer: Trainer, load: Load, clock: Clock, number: int) -> None:
@@ -198,8 +203,29 @@ def contenders(source: Path, options: argparse.Namespace, load: Load) -> dict[st
     return work
 
 
-def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Trainer]:
-    source = write_model(options, folder / "model")
+def peak_bytes(device: str) -> int:
+    """Most memory that this process held so far; on a GPU what was allocated there."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What does not change from round to round. step_flops: the learner's necessary operations (`algo.flops`)."""
+
+    tokens: int
+    rows: int
+    parameters: int
+    step_flops: float
+    peak_bytes: int
+
+
+Round = tuple[Facts, dict[str, float]]  # seconds by part or contender
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
+    source = model_of(options, folder / "model")
     config = LearnerConfig(
         lr=1e-6,
         threads=options.threads,
@@ -213,30 +239,67 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Clock, Load, Tra
     batch = trajectories(options, trainer.scorer.model.config.vocab_size)
     (packed,) = plan(batch, minibatches=1, micro_batch_tokens=options.micro_batch_tokens, ranks=1, seed=0)
     load = Load(batch=batch, packed=packed, tokens=sum(packed.lengths))
+    say("the learner alone")
+    for number in (0, 1):  # the second one's passes run beside the optimizer's state
+        learner_step(trainer, load, Clock(options), number)
+    facts = Facts(
+        tokens=load.tokens,
+        rows=len(load.micros),
+        parameters=trainer.parameters,
+        step_flops=trainer.cost.of(targets=packed.loss_tokens, lengths=packed.lengths),
+        peak_bytes=peak_bytes(options.device),  # before the contenders are there
+    )
     work = contenders(source, options, load)
-    now = time.process_time if options.cpu_time else time.perf_counter
-    clock, warming = Clock(options.device, now), Clock(options.device, now)
     for number in range(options.rounds + 1):
-        used = clock if number else warming
+        say(f"round {number} of {options.rounds}")
+        clock = Clock(options)
         for name in random.Random(number).sample(order := [*work, "learner"], len(order)):
             if name == "learner":
-                learner_step(trainer, load, used, number)
+                learner_step(trainer, load, clock, number + 2)
             else:
-                used.time(name, work[name])
-    return clock, load, trainer
+                clock.time(name, work[name])
+        if number:  # the first one warms up
+            yield facts, clock.seconds
 
 
-def device_peak(device: str, now: Callable[[], float]) -> float | None:
+def device_peak(options: argparse.Namespace) -> float | None:
     """Operations per second: the datasheet's of a GPU; on the CPU those of the best of ten fp32 matrix products."""
-    if device == "cuda":
+    if options.device == "cuda":
         return peak_of(torch.cuda.get_device_name())
-    size, best = 1024, 0.0
-    square = torch.rand(size, size)
+    size, seconds = 1024, []
+    square, clock = torch.rand(size, size), Clock(options)
     for _ in range(10):
-        started = now()
-        torch.mm(square, square)
-        best = max(best, 2 * size**3 / (now() - started))
-    return best
+        clock.time("product", lambda: torch.mm(square, square))
+        seconds.append(clock.seconds["product"])
+    return 2 * size**3 / min(seconds)
+
+
+def figures(rounds: Sequence[Round], peak_flops: float | None) -> dict[str, Any]:
+    """Medians over rounds."""
+    facts = rounds[0][0]
+    middle = {name: statistics.median(seconds[name] for _, seconds in rounds) for name in rounds[0][1]}
+    ours = middle["forward and backward"]
+    theirs = {name: seconds for name, seconds in middle.items() if name not in PARTS}
+    return {
+        "bare_fraction": theirs["bare"] / ours,
+        "padded_speedup": theirs["padded"] / ours if "padded" in theirs else None,
+        "mfu": facts.step_flops / (ours + middle["clip and optimizer"]) / peak_flops if peak_flops else None,
+        "peak_bytes": facts.peak_bytes,
+        "peak_flops": peak_flops,
+        "tokens": facts.tokens,
+        "tokens_per_s": {name: facts.tokens / seconds for name, seconds in {"learner": ours, **theirs}.items()},
+        "part_s": {name: middle[name] for name in PARTS},
+    }
+
+
+def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[Round]) -> None:
+    metrics = figures(rounds, device_peak(options))
+    facts, ours, whole = rounds[0][0], metrics["tokens_per_s"]["learner"], sum(metrics["part_s"].values())
+    rows = [[name, f"{rate:,.0f}", f"{ours / rate:.3f}"] for name, rate in metrics["tokens_per_s"].items()]
+    rows += [[f"  {name}", f"{1000 * s:.1f} ms", f"{100 * s / whole:.1f} %"] for name, s in metrics["part_s"].items()]
+    title = f"{options.model}: {facts.parameters:,} parameters, {facts.tokens:,} tokens in {facts.rows} rows"
+    header = ("forward and backward", "tokens/s", "learner is")
+    finish("learner", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -245,59 +308,39 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny", *SHAPES), default="tiny")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the passes; default: the device's")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--context", type=int, help="tokens of every trajectory; default: like the quick start's")
-    parser.add_argument("--trajectories", type=int)
-    parser.add_argument("--micro-batch-tokens", type=int, help="default: 2048, or the context")
+    parser.add_argument("--threads", type=at_least(1), default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--context", type=at_least(32), help="tokens of every trajectory; default: the quick start's")
+    parser.add_argument("--trajectories", type=at_least(1))
+    parser.add_argument("--micro-batch-tokens", type=at_least(1), help="default: 2048, or the context")
     parser.add_argument("--checkpointing", action="store_true", help="activations are computed again")
-    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--lora", type=at_least(0), default=0, help="rank of adapters; 0: all weights are trained")
+    parser.add_argument("--rounds", type=at_least(1))
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine too")
     options = parser.parse_args(given)
     if options.cpu_time and (options.device, options.threads) != ("cpu", 1):
         parser.error("--cpu-time needs --device cpu --threads 1")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     options.micro_batch_tokens = options.micro_batch_tokens or options.context or 2048
-    options.trajectories = options.trajectories or (4 if options.context else 32 if options.quick else 128)
-    options.rounds = options.rounds or (3 if options.quick else 9)
+    fill(options, trajectories=(4, 4) if options.context else (32, 128), rounds=(3, 9))
     return options
 
 
-def figures(clock: Clock, load: Load, trainer: Trainer, device: str) -> dict[str, Any]:
-    ours, peak = clock.median("forward and backward"), device_peak(device, clock.now)
-    needed = trainer.cost.of(targets=load.packed.loss_tokens, lengths=load.packed.lengths)
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    theirs = {name: clock.median(name) for name in clock.seconds if name not in PARTS}
-    return {
-        "bare_fraction": theirs["bare"] / ours,
-        "padded_speedup": theirs["padded"] / ours if "padded" in theirs else None,
-        "mfu": needed / (ours + clock.median("clip and optimizer")) / peak if peak else None,
-        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else rss,
-        "peak_flops": peak,
-        "tokens": load.tokens,
-        "tokens_per_s": {name: load.tokens / seconds for name, seconds in {"learner": ours, **theirs}.items()},
-        "part_s": {name: clock.median(name) for name in PARTS},
-    }
-
-
 def main() -> None:
-    options = arguments()
-    machine = environment()
+    options, machine = arguments(), environment()
     keep_freed_memory()  # as the learner's process does
-    with tempfile.TemporaryDirectory() as name:
-        backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{name}/store", rank=0, world_size=1)
-        clock, load, trainer = measure(options, Path(name))
-        metrics = figures(clock, load, trainer, options.device)
-        dist.destroy_process_group()
-    machine["load_after"] = os.getloadavg()[0]
-    ours = metrics["tokens_per_s"]["learner"]
-    rows = [[name, f"{rate:,.0f}", f"{ours / rate:.3f}"] for name, rate in metrics["tokens_per_s"].items()]
-    whole = sum(metrics["part_s"].values())
-    rows += [[f"  {name}", f"{1000 * s:.1f} ms", f"{100 * s / whole:.1f} %"] for name, s in metrics["part_s"].items()]
-    title = f"{options.model}: {trainer.parameters:,} parameters, {load.tokens:,} tokens in {len(load.micros)} rows"
-    header = ("forward and backward", "tokens/s", "learner is")
-    finish("learner", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
+    rounds: list[Round] = []
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as name:
+            backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
+            dist.init_process_group(backend, init_method=f"file://{name}/store", rank=0, world_size=1)
+            try:
+                for found in measure(options, Path(name)):
+                    rounds.append(found)  # one by one: Ctrl-C keeps them
+            finally:
+                dist.destroy_process_group()
+
+    interruptible(run, lambda: show(options, machine, rounds), rounds)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -29,7 +28,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from algo.learner_config import LearnerConfig
-from bench.report import environment, finish, names
+from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
@@ -130,18 +129,22 @@ async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batc
         return [await learner.score(batch) for batch in batches]
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Compared]:
+async def measure(options: argparse.Namespace, found: dict[str, Compared]) -> None:
     """By pair."""
     pairs = [pair.split("/") for pair in options.pairs]
-    rollouts = {dtype: await rolled(options, dtype) for dtype in sorted({sampler for sampler, _ in pairs})}
-    found: dict[str, Compared] = {}
+    rollouts: dict[str, list[Trajectory]] = {}
+    for dtype in sorted({sampler for sampler, _ in pairs}):
+        say(f"{options.trajectories} rollouts in {dtype}")
+        rollouts[dtype] = await rolled(options, dtype)
+    compared: dict[str, Compared] = {}
     with workspace() as folder:
         for dtype in sorted({learner for _, learner in pairs}):
+            say(f"the learner scores them in {dtype}")
             samplers = [sampler for sampler, learner in pairs if learner == dtype]
             batches = [Batch.of(0, rollouts[one], np.zeros(len(rollouts[one]), np.float32)) for one in samplers]
             for sampler, logprobs_N in zip(samplers, await scored(options, dtype, batches, folder), strict=True):
-                found[f"{sampler}/{dtype}"] = Compared.of(rollouts[sampler], logprobs_N)
-    return {pair: found[pair] for pair in options.pairs}
+                compared[f"{sampler}/{dtype}"] = Compared.of(rollouts[sampler], logprobs_N)
+    found |= {pair: compared[pair] for pair in options.pairs}
 
 
 def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float]]:
@@ -159,27 +162,32 @@ def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float
     return rows, metrics
 
 
-def options_of(argv: Sequence[str]) -> argparse.Namespace:
+def show(options: argparse.Namespace, machine: dict[str, Any], found: dict[str, Compared]) -> None:
+    rows, metrics = report(found)
+    header = ("sampler/learner", "tokens of", "tokens", "mean", "p50", "p99", "max", "kl")
+    title = "|learner - sampler| of log-probabilities, one checkpoint"
+    finish("mismatch", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.mismatch", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="128 trajectories instead of 1,024")
-    parser.add_argument("--checkpoint", type=Path, default=TINY, help="Hugging Face folder with a chat template")
+    parser.add_argument(
+        "--checkpoint", type=existing("config.json"), default=TINY, help="Hugging Face folder with a chat template"
+    )
     parser.add_argument("--pairs", type=names(PAIRS), default=list(PAIRS), help="sampler/learner")
-    parser.add_argument("--trajectories", type=int)
-    parser.add_argument("--threads", type=int, default=2, help="of the learner")
-    options = parser.parse_args(argv)
-    options.trajectories = options.trajectories or (128 if options.quick else 1024)
+    parser.add_argument("--trajectories", type=at_least(1))
+    parser.add_argument("--threads", type=at_least(1), default=2, help="of the learner")
+    options = parser.parse_args(given)
+    fill(options, trajectories=(128, 1024))
     return options
 
 
 def main() -> None:
     prepare_environment()
-    options, machine = options_of(sys.argv[1:]), environment()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows, metrics = report(runner.run(measure(options)))
-    header = ("sampler/learner", "tokens of", "tokens", "mean", "p50", "p99", "max", "kl")
-    config: dict[str, Any] = {name: str(value) for name, value in vars(options).items()}
-    title = "|learner - sampler| of log-probabilities, one checkpoint"
-    finish("mismatch", title, header, rows, config=config, metrics=metrics, environment=machine)
+    options, machine = arguments(), environment()
+    found: dict[str, Compared] = {}
+    interruptible(lambda: uvloop.run(measure(options, found)), lambda: show(options, machine, found), found)
 
 
 if __name__ == "__main__":

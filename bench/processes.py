@@ -1,13 +1,16 @@
-"""CPU seconds of a run by the part it belongs to, from /proc."""
+"""Programs that a bench runs, and CPU seconds of them by the part they belong to, from /proc."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
+STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
 ROLES = {  # by what the command line holds, first match wins
     "EngineCore": "replicas",
     "torch.distributed.run": "launcher",
@@ -40,3 +43,17 @@ def cpu_seconds(root: int) -> Counter[str]:
         own, ended = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
         seconds[role] += (own + (ended if role == "tool calls" else 0)) / TICK
     return seconds
+
+
+@contextlib.contextmanager
+def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A program without output; if the block ends first, it is told to end and has STOP_S for that."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:  # also on Ctrl-C, which the program gets too
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

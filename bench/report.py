@@ -1,4 +1,9 @@
-"""What every bench prints at its end: a table, then one JSON line."""
+"""What every bench does the same way: options, progress, Ctrl-C, and at its end a table and one JSON line.
+
+Invariants
+- A bench adds whole rounds to its results. Ctrl-C ends it with what they give, if anything, and exit code 130.
+- What was given on the command line is what is measured: `--quick` only changes what was not given.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+T = TypeVar("T")
 
 
 def environment() -> dict[str, Any]:
@@ -27,6 +34,30 @@ def environment() -> dict[str, Any]:
     }
 
 
+def say(what: str) -> None:
+    """Progress."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def interruptible(measure: Callable[[], object], show: Callable[[], None] = lambda: None, whole: Sized = ()) -> None:
+    """measure() adds whole rounds to `whole`, show() prints what they give; Ctrl-C ends measure()."""
+    try:
+        measure()
+    except KeyboardInterrupt:
+        say(f"interrupted: {'what follows is of the finished rounds' if whole else 'no round was finished'}")
+        if whole:
+            show()
+        sys.exit(130)
+    show()
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    found = Table(*header, title=title)
+    for row in rows:
+        found.add_row(*row)
+    (Console() if sys.stdout.isatty() else Console(width=160)).print(found)
+
+
 def finish(
     bench: str,
     title: str,
@@ -37,19 +68,53 @@ def finish(
     metrics: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> None:
-    table = Table(*header, title=title)
-    for row in rows:
-        table.add_row(*row)
-    (Console() if sys.stdout.isatty() else Console(width=160)).print(table)
-    print(json.dumps({"bench": bench, "environment": environment, "config": config, "metrics": metrics}))
+    table(title, header, rows)
+    around = {**environment, "load_after": os.getloadavg()[0]}
+    line = {"bench": bench, "environment": around, "config": config, "metrics": metrics}
+    print(json.dumps(line, default=os.fspath), flush=True)
+
+
+def fill(options: argparse.Namespace, **presets: tuple[Any, Any]) -> None:
+    """Options that were not given. presets: name=(with --quick, without)."""
+    for name, (quick, full) in presets.items():
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else full)
+
+
+# Types for argparse, which names the option of a wrong value
+
+
+def several(one: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Values with commas between."""
+    return lambda text: [one(part) for part in text.split(",")]
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """A type for argparse: comma-separated names, each of them known."""
+    """Names with commas between, each of them known."""
 
-    def parse(text: str) -> list[str]:
-        if unknown := set(text.split(",")) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: it knows {', '.join(known)}")
-        return text.split(",")
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text}: it knows {', '.join(known)}")
+        return text
+
+    return several(parse)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def existing(inside: str = "") -> Callable[[str], Path]:
+    """A path; with `inside` that of a folder that holds a file of this name."""
+
+    def parse(text: str) -> Path:
+        if not (Path(text) / inside).exists():
+            raise argparse.ArgumentTypeError(f"there is no {Path(text) / inside}")
+        return Path(text)
 
     return parse

@@ -1,7 +1,8 @@
 """The two engines under load: bare, and below rollouts whose tools answer at once, late, or out of a jail.
 
-All modes generate the same token schedule: the jailed run records it (turn lengths, seeds, replicas, what each program
-answered), the others repeat it. A turn of the bare mode is the same request with its length fixed.
+All modes generate the same token schedule: a jailed run records it (turn lengths, seeds, what each program answered),
+the others repeat it. A turn of the bare mode is the same request with its length fixed; a trajectory takes the replica
+with the fewest and stays there.
 """
 
 from __future__ import annotations
@@ -55,9 +56,8 @@ class Repeater:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One request of the schedule: which replica, how many tokens, and the ids that come after them."""
+    """One request of the schedule: how many tokens, and the ids that come after them."""
 
-    replica: int
     tokens: int
     seed: int
     given: tuple[int, ...]
@@ -77,7 +77,6 @@ class Schedule:
         starts = [*(turn.start for turn in trajectory.turns[1:]), len(ids)]
         turns = [
             Turn(
-                replica=turn.replica,
                 tokens=turn.end - turn.start,
                 seed=derive_seed(seed, trajectory.prompt.id, trajectory.sample, number),
                 given=tuple(ids[turn.end : following]),
@@ -89,13 +88,14 @@ class Schedule:
 
 @dataclass(slots=True)
 class Measured:
-    """One run of one mode. cpu_s: of the whole process tree by role; frontend_s: of this process."""
+    """One run of one mode. cpu_s: of the whole process tree; frontend_s: of this process. unknown: see `Repeater`."""
 
     wall_s: float
     cpu_s: float
     frontend_s: float
     tokens: int
     trajectories: list[Trajectory] = field(default_factory=list)
+    unknown: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -108,17 +108,21 @@ class Measured:
 
 async def bare(replicas: Sequence[Replica], schedules: Sequence[Schedule], concurrent: int) -> Measured:
     """The schedule through `Replica.generate` alone: no fleet, no chat, no parser, no tools."""
+    running = [0] * len(replicas)
 
     async def one(number: int, schedule: Schedule) -> int:
         ids, tokens = list(schedule.prompt_ids), 0
+        home = running.index(min(running))
+        running[home] += 1
         for at, turn in enumerate(schedule.turns):
             sampling = Sampling(
                 max_tokens=turn.tokens, temperature=1.0, seed=turn.seed, stop_token_ids=(), ignore_eos=True
             )
-            async for delta in replicas[turn.replica].generate(ids, sampling, f"bare-{number}-{at}"):
+            async for delta in replicas[home].generate(ids, sampling, f"bare-{number}-{at}"):
                 ids += delta.token_ids
             ids += turn.given
             tokens += turn.tokens
+        running[home] -= 1
         return tokens
 
     measured, tokens = await _measure([_bind(one, pair) for pair in enumerate(schedules)], concurrent)

@@ -1,6 +1,6 @@
 """Thousands of trajectories on one event loop: replicas that step like engines but only repeat a script.
 
-A step comes every STEP_S and gives each running request one token; its deltas are handed out CHUNK at a time with a
+A step comes every step_s and gives each running request one token; its deltas are handed out CHUNK at a time with a
 turn of the loop between, as vLLM does. Each trajectory calls a tool once, waits for it and answers; turns differ in
 length.
 """
@@ -102,11 +102,11 @@ class SteppingReplica:
             self.in_flight -= 1
             self._requests.discard(request)
 
-    async def drive(self) -> None:
+    async def drive(self, step_s: float) -> None:
         """Steps until it is cancelled; the replicas are out of step with each other, as engines are."""
-        await asyncio.sleep(self.index * STEP_S / REPLICAS)
+        await asyncio.sleep(self.index * step_s / REPLICAS)
         while True:
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(step_s)
             running = list(self._requests)
             for start in range(0, len(running), CHUNK):
                 for request in running[start : start + CHUNK]:
@@ -123,13 +123,19 @@ class SteppingReplica:
 
 @dataclass(slots=True)
 class Lags:
-    """How late the loop is: in wall seconds, and in CPU seconds of this process, which other load makes no longer."""
+    """How late the loop is: in wall seconds, and in CPU seconds of this process, which other load makes no longer.
+
+    peak_bytes: most memory of this process at any of its looks.
+    """
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
 
     async def tick(self, every_s: float = 0.005) -> None:
         while True:
+            if len(self.wall_s) % 20 == 0:
+                self.peak_bytes = max(self.peak_bytes, resident_bytes())
             due, cpu = time.perf_counter() + every_s, time.process_time()
             await asyncio.sleep(every_s)
             self.wall_s.append(max(0.0, time.perf_counter() - due))
@@ -140,8 +146,10 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def scale(checkpoint: Path, queued: int = QUEUED) -> dict[str, Any]:
-    """REPLICAS x RUNNING + queued trajectories at once; returns the metrics."""
+async def scale(
+    checkpoint: Path, queued: int = QUEUED, replica_count: int = REPLICAS, step_s: float = STEP_S
+) -> dict[str, Any]:
+    """replica_count x RUNNING + queued trajectories at once; returns the metrics. Raises RuntimeError for leftovers."""
     chat, timeline = Chat.load(checkpoint), Timeline()
     replicas: list[SteppingReplica] = []
 
@@ -149,10 +157,10 @@ async def scale(checkpoint: Path, queued: int = QUEUED) -> dict[str, Any]:
         replicas.append(SteppingReplica(index, on_step, chat))
         return replicas[-1]
 
-    total, tasks_before = REPLICAS * RUNNING + queued, len(asyncio.all_tasks())
+    total, tasks_before = replica_count * RUNNING + queued, len(asyncio.all_tasks())
     problems = list(islice(prompts("train", 0), total // SAMPLES))
     balancer, lags, ended = KvAware(MAX_TOKENS), Lags(), 0
-    async with Fleet(FleetConfig(replicas=REPLICAS), make, balancer, timeline) as fleet:
+    async with Fleet(FleetConfig(replicas=replica_count), make, balancer, timeline) as fleet:
         tool = PythonTool(Repeater({("print(1)", ""): ToolResult(outcome="ok", stdout="1")}, TOOL_S))
         rollouts = Rollouts(RolloutConfig(max_tokens=MAX_TOKENS, deadline_s=3600), chat, fleet, [tool], timeline, 0)
 
@@ -174,21 +182,27 @@ async def scale(checkpoint: Path, queued: int = QUEUED) -> dict[str, Any]:
                 await asyncio.sleep(0.1)
                 started = resident_bytes() - memory
                 cpu_s, wall_s = time.process_time(), time.perf_counter()
-                driving = [engines.create_task(replica.drive(), name=f"drive-{replica.index}") for replica in replicas]
+                driving = [
+                    engines.create_task(replica.drive(step_s), name=f"drive-{replica.index}") for replica in replicas
+                ]
                 driving += [engines.create_task(lags.tick(), name="lags")]
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             for task in driving:
                 task.cancel()
         left = len(fleet._turns)
-    tokens = rollouts.tokens_sampled
+    tokens, tasks_left = rollouts.tokens_sampled, len(asyncio.all_tasks()) - tasks_before
+    if (ended, left, tasks_left) != (total, 0, 0):
+        raise RuntimeError(f"{ended} of {total} trajectories ended; left over: {left} turns, {tasks_left} tasks")
     return {
         "loop_lag_p99_ms": 1e3 * float(np.percentile(lags.wall_s, 99)),
         "loop_lag_cpu_p99_ms": 1e3 * float(np.percentile(lags.cpu_s, 99)),
         "loop_lag_max_ms": 1e3 * max(lags.wall_s),
         "bytes_per_trajectory": started / total,
+        "bytes_per_trajectory_peak": (lags.peak_bytes - memory) / total,
+        "bytes_per_trajectory_end": (resident_bytes() - memory) / total,
         "scale_ended": ended,
         "scale_tokens_per_s": tokens / wall_s,
         "scale_cpu_us_per_token": 1e6 * cpu_s / tokens,
-        "tasks_left": len(asyncio.all_tasks()) - tasks_before,
+        "tasks_left": tasks_left,
         "turns_left": left,
     }

@@ -4,11 +4,13 @@
                             [--peer-url judge=http://127.0.0.1:8000 --peer-pid judge=PID,PID ...]
 
 calls     CPU ms per call of ALL server processes, and wall time over calls, for (a) print(1+1), (b) a numpy
-          determinant, (c) a sympy solve: ours; ours without a jail per call; fork + exit of the image of a tier; exec
-          in a process; a fresh nsjail and python per call; plain python; HTTP peers. One client at full load.
-latency   of program (a), 1, 64 and 1,000 submitted at once; peers too
+          determinant, (c) a sympy solve: ours; ours without a jail per call (plain fork); fork + exit of the image of a
+          tier, bare as ours forks, and with the hooks of os.fork; exec in a process; fresh nsjail and python per call;
+          plain python; HTTP peers. One client at full load. isolation_overhead_<program>: ours over plain fork, CPU of
+          our host process left out; isolation_overhead_with_host_<program>: counted in
+latency   of print(N), 1, 64 and 1,000 submitted at once; peers too
 sessions  ten cells of a rollout, state alive, against a replay of all cells so far
-burst     45,000 calls submitted at once: lost ones, wall, memory
+burst     45,000 calls of print(N) submitted at once: lost or wrong ones, wall, memory
 memory    of a running call and of an idle session: mapped pages and page tables, without the kernel's own objects
 attacks   time until the next honest call is right, in the only slot, after each kind of attack
 
@@ -23,7 +25,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,12 +34,9 @@ from typing import Any
 if not __package__:
     sys.exit("run it as `python -m bench.sandbox`, from the root of the repository")
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bench import sandbox_attacks, sandbox_calls, sandbox_load
-from bench.report import environment, finish
+from bench.report import at_least, environment, fill, finish, interruptible, names, say, table
 from bench.sandbox_contenders import CASES, Box, Contender, Server, fresh_nsjail, open_box, open_image, plain_python
 from bench.sandbox_peer import PeerAddress, open_peer
 from sandbox import TIERS, SandboxConfig
@@ -53,24 +52,15 @@ class Run:
 
     options: argparse.Namespace
     stack: AsyncExitStack
-    tell: Callable[[str], None]
-    console: Console
+    metrics: dict[str, Any]
     boxes: dict[str, Box] = field(default_factory=dict)
     peers: list[Server] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    rows: list[list[str]] = field(default_factory=list)
 
     async def box(self, name: str = OURS, **changes: Any) -> Box:
         if name not in self.boxes:
-            self.tell(f"opening {name}")
+            say(f"opening {name}")
             self.boxes[name] = await self.stack.enter_async_context(open_box(SandboxConfig(**changes)))
         return self.boxes[name]
-
-    def show(self, title: str, header: list[str], rows: list[list[str]]) -> None:
-        table = Table(*header, title=title)
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
 
 
 async def calls(run: Run) -> None:
@@ -81,17 +71,17 @@ async def calls(run: Run) -> None:
     contenders: list[Contender] = [server, *run.peers]
     contenders += [fresh_nsjail(), plain_python()]
     forks = [await enter(open_image("fork", tier)) for tier in TIERS]
-    contenders += forks
+    contenders += [*forks, await enter(open_image("os.fork", CASES[0].tier))]
     for what in ("program", "exec"):
         contenders += [await enter(open_image(what, tier)) for tier in dict.fromkeys(case.tier for case in CASES)]
     seconds = options.seconds
-    measured = await sandbox_calls.measure(contenders, options.rounds, options.calls, seconds, run.tell)
+    measured = await sandbox_calls.measure(contenders, options.rounds, options.calls, seconds)
     run.metrics |= sandbox_calls.metrics(measured, OURS, [peer.name for peer in run.peers])
     run.metrics["fork_floor_image"] = forks[0].kind
     run.metrics["cpu_source"] = meter.source
     title = "ms per call: " + ", ".join(f"({case.key}) {case.title}" for case in CASES)
     header = [part for case in CASES for part in (f"({case.key}) CPU", "/ ours", "wall")]
-    run.show(title, ["", *header, "wrong"], sandbox_calls.rows(measured, OURS))
+    table(title, ["", *header, "wrong"], sandbox_calls.rows(measured, OURS))
 
 
 async def latency(run: Run) -> None:
@@ -100,21 +90,19 @@ async def latency(run: Run) -> None:
     found: dict[str, Any] = {}
     for name, call in [(OURS, ours.run), *((peer.name, peer.run) for peer in run.peers)]:
         for queued, repeats in ((1, 100), (64, 3), (1000, 1)):
-            if name != OURS:
-                repeats = min(repeats, 10)
             if name != OURS and run.options.quick and queued > 64:
                 continue
-            run.tell(f"latency: {name}, {queued} at once")
+            say(f"latency: {name}, {queued} at once")
             burst = await sandbox_load.burst(call, queued, repeats)
             found[f"{name}/{queued}"] = asdict(burst)
             rows.append([name, f"{queued:,}", *_burst_columns(burst)])
     run.metrics["latency"] = found
-    run.show("Latency of (a)", ["service", "at once", "p50 ms", "p99 ms", "calls/s", "lost"], rows)
+    table("Latency of print(N)", ["service", "at once", "p50 ms", "p99 ms", "calls/s", "lost"], rows)
 
 
 async def burst(run: Run) -> None:
     ours, count = await run.box(), run.options.burst
-    run.tell(f"burst: {count:,} at once")
+    say(f"burst: {count:,} at once")
     idle, cpu = ours.meter.memory_bytes(), time.process_time()
     found = await sandbox_load.burst(ours.run, count)
     own, cpu = sandbox_load.own_peak_bytes(), time.process_time() - cpu
@@ -123,8 +111,10 @@ async def burst(run: Run) -> None:
     run.metrics["burst_client_cpu_us_per_call"] = 1e6 * cpu / count
     run.metrics |= {"burst_client_peak_bytes": own, "burst_server_growth_bytes": ours.meter.memory_bytes() - idle}
     header = ["at once", "p50 ms", "p99 ms", "calls/s", "lost", "wall s", "client's peak MiB"]
-    run.show(
-        "Burst of (a)", header, [[f"{count:,}", *_burst_columns(found), f"{found.wall_s:.1f}", f"{own / 2**20:.0f}"]]
+    table(
+        "Burst of print(N)",
+        header,
+        [[f"{count:,}", *_burst_columns(found), f"{found.wall_s:.1f}", f"{own / 2**20:.0f}"]],
     )
 
 
@@ -136,30 +126,30 @@ async def sessions(run: Run) -> None:
     ours = await run.box()
     found = []
     for round_ in range(run.options.rounds + 1):
-        run.tell(f"sessions, round {round_}/{run.options.rounds}")
+        say(f"sessions, round {round_}/{run.options.rounds}")
         found.append(await sandbox_load.turns(ours, 4))
     wrong, found = sum(turns.wrong for turns in found), found[1:]  # the first one is the warm-up
-    names = ("alive_cpu_ms", "replay_cpu_ms", "alive_wall_ms", "replay_wall_ms")
-    table = {
+    columns = ("alive_cpu_ms", "replay_cpu_ms", "alive_wall_ms", "replay_wall_ms")
+    ms = {
         name: [
             sandbox_calls.median(column) or 0.0
             for column in zip(*(getattr(turns, name) for turns in found), strict=True)
         ]
-        for name in names
+        for name in columns
     }
     unit = "cpu_ms" if ours.meter.source == "cpuacct" else "wall_ms"  # clock ticks are too coarse for single turns
     pairs = [(getattr(turns, f"replay_{unit}"), getattr(turns, f"alive_{unit}")) for turns in found]
     last = sandbox_calls.median(replay[-1] / alive[-1] for replay, alive in pairs)
     total = sandbox_calls.median(sum(replay) / sum(alive) for replay, alive in pairs)
     run.metrics |= {"session_turn10_replay_ratio": last, "session_total_replay_ratio": total}
-    run.metrics |= {"session_ratios_of": unit, "session_wrong": wrong, "session_turns": table}
-    rows = [[name, *(f"{value:.1f}" for value in table[name]), f"{sum(table[name]):.0f}"] for name in names]
-    run.show("Sessions, ms per turn", ["", *map(str, range(1, 11)), "sum"], rows)
+    run.metrics |= {"session_ratios_of": unit, "session_wrong": wrong, "session_turns": ms}
+    rows = [[name, *(f"{value:.1f}" for value in ms[name]), f"{sum(ms[name]):.0f}"] for name in columns]
+    table("Sessions, ms per turn", ["", *map(str, range(1, 11)), "sum"], rows)
 
 
 async def memory(run: Run) -> None:
     ours = await run.box()
-    run.tell("memory")
+    say("memory")
     quick = run.options.quick
     await sandbox_attacks.session_bytes(ours, 1, 1)  # the jails that sessions use are up
     await sandbox_attacks.child_bytes(ours, 8, 0.2)  # every slot has run a call
@@ -168,12 +158,12 @@ async def memory(run: Run) -> None:
     for name, cells in (("idle_session_turn1_bytes", 1), ("idle_session_bytes", len(sandbox_load.CELLS))):
         found[name] = await sandbox_attacks.session_bytes(ours, 8 if quick else 32, cells)
     run.metrics |= found
-    run.show("Memory", ["", "MiB"], [[name, f"{value / 2**20:.2f}"] for name, value in found.items()])
+    table("Memory", ["", "MiB"], [[name, f"{value / 2**20:.2f}"] for name, value in found.items()])
 
 
 async def attacks(run: Run) -> None:
     box = await run.box("one slot", slots=1)
-    found = await sandbox_attacks.attack(box.sandbox, 0.4 if run.options.quick else 1.0, run.tell)
+    found = await sandbox_attacks.attack(box.sandbox, 0.4 if run.options.quick else 1.0)
     slowest = max((one.recovery_s for one in found if one.recovery_s is not None), default=None)
     run.metrics["attacks"] = {one.attack: asdict(one) for one in found}
     run.metrics |= {"attack_recovery_max_s": slowest, "attack_wrong": sum(one.wrong for one in found)}
@@ -181,7 +171,7 @@ async def attacks(run: Run) -> None:
     for one in found:
         shown = f"{1e3 * one.recovery_s:.0f}" if one.recovery_s is not None else "never"
         rows.append([one.attack, one.verdict, f"{one.verdict_s:.2f}", shown, str(one.wrong or "")])
-    run.show("Attacks", ["attack", "verdict", "after s", "next honest call right, ms", "wrong before"], rows)
+    table("Attacks", ["attack", "verdict", "after s", "next honest call right, ms", "wrong before"], rows)
 
 
 ACTIONS: dict[str, Callable[[Run], Awaitable[None]]] = {
@@ -196,23 +186,23 @@ ACTIONS: dict[str, Callable[[Run], Awaitable[None]]] = {
 
 def plot(metrics: dict[str, Any]) -> str:
     """CPU per call by contender and program, and the turns of a session, if measured; where the plot is."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     cpu, turns = metrics.get("cpu_ms", {}), metrics.get("session_turns", {})
     panels = [bool(cpu), bool(turns)].count(True)
     if not panels:
         return "none"
-    figure, axes = pyplot.subplots(1, panels, figsize=(7 * panels, 5), squeeze=False)
+    figure = Figure(figsize=(7 * panels, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)
     if cpu:
-        names = list(dict.fromkeys(key.rpartition("/")[0] for key in cpu))[::-1]
+        shown_names = list(dict.fromkeys(key.rpartition("/")[0] for key in cpu))[::-1]
         for index, case in enumerate(CASES):
-            bars = [(row, cpu.get(f"{name}/{case.key}")) for row, name in enumerate(names)]
+            bars = [(row, cpu.get(f"{name}/{case.key}")) for row, name in enumerate(shown_names)]
             shown = [(row + 0.27 * (1 - index), value) for row, value in bars if value is not None]
             axes[0][0].barh(*zip(*shown, strict=True), height=0.25, log=True, label=f"({case.key}) {case.title}")
-        axes[0][0].set_yticks(range(len(names)), names)
+        axes[0][0].set_yticks(range(len(shown_names)), shown_names)
         axes[0][0].set_xlabel("CPU ms per call, all server processes")
         axes[0][0].legend()
     if turns:
@@ -222,69 +212,60 @@ def plot(metrics: dict[str, Any]) -> str:
         axes[0][-1].set_ylabel("ms per call")
         axes[0][-1].set_yscale("log")
         axes[0][-1].legend()
-    figure.tight_layout()
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=120)
     return str(PLOT)
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    with Progress(*columns, transient=True, console=console) as progress:
-        task = progress.add_task("")
-        async with AsyncExitStack() as stack:
-            tell = lambda what: progress.update(task, description=what)  # noqa: E731
-            run = Run(options=options, stack=stack, tell=tell, console=console)
-            addresses = [PeerAddress.parse(text, options.peer_pid) for text in options.peer_url]
-            for address in addresses:
-                run.peers.append(await stack.enter_async_context(open_peer(address, options.concurrency)))
-            for part in options.only:
-                started = time.perf_counter()
-                await ACTIONS[part](run)
-                run.metrics[f"{part}_part_s"] = time.perf_counter() - started
-        return run.metrics
+async def measure(options: argparse.Namespace, metrics: dict[str, Any]) -> None:
+    """Adds those of whole parts."""
+    async with AsyncExitStack() as stack:
+        run = Run(options=options, stack=stack, metrics=metrics)
+        for address in peers(options):
+            run.peers.append(await stack.enter_async_context(open_peer(address, options.concurrency)))
+        for part in options.only:
+            started = time.perf_counter()
+            await ACTIONS[part](run)
+            metrics[f"{part}_part_s"] = time.perf_counter() - started
 
 
-def arguments() -> argparse.Namespace:
+def peers(options: argparse.Namespace) -> list[PeerAddress]:
+    """Raises ValueError for an address that is none."""
+    return [PeerAddress.parse(text, options.peer_pid) for text in options.peer_url]
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.sandbox", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="everything, small, in less than a minute")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS))
+    parser.add_argument("--only", type=names(PARTS), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--peer-url", action="append", default=[], help="judge=http://... or fusion=http://...")
     parser.add_argument("--peer-pid", action="append", default=[], help="judge=PID,PID: further roots of its processes")
-    parser.add_argument("--rounds", type=int, help="of calls and of sessions")
-    parser.add_argument("--calls", type=int, help="per sample, at most")
+    parser.add_argument("--rounds", type=at_least(1), help="of calls and of sessions")
+    parser.add_argument("--calls", type=at_least(1), help="per sample, at most")
     parser.add_argument("--seconds", type=float, help="per sample, about, at most")
-    parser.add_argument("--burst", type=int, help="calls at once in part burst")
+    parser.add_argument("--burst", type=at_least(1), help="calls at once in part burst")
     parser.add_argument(
-        "--concurrency", type=int, default=4 * (os.cpu_count() or 1), help="calls at a time, ours and peers"
+        "--concurrency", type=at_least(1), default=4 * (os.cpu_count() or 1), help="calls at a time, ours and peers"
     )
-    options = parser.parse_args()
-    if unknown := set(options.only) - set(PARTS):
-        parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(unknown)}")
-    presets = (2, 100, 0.2, 2000) if options.quick else (5, 400, 2.0, 45_000)
-    for name, value in zip(("rounds", "calls", "seconds", "burst"), presets, strict=True):
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    options = parser.parse_args(given)
+    fill(options, rounds=(2, 5), calls=(100, 400), seconds=(0.2, 2.0), burst=(2000, 45_000))
+    try:
+        peers(options)
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
-def main() -> None:
-    options = arguments()
-    machine = environment()
-    metrics = asyncio.run(measure(options))
-    machine["load_after"] = os.getloadavg()[0]
+def show(options: argparse.Namespace, machine: dict[str, Any], metrics: dict[str, Any]) -> None:
     title = f"Sandbox (plot: {plot(metrics)})"
     rows = [[name, f"{value:.3g}"] for name, value in metrics.items() if isinstance(value, int | float)]
-    finish(
-        "sandbox",
-        title,
-        ("metric", "value"),
-        rows,
-        config=vars(options),
-        metrics=metrics,
-        environment=machine,
-    )
+    finish("sandbox", title, ("metric", "value"), rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+def main() -> None:
+    options, machine = arguments(), environment()
+    metrics: dict[str, Any] = {}
+    interruptible(lambda: asyncio.run(measure(options, metrics)), lambda: show(options, machine, metrics), metrics)
 
 
 if __name__ == "__main__":

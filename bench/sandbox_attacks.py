@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from bench.report import say
 from bench.sandbox_contenders import CASES, Box
 from bench.sandbox_load import CELLS
 from sandbox import Limits, Sandbox
@@ -84,13 +85,13 @@ class Recovery:
     wrong: int
 
 
-async def attack(sandbox: Sandbox, limit_s: float, tell: Callable[[str], None]) -> list[Recovery]:
+async def attack(sandbox: Sandbox, limit_s: float) -> list[Recovery]:
     """Each attack once, with `limit_s` of wall and CPU time, and then honest calls until one is right."""
     found = []
     case = CASES[0]
     limits = Limits(wall_s=limit_s, cpu_s=limit_s)
     for name, code in ATTACKS.items():
-        tell(f"attacks: {name}")
+        say(f"attacks: {name}")
         started = time.perf_counter()
         verdict = (await sandbox.run(code, limits=limits)).outcome
         ended = time.perf_counter()

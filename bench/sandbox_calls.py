@@ -8,22 +8,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from bench.report import say
 from bench.sandbox_contenders import CASES, Contender, Sample
 
 Measured = dict[tuple[str, str], list[Sample]]  # (contender, case key) -> one sample per round
 
 
-async def measure(
-    contenders: Sequence[Contender], rounds: int, calls: int, seconds: float, tell: Callable[[str], None]
-) -> Measured:
+async def measure(contenders: Sequence[Contender], rounds: int, calls: int, seconds: float) -> Measured:
     """`rounds` samples of each pair, after a warm-up that is not counted."""
     measured: Measured = defaultdict(list)
     pairs = [(contender, case) for case in CASES for contender in contenders if contender.serves(case)]
     for round_ in range(rounds + 1):
         for contender, case in pairs:
-            tell(f"calls, round {round_}/{rounds}: {contender.name} ({case.key})")
+            say(f"calls, round {round_}/{rounds}: {contender.name} ({case.key})")
             if round_ == 0:
                 await contender.sample(case, 2, seconds)
             else:
@@ -52,12 +51,16 @@ def metrics(measured: Measured, ours: str, peers: Sequence[str]) -> dict[str, ob
         for peer in peers:
             prefix = "cpu_ratio_peer" if peer == peers[0] else f"cpu_ratio_peer_{peer}"
             result[f"{prefix}_{case.key}"] = ratio(measured, (peer, case.key), mine)
-        pairs = zip(measured.get(mine, ()), measured.get(("plain fork, same image", case.key), ()), strict=False)
+        pairs = list(zip(measured.get(mine, ()), measured.get(("plain fork, same image", case.key), ()), strict=False))
         over = median((own.cpu_ms - own.host_cpu_ms) / plain.cpu_ms - 1 for own, plain in pairs)
         result[f"isolation_overhead_{case.key}"] = over
+        over = median(own.cpu_ms / plain.cpu_ms - 1 for own, plain in pairs)
+        result[f"isolation_overhead_with_host_{case.key}"] = over
         result[f"host_cpu_ms_{case.key}"] = median(own.host_cpu_ms for own in measured.get(mine, ()))
-    floors = {name for name, _ in measured if name.startswith("fork")}
-    result["fork_floor_ratio_a"] = ratio(measured, (ours, "a"), (f"fork + exit, {CASES[0].tier.name}", "a"))
+    floors = {name for name, _ in measured if "fork + exit" in name}
+    for prefix, how in (("fork", "fork"), ("os_fork", "os.fork")):
+        floor = f"{how} + exit, {CASES[0].tier.name}", "a"
+        result[f"{prefix}_floor_ratio_a"] = ratio(measured, (ours, "a"), floor)
     result["fork_floor_ms"] = {name: median(sample.cpu_ms for sample in measured[name, "a"]) for name in sorted(floors)}
     for unit in ("cpu_ms", "wall_ms"):
         result[unit] = {

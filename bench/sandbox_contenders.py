@@ -158,16 +158,16 @@ class Image:
 
     def __init__(self, what: str, tier: Tier, process: asyncio.subprocess.Process, kind: str) -> None:
         self.kind = kind  # "snapshot" or "plain"
-        names = {"exec": "exec in process", "program": "plain fork, same image", "fork": f"fork + exit, {tier.name}"}
-        self.name = names[what]
+        names = {"exec": "exec in process", "program": "plain fork, same image"}
+        self.name = names.get(what, f"{what} + exit, {tier.name}")
         self._what, self._tier, self._process = what, tier, process
 
     def serves(self, case: Case) -> bool:
         """A fork costs the same whatever the program, so it is measured with the first one only."""
-        return case is CASES[0] if self._what == "fork" else case.tier is self._tier
+        return case is CASES[0] if "fork" in self._what else case.tier is self._tier
 
     async def sample(self, case: Case, calls: int, seconds: float) -> Sample:
-        source = "" if self._what == "fork" else f" {case.code!r}"
+        source = "" if "fork" in self._what else f" {case.code!r}"
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._what} {calls} {seconds}{source}\n".encode())
         done, cpu_s, wall_s = (await _answer(self._process)).split()
@@ -175,7 +175,7 @@ class Image:
 
 
 @asynccontextmanager
-async def open_image(what: Literal["fork", "program", "exec"], tier: Tier) -> AsyncIterator[Image]:
+async def open_image(what: Literal["fork", "os.fork", "program", "exec"], tier: Tier) -> AsyncIterator[Image]:
     paths = [str(ROOT), *({sysconfig.get_path(name) for name in ("purelib", "platlib")})]
     boot = f"import sys; sys.path += {paths!r}; from bench.sandbox_image import serve; serve()"
     process = await asyncio.create_subprocess_exec(
@@ -183,6 +183,7 @@ async def open_image(what: Literal["fork", "program", "exec"], tier: Tier) -> As
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=ENVIRONMENT,
+        start_new_session=True,  # Ctrl-C is ours to handle
     )
     try:
         yield Image(what, tier, process, (await _answer(process)).strip())
@@ -240,15 +241,22 @@ def fresh_nsjail() -> Server:
 def _processes(name: str, command: list[str]) -> Server:
     async def run(code: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            *command, code, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT
+            *command,
+            code,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=ENVIRONMENT,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(FLOOR_DEADLINE_S):
                 return (await process.communicate())[0].decode()
         except TimeoutError:
-            process.kill()
-            await process.wait()
             return ""
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
     return Server(name=name, run=run, cpu_s=_reaped_cpu_s, concurrency=os.cpu_count() or 1)
 

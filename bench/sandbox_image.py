@@ -4,7 +4,8 @@ It is made by the sandbox's own code: imports, rehearsal and, where the C part w
 process holds beyond that is little: each fork pays for it. Its first line says whether the snapshot was taken.
 
     request, one line on stdin      answer, one line on stdout
-    fork CALLS SECONDS              CALLS CPU_S WALL_S      os.fork() and os._exit() in the child, nothing else
+    fork CALLS SECONDS              CALLS CPU_S WALL_S      fork as a slot does, os._exit() in the child, nothing else
+    os.fork CALLS SECONDS           the same                the same with the at-fork hooks of Python
     program CALLS SECONDS SOURCE    the same                fork and run SOURCE (repr of a str) as a call does, without
                                                             namespaces, limits, filters or a file system of its own
     exec CALLS SECONDS SOURCE       the same                compile and run SOURCE in this process
@@ -23,8 +24,8 @@ from types import ModuleType
 SANDBOX = Path(__file__).resolve().parents[1] / "sandbox"
 
 
-def fork() -> None:
-    child = os.fork()
+def fork(how) -> None:
+    child = how()
     if child == 0:
         os._exit(0)
     os.wait4(child, 0)
@@ -78,7 +79,7 @@ def serve() -> None:
     print("snapshot" if snapshot else "plain", file=answers, flush=True)
     for line in requests:
         what, calls, seconds, *source = line.split(" ", 3)
-        work = {"fork": fork, "program": program, "exec": execute}[what]
+        work = {"fork": lambda: fork(FORK), "os.fork": lambda: fork(os.fork), "program": program, "exec": execute}[what]
         arguments = [ast.literal_eval(code) for code in source]
         done, started, cpu = 0, monotonic(), cpu_s()
         while done < int(calls) and monotonic() - started < float(seconds):

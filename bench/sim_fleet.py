@@ -15,16 +15,16 @@ tool-waiting KV cost nothing.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
 from bench import workload
-from bench.report import environment, finish, names
+from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, several
 from bench.sim_costs import H200, Machine, lower_bound_s
 from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced
@@ -59,44 +59,40 @@ def size_for(kind: str, replicas: int) -> Size:
     return replace(full, groups=min(512, round(full.groups * factor)))
 
 
-def geomean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 Cell = tuple[str, int, int]  # workload, replicas, seed
+Results = dict[Cell, dict[str, Result]]  # by cell and policy
 
 
-def measure(options: argparse.Namespace, machine: Machine) -> tuple[dict[Cell, dict[str, Result]], dict[Cell, float]]:
-    """Results by cell and policy, lower bounds by cell."""
-    results: dict[Cell, dict[str, Result]] = {}
-    bounds: dict[Cell, float] = {}
-    for cell, trace, further in cases(options, machine):
-        bounds[cell] = lower_bound_s(trace, machine, cell[1])
-        most = max(row.total_tokens for row in trace)
-        results[cell] = {
-            name: Simulation(POLICIES[name](most), trace, machine, cell[1], **further).run()
-            for name in options.policies
-        }
-    return results, bounds
+def measure(options: argparse.Namespace, machine: Machine, results: Results, bounds: dict[Cell, float]) -> None:
+    """Adds results and lower bounds, a workload of a size and seed with all that belongs to it at a time."""
+    for replicas, seed, kind in product(options.replicas, options.seeds, options.kinds):
+        found: Results = {}
+        for cell, trace, further in cells(options, machine, kind, replicas, seed):
+            bounds[cell] = lower_bound_s(trace, machine, replicas)
+            most = max(row.total_tokens for row in trace)
+            found[cell] = {}
+            for name in options.policies:
+                say(f"{cell[0]}, {replicas} replicas, seed {seed}: {name}")
+                found[cell][name] = Simulation(POLICIES[name](most), trace, machine, replicas, **further).run()
+        results |= found
 
 
-def cases(options: argparse.Namespace, machine: Machine) -> Iterator[tuple[Cell, list[Traced], dict[str, Any]]]:
-    """Cells with their trace and options of the simulation."""
-    for replicas in options.replicas:
-        for seed in options.seeds:
-            for kind in options.kinds:
-                traces = [steps_trace(options, kind, replicas, seed, step) for step in range(options.overlap)]
-                yield (kind, replicas, seed), traces[0], {}
-                if options.offload:
-                    host_blocks = round(options.offload * machine.blocks)
-                    yield (f"{kind}+host", replicas, seed), traces[0], {"host_blocks": host_blocks}
-                if options.deaths:
-                    until_s = lower_bound_s(traces[0], machine, replicas)
-                    yield (f"{kind}+deaths", replicas, seed), traces[0], {"deaths": drawn(options, replicas, until_s)}
-                for step, trace in enumerate(traces[1:], 1):
-                    yield (f"{kind}+step{step}", replicas, seed), trace, {}
-                if options.overlap > 1:
-                    yield (f"{kind}+all", replicas, seed), joined(traces), {}
+def cells(
+    options: argparse.Namespace, machine: Machine, kind: str, replicas: int, seed: int
+) -> Iterator[tuple[Cell, list[Traced], dict[str, Any]]]:
+    """Cells of a workload with their trace and options of the simulation."""
+    traces = [steps_trace(options, kind, replicas, seed, step) for step in range(options.overlap)]
+    yield (kind, replicas, seed), traces[0], {}
+    if options.offload:
+        host_blocks = round(options.offload * machine.blocks)
+        yield (f"{kind}+host", replicas, seed), traces[0], {"host_blocks": host_blocks}
+    if options.deaths:
+        until_s = lower_bound_s(traces[0], machine, replicas)
+        yield (f"{kind}+deaths", replicas, seed), traces[0], {"deaths": drawn(options, replicas, until_s)}
+    for step, trace in enumerate(traces[1:], 1):
+        yield (f"{kind}+step{step}", replicas, seed), trace, {}
+    if options.overlap > 1:
+        yield (f"{kind}+all", replicas, seed), joined(traces), {}
 
 
 def drawn(options: argparse.Namespace, replicas: int, until_s: float) -> list[Death]:
@@ -133,7 +129,7 @@ def summary(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, 
         metrics[f"recomputed_tokens_{name}"] = sum(found[name].recomputed_tokens for found in cells.values())
         metrics[f"preemptions_{name}"] = sum(found[name].preemptions for found in cells.values())
         regrets = [found[name].makespan_s / best[cell] for cell, found in cells.items()]
-        metrics[f"regret_{name}"] = {"geomean": geomean(regrets), "worst": max(regrets)}
+        metrics[f"regret_{name}"] = {"geomean": geometric_mean(regrets), "worst": max(regrets)}
         ratios = {
             cell: found[name].makespan_s / found[OURS].makespan_s for cell, found in cells.items() if OURS in found
         }
@@ -142,10 +138,10 @@ def summary(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, 
         by_kind: dict[str, float] = {}
         for kind, replicas in dict.fromkeys(cell[:2] for cell in ratios):
             of_kind = [ratio for cell, ratio in ratios.items() if cell[:2] == (kind, replicas)]
-            by_kind[f"{kind}@{replicas}"] = geomean(of_kind)
-        metrics[f"makespan_ratio_{name}"] = by_kind | {"overall": geomean(list(ratios.values()))}
+            by_kind[f"{kind}@{replicas}"] = geometric_mean(of_kind)
+        metrics[f"makespan_ratio_{name}"] = by_kind | {"overall": geometric_mean(list(ratios.values()))}
     ours = [found[OURS].makespan_s / bounds[cell] for cell, found in results.items() if OURS in found]
-    metrics["bound_ratio"] = geomean(ours) if ours else None
+    metrics["bound_ratio"] = geometric_mean(ours) if ours else None
     return metrics
 
 
@@ -171,8 +167,8 @@ def table(results: Mapping[Cell, Mapping[str, Result]], bounds: Mapping[Cell, fl
                     f"{kind} {replicas}",
                     name,
                     f"{mean('makespan_s'):.1f}",
-                    f"{geomean(ratios):.3f}" if ratios else "",
-                    f"{geomean([results[cell][name].makespan_s / bounds[cell] for cell in cells]):.2f}",
+                    f"{geometric_mean(ratios):.3f}" if ratios else "",
+                    f"{geometric_mean([results[cell][name].makespan_s / bounds[cell] for cell in cells]):.2f}",
                     f"{mean('busy'):.2f}",
                     f"{mean('preemptions'):.0f}",
                     f"{mean('recomputed_tokens') / generated:.2f}",
@@ -202,7 +198,7 @@ def pairs(results: Mapping[Cell, Mapping[str, Result]], options: argparse.Namesp
                 apart_s = alone.makespan_s + sum(results[step, replicas, seed][name].makespan_s for step in steps)
                 ratio = apart_s / results[f"{kind}+all", replicas, seed][name].makespan_s
                 found.setdefault(f"overlap_speedup_{name}", {}).setdefault(f"{kind}@{replicas}", []).append(ratio)
-    return {metric: {cell: geomean(ratios) for cell, ratios in cells.items()} for metric, cells in found.items()}
+    return {metric: {cell: geometric_mean(ratios) for cell, ratios in cells.items()} for metric, cells in found.items()}
 
 
 def calibrate(options: argparse.Namespace) -> None:
@@ -239,57 +235,52 @@ def calibrate(options: argparse.Namespace) -> None:
         "worst_deviation_steady": max(abs(found.steady_ratio - 1) for found in compared),
     }
     header = ("live / simulated", "policy", "s", "ratio", "steady", "steps", "preempted", "prefilled")
-    config = {"calibrate": str(options.calibrate), "groups": options.groups}
+    config = {"calibrate": options.calibrate, "groups": options.groups}
     title = "Two live replicas and their simulation"
     finish("sim_fleet", title, header, rows, config=config, metrics=metrics, environment=machine_before)
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.sim_fleet", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 replicas, a quarter of three workloads, four policies")
-    parser.add_argument("--replicas", type=numbers, help="how many, with commas")
+    parser.add_argument("--replicas", type=several(at_least(1)), help="how many, with commas")
     parser.add_argument("--kinds", type=names(workload.KINDS), help=",".join(workload.KINDS))
-    parser.add_argument("--trace", help="a file instead of the kinds")
+    parser.add_argument("--trace", type=existing(), help="a file instead of the kinds")
     parser.add_argument("--policies", type=names(list(POLICIES)), help=",".join(POLICIES))
-    parser.add_argument("--seeds", type=numbers, default=[101], help="101 to 103 are for tuning")
-    parser.add_argument("--groups", type=int, help="of each workload; with --calibrate: that the live run took")
+    parser.add_argument("--seeds", type=several(at_least(0)), default=[101], help="101 to 103 are for tuning")
+    parser.add_argument("--groups", type=at_least(1), help="of each workload; with --calibrate: that the live run took")
     parser.add_argument("--kv", type=float, default=1.0, help="KV blocks times this")
     parser.add_argument("--offload", type=float, default=0.0, help="host memory for KV, in KV caches per replica")
-    parser.add_argument("--deaths", type=int, default=0, help="of replicas")
-    parser.add_argument("--overlap", type=int, default=1, help="steps whose work is there at once")
-    parser.add_argument("--calibrate", type=Path, help="record of a live run")
+    parser.add_argument("--deaths", type=at_least(0), default=0, help="of replicas")
+    parser.add_argument("--overlap", type=at_least(1), default=1, help="steps whose work is there at once")
+    parser.add_argument("--calibrate", type=existing(), help="record of a live run")
     options = parser.parse_args(given)
-    for name, least in (("kv", 0.001), ("offload", 0.0), ("deaths", 0), ("overlap", 1)):
+    for name, least in (("kv", 0.001), ("offload", 0.0)):
         if getattr(options, name) < least:
-            parser.error(f"--{name} {getattr(options, name)} is too small")
-    options.replicas = options.replicas or [2 if options.quick else 8]
-    options.policies = options.policies or list(QUICK if options.quick else POLICIES)
-    kinds = ["math8k", "agentic", "uniform"] if options.quick else list(workload.KINDS)
-    options.kinds = [options.trace] if options.trace else options.kinds or kinds
+            parser.error(f"argument --{name}: {getattr(options, name)} is too small")
+    if options.trace:
+        options.kinds = [str(options.trace)]
+    kinds = ["math8k", "agentic", "uniform"], list(workload.KINDS)
+    fill(options, replicas=([2], [8]), kinds=kinds, policies=(list(QUICK), list(POLICIES)))
     return options
 
 
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
     if options.calibrate:
-        calibrate(options)
+        interruptible(lambda: calibrate(options))
         return
     before = environment()
     machine = replace(H200, blocks=round(H200.blocks * options.kv))
-    results, bounds = measure(options, machine)
-    finish(
-        "sim_fleet",
-        "Simulated fleets",
-        HEADER,
-        table(results, bounds),
-        config={name: value for name, value in vars(options).items() if name != "calibrate"},
-        metrics=summary(results, bounds) | pairs(results, options),
-        environment=before,
-    )
+    results: Results = {}
+    bounds: dict[Cell, float] = {}
+
+    def show() -> None:
+        metrics = summary(results, bounds) | pairs(results, options)
+        rows = table(results, bounds)
+        finish("sim_fleet", "Simulated fleets", HEADER, rows, config=vars(options), metrics=metrics, environment=before)
+
+    interruptible(lambda: measure(options, machine, results, bounds), show, results)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 - All trajectories arrive at once. A decision follows all events of a moment, samples included, at least `tick_s` after
   the one before. A sample stands for KvSample.steps engine steps, 1 to 32, in which nothing begins or ends.
+- What waits is decided again after AGAIN_S without an event, as on the node.
 - What is placed reaches its engine at the next step boundary. A move takes effect there too, unless the turn ends.
 - Tools start when their turn has ended.
 - A replica that dies finishes its step. What it had is gone, its trajectories arrive again with their tokens so far,
@@ -22,6 +23,9 @@ from bench.sim_costs import Machine
 from bench.sim_engine import Engine, Request
 from bench.workload import Traced
 from engine.balance import Balancer
+
+AGAIN_S = 1.0  # simulated seconds, as the next one
+GIVE_UP_S = 60.0  # after so long without an event: longer than any policy's interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +97,7 @@ class Simulation:
         self._tick_s = machine.costs.o + machine.costs.w if tick_s is None else tick_s
         self._states = [_Trajectory(row) for row in trace]
         self._open = len(trace)  # not done
+        self._waiting = 0  # to be placed
         self._events: list[tuple[float, int, str, int]] = []
         self._serial = 0
         self._ends_at = [-1.0] * replicas  # of the engines' segments
@@ -114,14 +119,21 @@ class Simulation:
             self._push(death.at_s, "death", number)
         self._decide()
         handle = {"engine": self._segment_ended, "tool": self._arrive, "death": self._kill, "up": self._up}
-        while self._events:
+        heard_at = 0.0
+        while self._events or self._open:
+            again_at = self._decided_at + AGAIN_S
+            if not self._events and (not self._waiting or again_at > heard_at + GIVE_UP_S):
+                raise RuntimeError(f"{self._open} trajectories are left at {self.now:.1f} s and nothing will happen")
+            if self._waiting and not (self._events and self._events[0][0] <= again_at):
+                self.now = again_at
+                self._decide()
+                continue
             self.now, _, kind, number = heapq.heappop(self._events)
+            heard_at = self.now
             if kind in handle:
                 handle[kind](number)
             if self._wanted and not (self._events and self._events[0][0] <= self.now):
                 self._schedule()
-        if self._open:
-            raise RuntimeError(f"{self._open} trajectories are left at {self.now:.1f} s and nothing will happen")
         return self._result(time.perf_counter() - began)
 
     def _result(self, wall_s: float) -> Result:
@@ -153,6 +165,7 @@ class Simulation:
             state.tokens += turn.prompt_new_tokens
             state.left = turn.gen_tokens
         state.state = "waiting"
+        self._waiting += 1
         self._policy.arrive(key, state.traced.group, state.tokens, self.now)
         self._wanted = True
 
@@ -178,6 +191,7 @@ class Simulation:
                 self._move(place.key, place.replica)
             else:
                 assert state.state == "waiting", f"trajectory {place.key} is placed while {state.state}"
+                self._waiting -= 1
                 self._submit(place.key, place.replica)
 
     def _submit(self, key: int, replica: int) -> None:

@@ -6,17 +6,19 @@ The run is the ordinary one (recipes/quickstart.py), in a process of its own; ro
 steps after the second count, evaluations excluded.
 
 rollout, learn: how long either side was busy per step, from the timeline: the union of the times in which anything was
-generated or a tool ran, and in which the learner trained or weights were loaded. step_over_max = step / max(rollout,
-learn): 1 is a slower side that never waits. Where both sides share the cores, as on a small machine, overlap cannot
-give more than the cores have: cpu_floor is the step's CPU seconds over the cores, and step / cpu_floor says what waits.
-engines_at_learn: CPU seconds of the engine processes per second in which only the learner had work; about 0 is rest.
+generated (not while weights were loaded, when requests stall) or a tool ran, and in which the learner trained or
+weights were loaded. step_over_max = step / max(rollout, learn): 1 is a slower side that never waits. With steps that
+overlap the sides share the cores and rollouts are always under way, so that it is near 1 almost by construction;
+step_over_strict_max is the step over the sides of the strict run of the same round, each of which had the cores for
+itself. Overlap cannot give more than the cores have: cpu_floor is the step's CPU seconds over the cores, and step /
+cpu_floor says what waits. engines_at_learn: CPU seconds of the engine processes per CPU second of the learner, where
+that had most of the CPU; about 0 is rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from bench.processes import cpu_seconds
-from bench.report import environment, finish
+from bench.processes import child, cpu_seconds
+from bench.report import at_least, environment, fill, finish, interruptible, say, several
 
 ROOT = Path(__file__).resolve().parents[1]
+PLOT = Path("runs/bench/step.png")
 SKIP = 2  # first steps, in which caches and the allocator warm up
 SAMPLE_S = 0.02
 Span = tuple[float, float]
@@ -51,8 +54,11 @@ class Run:
     idle: Counter[str]
 
     @property
-    def over_max(self) -> float:
-        return self.step_s / max(self.rollout_s, self.learn_s)
+    def slower_side_s(self) -> float:
+        return max(self.rollout_s, self.learn_s)
+
+
+Round = dict[int, Run]  # by bound of the staleness
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -76,7 +82,8 @@ def clipped(spans: Iterable[Span], window: Span) -> list[Span]:
 
 
 def seconds(spans: Iterable[Span]) -> float:
-    return sum(end - begin for begin, end in spans)
+    """Of their union."""
+    return sum(end - begin for begin, end in union(spans))
 
 
 def tracks(timeline: Path) -> dict[str, list[tuple[str, float, float]]]:
@@ -96,11 +103,14 @@ def busy(folder: Path, steps: int) -> tuple[float, float, float]:
     found = tracks(folder / "timeline.json")
     live = {name: end for name, _, end in found["weights"]}
     window = live[f"version {SKIP}"], live[f"version {steps}"]
-    sides = (("trajectories", "tool calls"), ("learner", "weights"))
-    spans = [[(begin, end) for track in side for _, begin, end in found[track]] for side in sides]
-    rollout, learn = (seconds(union(clipped(each, window))) for each in spans)
+    generate, tools, learn, load = (
+        clipped([span for _, *span in found[track]], window)
+        for track in ("trajectories", "tool calls", "learner", "weights")
+    )
+    loads_alone_s = seconds(load + tools) - seconds(tools)
+    rollout_s = seconds(generate + tools + load) - loads_alone_s
     count = steps - SKIP
-    return (window[1] - window[0]) / count, rollout / count, learn / count
+    return (window[1] - window[0]) / count, rollout_s / count, seconds(learn + load) / count
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -112,7 +122,7 @@ def watched(command: Sequence[str], metrics: Path) -> tuple[dict[int, Counter[st
     """Runs it. CPU seconds so far when so many steps were done, and at every sample."""
     at_step: dict[int, Counter[str]] = {}
     samples: list[tuple[float, Counter[str]]] = []
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with child(command) as process:
         while process.poll() is None:
             spent = cpu_seconds(process.pid)
             samples.append((time.monotonic(), spent))
@@ -137,7 +147,7 @@ def at_rest(samples: Sequence[tuple[float, Counter[str]]]) -> float:
     return engines / learner if learner else 0.0
 
 
-def measure(staleness: int, steps: int, fields: Sequence[str]) -> Run:
+def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
     with tempfile.TemporaryDirectory() as runs:
         options = [f"runs={runs}", f"steps={steps}", f"eval_every={steps}", "eval_problems=16"]
         command = [sys.executable, str(ROOT / "recipes" / "quickstart.py"), f"max_staleness={staleness}"]
@@ -165,34 +175,36 @@ def measure(staleness: int, steps: int, fields: Sequence[str]) -> Run:
     )
 
 
-def plot(runs: Sequence[Run], path: Path) -> None:
-    """Reward over the seconds of training, a line per run."""
+def plot(rounds: Sequence[Round]) -> None:
+    """Rewards over the seconds of training. Writes PLOT."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    bounds = sorted({run.staleness for run in runs})
-    for run in runs:
-        at, rewards = zip(*run.rewards, strict=True)
-        first = run is next(other for other in runs if other.staleness == run.staleness)
-        label = f"staleness at most {run.staleness}" if first else None
-        axes.plot(at, rewards, color=f"C{bounds.index(run.staleness)}", alpha=0.7, marker=".", label=label)
+    for number, found in enumerate(rounds):
+        for colour, (bound, run) in enumerate(found.items()):
+            at, rewards = zip(*run.rewards, strict=True)
+            label = None if number else f"staleness at most {bound}"
+            axes.plot(at, rewards, color=f"C{colour}", alpha=0.7, marker=".", label=label)
     axes.set(xlabel="seconds of training", ylabel="reward of the rollouts", ylim=(0, 1))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, dpi=120)
 
 
-def middle(runs: Sequence[Run], staleness: int, cores: int) -> dict[str, float]:
-    """Medians over the rounds."""
-    chosen = [run for run in runs if run.staleness == staleness]
+def middle(rounds: Sequence[Round], bound: int, cores: int) -> dict[str, float]:
+    """Of the runs with that bound: medians over the rounds."""
+    chosen = [found[bound] for found in rounds]
     floors = [sum(run.cpu_s.values()) / cores for run in chosen]
     idle = sum((run.idle for run in chosen), Counter())
+    strict = [found[bound].step_s / found[0].slower_side_s for found in rounds if 0 in found]
     return {
         **{name: median(getattr(run, name) for run in chosen) for name in ("step_s", "rollout_s", "learn_s")},
-        "step_over_max": median(run.over_max for run in chosen),
+        "step_over_max": median(run.step_s / run.slower_side_s for run in chosen),
+        **({"step_over_strict_max": median(strict)} if strict else {}),
         "cpu_floor_s": median(floors),
         "step_over_cpu_floor": median(run.step_s / floor for run, floor in zip(chosen, floors, strict=True)),
         "goodput": median(run.goodput for run in chosen),
@@ -203,32 +215,45 @@ def middle(runs: Sequence[Run], staleness: int, cores: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one round of 8 steps")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--staleness", default="0,1", help="bounds, comma-separated")
-    parser.add_argument("--plot", type=Path, default=ROOT / "bench" / "step.png")
-    options, fields = parser.parse_known_args()
-    machine = environment()
-    steps, rounds = (8, 1) if options.quick else (options.steps, options.rounds)
-    if steps < SKIP + 3 or rounds < 1:
-        parser.error(f"at least {SKIP + 3} steps and one round, got {steps} and {rounds}")
-    bounds = [int(bound) for bound in options.staleness.split(",")]
-    runs = [measure(bound, steps, fields) for _ in range(rounds) for bound in bounds]
-    if not options.quick:
-        plot(runs, options.plot)
-    found = {bound: middle(runs, bound, machine["cores"]) for bound in bounds}
+def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
+    for number in range(options.rounds):
+        found: Round = {}
+        for bound in options.staleness:
+            say(f"round {number + 1} of {options.rounds}: {options.steps} steps, staleness at most {bound}")
+            found[bound] = run_once(bound, options.steps, options.fields)
+        rounds.append(found)
+
+
+def show(options: argparse.Namespace, machine: dict, rounds: Sequence[Round]) -> None:
+    plot(rounds)
+    found = {bound: middle(rounds, bound, machine["cores"]) for bound in options.staleness}
     names = list(dict.fromkeys(name for each in found.values() for name in each))
-    table = [[name, *(f"{found[bound].get(name, 0.0):.3f}" for bound in bounds)] for name in names]
+    rows = [[name, *(f"{each.get(name, 0.0):.3f}" for each in found.values())] for name in names]
     metrics = {
         f"{name.replace(' ', '_')}_s{bound}": value for bound, each in found.items() for name, value in each.items()
     }
-    metrics["goodput"] = median(run.goodput for run in runs)
-    config = {"steps": steps, "rounds": rounds, "staleness": bounds, "fields": fields}
-    header = ("per step, median of the rounds", *(f"staleness {bound}" for bound in bounds))
-    finish("step", "Where a step goes", header, table, config=config, metrics=metrics, environment=machine)
+    metrics["goodput"] = median(run.goodput for each in rounds for run in each.values())
+    header = ("per step, median of the rounds", *(f"staleness {bound}" for bound in found))
+    title = f"Where a step goes (rewards over time: {PLOT})"
+    finish("step", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round of 8 steps")
+    parser.add_argument("--steps", type=at_least(SKIP + 3))
+    parser.add_argument("--rounds", type=at_least(1))
+    parser.add_argument("--staleness", type=several(at_least(0)), default=[0, 1], help="bounds, comma-separated")
+    parser.add_argument("fields", nargs="*", metavar="field=value", help="of the quick start")
+    options = parser.parse_intermixed_args(given)
+    fill(options, steps=(8, 12), rounds=(1, 3))
+    return options
+
+
+def main() -> None:
+    options, machine = arguments(), environment()
+    rounds: list[Round] = []
+    interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ ends, and no turn starts before all trajectories have their tools' answers); *mi
 streams and the rest sends its calls at its turns' ends, and a second time with the parts exchanged. The difference in
 question is smaller than that of two runs on a shared machine: within a mixed run both parts see the same steps.
 
-`saved_vs_turn_end`: share of a trajectory's wall time, mean over trajectories, from the mixed runs; `saved_vs_barrier`:
+`saved_vs_turn_end`: share of the trajectories' summed wall time, from the mixed runs; `saved_vs_barrier`:
 share of the batch's wall time, streaming against barrier. Medians over rounds, means over styles. `hidden_per_call`:
 share of the tools' time that passed while their turn went on. The bound beside them is analytic: what the times of the
 streaming run say if nothing else changed. A call that waits for its turn's end costs, per turn, max(tool) - max(0,
@@ -21,22 +21,19 @@ import argparse
 import asyncio
 import gc
 import itertools
-import os
 import random
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from rich.console import Console
 
 from bench.fleet_engines import write_model
-from bench.report import environment, finish, names
+from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from bench.streaming_script import MOST_S, STYLES, Script, ScriptedTool, SpeakingEngines, Style
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
@@ -126,8 +123,7 @@ def style_metrics(runs: Sequence[Run]) -> dict[str, float]:
     rounds: dict[int, dict[str, Run]] = {}
     for run in runs:
         rounds.setdefault(run.round, {})[run.way] = run
-    whole = [found for found in rounds.values() if len(found) == len(WAYS)]
-    figures = [round_figures(found) for found in whole]
+    figures = [round_figures(found) for found in rounds.values()]
     return {name: statistics.median(row[name] for row in figures) for name in figures[0]}
 
 
@@ -173,7 +169,8 @@ async def run_once(
     return found
 
 
-async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> list[Run]:
+async def measure(options: argparse.Namespace, folder: Path, runs: list[Run]) -> None:
+    """Adds the runs of whole rounds."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
@@ -181,7 +178,7 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
     write_model(folder)
     config = ReplicaConfig(checkpoint=str(folder), max_model_len=2048, max_num_seqs=64, kv_blocks=2048)
     shuffled = random.Random(0)
-    runs = []
+    cases = list(itertools.product(options.styles, WAYS))
 
     def script(style: Style, seed: int, trajectories: int, turns: int) -> Script:
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -196,11 +193,12 @@ async def measure(options: argparse.Namespace, folder: Path, say: Callable[[str]
         await run_once(engines, chat, script(STYLES[0], 0, 4, 2), "streaming", sandbox)
         gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
         for number in range(options.rounds):
-            for style, way in shuffled.sample(cases := list(itertools.product(options.styles, WAYS)), len(cases)):
+            found = []
+            for style, way in shuffled.sample(cases, len(cases)):
                 say(f"round {number + 1} of {options.rounds}: {style.name}, {way}")
                 played = script(style, number, options.trajectories, options.turns)
-                runs.append(Run(style.name, way, number, await run_once(engines, chat, played, way, sandbox)))
-    return runs
+                found.append(Run(style.name, way, number, await run_once(engines, chat, played, way, sandbox)))
+            runs += found
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -208,25 +206,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two styles, one round, 8 trajectories")
     parser.add_argument("--tool", choices=("sleep", "sandbox"), default="sleep", help="where a call's seconds pass")
     parser.add_argument("--styles", type=names(NAMES), help=",".join(NAMES))
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--trajectories", type=int)
-    parser.add_argument("--turns", type=int, default=3, help="of each trajectory; all but the last call tools")
+    parser.add_argument("--rounds", type=at_least(1))
+    parser.add_argument("--trajectories", type=at_least(2))
+    parser.add_argument("--turns", type=at_least(2), default=3, help="of each trajectory; all but the last call tools")
     options = parser.parse_args(given)
-    for name, quick, full in (("styles", QUICK, NAMES), ("rounds", 1, 5), ("trajectories", 8, 32)):
-        if getattr(options, name) is None:
-            setattr(options, name, quick if options.quick else full)
+    fill(options, styles=(QUICK, NAMES), rounds=(1, 5), trajectories=(8, 32))
     options.styles = [style for style in STYLES if style.name in options.styles]
     return options
 
 
-def main() -> None:
-    prepare_environment()
-    options = arguments()
-    machine = environment()
-    console = Console(file=sys.stderr, highlight=False)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = uvloop.run(measure(options, Path(folder), console.print))
-    machine["load_after"] = os.getloadavg()[0]
+def show(options: argparse.Namespace, machine: dict[str, Any], runs: Sequence[Run]) -> None:
     by_style = {style.name: style_metrics([run for run in runs if run.style == style.name]) for style in options.styles}
     percent = ("saved_vs_turn_end", "bound_vs_turn_end", "hidden_per_call", "saved_vs_barrier", "bound_vs_barrier")
     rows = [
@@ -234,18 +223,23 @@ def main() -> None:
         for name, row in by_style.items()
     ]
     metrics: dict[str, Any] = {name: statistics.fmean(row[name] for row in by_style.values()) for name in percent}
+    metrics["styles"] = by_style
     header = ("style", "saved, turn end", "bound", "hidden per call", "saved, barrier", "bound", "trajectory s")
-    config = vars(options) | {"styles": [style.name for style in options.styles]}
+    config = vars(options) | {"styles": list(by_style)}
     title = "Wall time saved by dispatch at the closing tag"
-    finish(
-        "streaming",
-        title,
-        header,
-        rows,
-        config=config,
-        metrics=metrics | {"styles": by_style},
-        environment=machine,
-    )
+    finish("streaming", title, header, rows, config=config, metrics=metrics, environment=machine)
+
+
+def main() -> None:
+    prepare_environment()
+    options, machine = arguments(), environment()
+    runs: list[Run] = []
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            uvloop.run(measure(options, Path(folder), runs))
+
+    interruptible(run, lambda: show(options, machine, runs), runs)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algo.learner_config import LearnerConfig
-from bench.report import environment, finish, names
+from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from engine.canary import tolerance
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.link import Configure, LearnerProcess, LearnerProcessConfig
@@ -160,15 +159,17 @@ class Case:
         )
 
 
-async def measured(case: Case) -> dict[str, list[float]]:
-    """Part -> its seconds in each round; the first round, in which memory is made, is left out."""
+Round = tuple[Case, dict[str, float]]  # seconds by part
+
+
+async def measured(case: Case, rounds: list[Round]) -> None:
+    """Adds rounds; the first, in which memory is made, is left out."""
     replicas: list[Timed] = []
 
     def make(index: int, core: int | None, on_step: Any) -> Timed:
         replicas.append(Timed(case.replica(), index, core, on_step))
         return replicas[-1]
 
-    seconds: dict[str, list[float]] = defaultdict(list)
     fleet_config = FleetConfig(replicas=2, canary_tolerance=tolerance(DTYPES[case.size]))
     floor = Floor(case.size_bytes)
     with workspace() as folder:
@@ -180,10 +181,10 @@ async def measured(case: Case) -> dict[str, list[float]]:
             ready, canary = await learner.configure(case.configure(folder))
             await fleet.update_weights(Weights(ready.weights, 0, canary))
             for version in range(1, case.rounds + 2):
+                say(f"{case.size} by {case.transport}, round {version - 1} of {case.rounds}")
                 found = await one_round(learner, fleet, replicas, version) | floor.measure()
-                for name in found if version > 1 else ():
-                    seconds[name].append(found[name])
-    return seconds
+                if version > 1:
+                    rounds.append((case, found))
 
 
 async def one_round(learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], version: int) -> dict[str, float]:
@@ -208,41 +209,53 @@ def checkpoint_of(size: str, folder: Path) -> tuple[Path, int]:
     return path, sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="weight sync")
-    parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
-    parser.add_argument("--sizes", type=names(tuple(SIZES)), default=["tiny", "97m"])
-    parser.add_argument("--transports", type=names(TRANSPORTS), default=list(TRANSPORTS))
-    parser.add_argument("--ranks", type=int, default=1, help="of the learner")
-    parser.add_argument("--rounds", type=int, default=7, choices=range(1, 8), metavar="1..7")
-    args = parser.parse_args()
-    if args.quick:
-        args.sizes, args.rounds = ["tiny"], 3
-    around = environment()
-    prepare_environment()
-    rows, metrics = [], {}
+def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for size in args.sizes:
+        for size in options.sizes:
             path, size_bytes = checkpoint_of(size, Path(folder))
-            for transport in args.transports:
+            for transport in options.transports:
                 case = Case(
                     size=size,
                     transport=transport,
-                    ranks=args.ranks,
-                    rounds=args.rounds,
+                    ranks=options.ranks,
+                    rounds=options.rounds,
                     checkpoint=path,
                     size_bytes=size_bytes,
                 )
-                seconds = asyncio.run(measured(case))
-                ratios = [total / copy for total, copy in zip(seconds["total_s"], seconds["copy_s"], strict=True)]
-                ratio = metrics[f"copy_floor_ratio_{transport}_{size}"] = statistics.median(ratios)
-                parts = {name: statistics.median(values) for name, values in seconds.items()}
-                metrics |= {f"{name}_{transport}_{size}": value for name, value in parts.items()}
-                numbers = [f"{1e3 * parts[name]:.1f}" for name in PARTS]
-                rows.append([size, f"{size_bytes / 1e6:.0f}", transport, *numbers, f"{ratio:.1f}"])
+                asyncio.run(measured(case, rounds))
+
+
+def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[Round]) -> None:
+    rows, metrics = [], {}
+    for case in dict.fromkeys(case for case, _ in rounds):
+        found = [seconds for other, seconds in rounds if other == case]
+        ratio = statistics.median(seconds["total_s"] / seconds["copy_s"] for seconds in found)
+        parts = {name: statistics.median(seconds[name] for seconds in found) for name in PARTS}
+        of = f"{case.transport}_{case.size}"
+        metrics |= {f"copy_floor_ratio_{of}": ratio, **{f"{name}_{of}": value for name, value in parts.items()}}
+        numbers = [f"{1e3 * value:.1f}" for value in parts.values()]
+        rows.append([case.size, f"{case.size_bytes / 1e6:.0f}", case.transport, *numbers, f"{ratio:.1f}"])
     header = ["model", "MB", "transport", *(f"{name.removesuffix('_s')} ms" for name in PARTS), "total / copy"]
-    config = {"sizes": args.sizes, "transports": args.transports, "ranks": args.ranks, "rounds": args.rounds}
-    finish("weights", "weight sync, medians", header, rows, config=config, metrics=metrics, environment=around)
+    finish("weights", "weight sync, medians", header, rows, config=vars(options), metrics=metrics, environment=machine)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
+    parser.add_argument("--sizes", type=names(tuple(SIZES)), help=",".join(SIZES))
+    parser.add_argument("--transports", type=names(TRANSPORTS), default=list(TRANSPORTS), help=",".join(TRANSPORTS))
+    parser.add_argument("--ranks", type=at_least(1), default=1, help="of the learner")
+    parser.add_argument("--rounds", type=int, choices=range(1, 8), metavar="1..7")
+    options = parser.parse_args(given)
+    fill(options, sizes=(["tiny"], ["tiny", "97m"]), rounds=(3, 7))
+    return options
+
+
+def main() -> None:
+    options, machine = arguments(), environment()
+    prepare_environment()
+    rounds: list[Round] = []
+    interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.fleet import POLICIES, TRACES, arguments
+from bench.fleet import POLICIES, arguments, trace_of
 from bench.fleet_bound import Engine, StepCost, fit, lower_bound_s
 from bench.fleet_engines import VOCABULARY
-from bench.fleet_figures import OURS, Run, overall, ratios, table, workload_metrics, write_steps
+from bench.fleet_figures import OURS, overall, ratios, table, workload_metrics, write_steps
+from bench.fleet_figures import Run as PolicyRun
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Step, Timed, replay
 from bench.workload import Traced, Turn, load
@@ -26,6 +27,7 @@ from engine.rivals import RoundRobin
 from engine.trace import Timeline
 from tests.contracts import check_balancer
 from tests.fakes import Replicas, ScriptedReplica, fleet_of
+from tests.recipes.runs import Run
 
 
 def traced(key: int, group: int, *turns: tuple[int, int, float]) -> Traced:
@@ -197,12 +199,12 @@ def test_lower_bound_is_the_chain_or_the_work() -> None:
     assert lower_bound_s(many, COST, wide) == pytest.approx(COST.fixed_s * 500 + 1.0 + 0.064), "at most 4 at a time"
 
 
-def run_of(policy: str, makespan_s: float, number: int = 0, kind: str = "math8k", preempted: int = 0) -> Run:
+def run_of(policy: str, makespan_s: float, number: int = 0, kind: str = "math8k", preempted: int = 0) -> PolicyRun:
     record = Record(block_size=32)
     record.steps = steps_of(COST)
     record.steps[0] = Step(0, 0.0, 50, 1, 0, preempted, 0)
     record.completed_s, record.lasted_s = [makespan_s / 2, makespan_s], [makespan_s / 4]
-    return Run(round=number, kind=kind, seed=101, policy=policy, traces=TWO, record=record)
+    return PolicyRun(round=number, kind=kind, seed=101, policy=policy, traces=TWO, record=record)
 
 
 def test_ratios_compare_runs_of_the_same_round() -> None:
@@ -237,8 +239,11 @@ def test_metrics_have_the_names_that_are_promised() -> None:
 
 def test_recorded_steps_say_to_which_run_they_belong(tmp_path: Path) -> None:
     run = run_of(OURS, 2.0)
-    write_steps(tmp_path / "new" / "steps.jsonl", [run, run])
-    rows = [json.loads(line) for line in (tmp_path / "new" / "steps.jsonl").read_text().splitlines()]
+    path = tmp_path / "new" / "steps.jsonl"
+    write_steps(path, [run_of("static", 1.0)])
+    write_steps(path, [run])
+    write_steps(path, [run], written=1)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) == 2 * len(run.record.steps)
     assert {"replica", "t", "free_blocks", "running", "waiting", "preempted", "prefilled"} < set(rows[0])
     assert (rows[-1]["run"], rows[-1]["kind"], rows[-1]["policy"]) == (1, "math8k", OURS)
@@ -265,17 +270,23 @@ def test_arguments() -> None:
 
 
 @pytest.mark.timeout(1800)  # as slow as the machine may be: nothing here is timed
-def test_the_bench_on_real_engines(tmp_path: Path) -> None:
+def test_the_bench_on_real_engines_keeps_its_first_round_when_ctrl_c_ends_the_second(tmp_path: Path) -> None:
     """Two policies, one after the other, on the same engines: 8 trajectories of a group with a prompt of 64 tokens."""
-    options = "--rounds 1 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
-    options += " --deadline-s 600"
-    folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.fleet", *options.split()], capture_output=True, text=True, timeout=1700, **folder
-    )
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
-    longest = max(row.total_tokens for row in load(TRACES / "uniform.101.jsonl.gz") if row.group == 0)
+    options = "--rounds 9 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
+    options += " --deadline-s 600 --seeds 101"
+    there = ["env", "-C", str(tmp_path), f"PYTHONPATH={Path(__file__).parents[2]}"]
+    run = Run([*there, sys.executable, "-m", "bench.fleet", *options.split()])
+    try:
+        run.until("round 2 of 9")
+        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
+        assert run.end() == 130, run.text()
+    finally:
+        run.end_now()
+    assert run.left() == []
+    assert "Traceback" not in run.text()
+    assert "interrupted: what follows is of the finished rounds" in run.text()
+    metrics = json.loads(run.text().splitlines()[-1])["metrics"]
+    longest = max(row.total_tokens for row in load(trace_of("uniform", 101)) if row.group == 0)
     assert metrics["failures"] == []
     assert metrics["makespan_ratio_round_robin"] > 0
     for policy, figures in metrics["workloads"]["uniform"]["policies"].items():
@@ -285,6 +296,9 @@ def test_the_bench_on_real_engines(tmp_path: Path) -> None:
         assert figures["recomputed_tokens"] <= figures["moves"] * longest
     assert metrics["workloads"]["uniform"]["policies"]["round_robin"]["moves"] == 0
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert {step["policy"] for step in steps} == {"kv_aware", "round_robin"}
+    assert {(step["run"], step["policy"]) for step in steps} in (
+        {(0, "kv_aware"), (1, "round_robin")},
+        {(1, "kv_aware"), (0, "round_robin")},
+    )
     assert all(0 <= step["free_blocks"] <= 99 for step in steps)
     assert (tmp_path / "runs" / "bench" / "fleet_uniform.png").exists()

@@ -271,6 +271,20 @@ def test_a_trajectory_that_nobody_places_is_an_error() -> None:
         simulate(Deaf(), trace())
 
 
+def test_a_policy_that_acts_at_intervals_is_asked_again_when_nothing_happens() -> None:
+    class Late(RoundRobin):
+        """Places nothing for the first five seconds."""
+
+        def decide(self, now: float) -> list[Place]:
+            asked.append(now)
+            return super().decide(now) if now >= 5 else []
+
+    asked: list[float] = []
+    result, _ = simulate(Late(), ALONE, UNIT)
+    assert asked[:6] == [0, 1, 2, 3, 4, 5]
+    assert result.makespan_s == 15
+
+
 def test_the_bound_is_reached_by_a_trajectory_alone() -> None:
     """But for its first prompt, which the bound leaves out, and the last token of each turn, computed with the next."""
     row = trace("agentic")[0]
@@ -329,8 +343,8 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--kinds", "chess"], "chess: it knows math8k"),
         (["--policies", "best"], "best: it knows kv_aware"),
-        (["--kv", "0"], "--kv 0.0 is too small"),
-        (["--overlap", "0"], "--overlap 0 is too small"),
+        (["--kv", "0"], "argument --kv: 0.0 is too small"),
+        (["--overlap", "0"], "argument --overlap: '0' is not a whole number"),
     ],
 )
 def test_wrong_options_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from bench.step import SKIP, at_rest, busy, clipped, seconds, union
+from bench.step import SKIP, Run, at_rest, busy, clipped, middle, seconds, union
 
 
 def test_times_that_overlap_count_once():
@@ -15,7 +15,9 @@ def test_times_that_overlap_count_once():
 
 
 def test_the_sides_of_a_step_are_those_of_the_timeline(tmp_path):
-    """Two steps count. Rollouts run for all but 1 of their 10 s; learning and loading take 4 s, partly beside them."""
+    """Two steps count. Of their 10 s rollouts run for 9, of which 1 is spent loading weights without a tool beside it;
+    learning and loading take 4 s.
+    """
     names = {0: "trajectories", 1: "tool calls", 2: "learner", 3: "weights", 4: "evaluation"}
     events = [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in names.items()]
 
@@ -33,7 +35,7 @@ def test_the_sides_of_a_step_are_those_of_the_timeline(tmp_path):
     span("evaluation", "step", 20, 30)
     span("trajectories", "generate", 20, 30)  # of the evaluation
     (tmp_path / "timeline.json").write_text(json.dumps({"traceEvents": events}))
-    assert busy(tmp_path, SKIP + 2) == pytest.approx((5.0, 4.5, 2.0))
+    assert busy(tmp_path, SKIP + 2) == pytest.approx((5.0, 4.0, 2.0))
 
 
 def test_engines_count_only_where_the_learner_computes():
@@ -45,3 +47,19 @@ def test_engines_count_only_where_the_learner_computes():
     assert at_rest(rolling) == 0.0
     assert at_rest(learning) == pytest.approx(0.01)
     assert at_rest([*rolling, *learning]) < 0.2
+
+
+def run_of(staleness, step_s, rollout_s, learn_s):
+    given = {"cpu_s": {"node": step_s}, "engines_at_learn": 0.0, "goodput": 1.0, "staleness_mean": 0.0}
+    given |= {"rewards": [(1.0, 0.5)], "idle": Counter(kv_blocked=1.0)}
+    return Run(staleness=staleness, step_s=step_s, rollout_s=rollout_s, learn_s=learn_s, **given)
+
+
+def test_the_honest_figure_is_over_the_sides_that_had_the_cores_for_themselves():
+    """The overlapped run's own rollout side is as long as its step."""
+    rounds = [{0: run_of(0, 3.0, 2.0, 1.0), 1: run_of(1, 2.4, 2.4, 1.5)}]
+    rounds += [{0: run_of(0, 6.0, 3.0, 4.0), 1: run_of(1, 5.6, 5.0, 4.5)}]
+    found = middle(rounds, 1, cores=2)
+    assert found["step_over_max"] == pytest.approx((1.0 + 1.12) / 2)
+    assert found["step_over_strict_max"] == pytest.approx((1.2 + 1.4) / 2)
+    assert "step_over_strict_max" not in middle([{1: rounds[0][1]}], 1, cores=2), "without a strict run"

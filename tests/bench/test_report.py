@@ -1,0 +1,95 @@
+"""What every bench does the same way: its options, Ctrl-C, its last line, the programs that it runs."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import fleet, mismatch, rollout, sandbox, sim_fleet, step, streaming, weights
+from bench.processes import child
+from bench.report import finish, interruptible
+
+
+@pytest.mark.parametrize(
+    ("bench", "given", "wanted"),
+    [
+        (fleet, "--groups 3", 3),
+        (mismatch, "--trajectories 4", 4),
+        (rollout, "--trajectories 32", 32),
+        (sandbox, "--burst 7", 7),
+        (sim_fleet, "--replicas 3,4", [3, 4]),
+        (step, "--steps 20", 20),
+        (streaming, "--trajectories 4", 4),
+        (weights, "--sizes 97m", ["97m"]),
+    ],
+)
+def test_quick_changes_only_what_was_not_given(bench, given, wanted):
+    option, value = given.split()
+    quick, full = bench.arguments(["--quick"]), bench.arguments([])
+    name = option.removeprefix("--")
+    assert getattr(bench.arguments([option, value, "--quick"]), name) == wanted
+    assert getattr(bench.arguments([option, value]), name) == wanted
+    assert getattr(quick, name) != getattr(full, name)
+
+
+@pytest.mark.parametrize(
+    ("bench", "given", "said"),
+    [
+        (fleet, "--seeds 111,104", "argument --seeds: 104: there is no"),
+        (fleet, "--seeds x", "argument --seeds: 'x' is not a whole number of at least 0"),
+        (fleet, "--checkpoint nowhere", "argument --checkpoint: there is no nowhere/config.json"),
+        (mismatch, "--checkpoint nowhere", "argument --checkpoint: there is no nowhere/config.json"),
+        (rollout, "--trajectories 8", "argument --trajectories: '8' is not a whole number of at least 16"),
+        (rollout, "--queued 8", "argument --queued: 8 is not a multiple of 16"),
+        (sandbox, "--only call", "argument --only: call: it knows calls, latency"),
+        (sandbox, "--peer-url http://127.0.0.1", "--peer-url must be judge=http://"),
+        (sim_fleet, "--seeds 1,x", "argument --seeds: 'x' is not a whole number of at least 0"),
+        (sim_fleet, "--calibrate nowhere", "argument --calibrate: there is no nowhere"),
+        (step, "--staleness 0,-1", "argument --staleness: '-1' is not a whole number of at least 0"),
+        (step, "--steps 4", "argument --steps: '4' is not a whole number of at least 5"),
+        (streaming, "--turns 1", "argument --turns: '1' is not a whole number of at least 2"),
+        (weights, "--sizes 98m", "argument --sizes: 98m: it knows tiny, 97m, 600m"),
+    ],
+)
+def test_a_wrong_value_is_named_before_anything_starts(bench, given, said, capsys):
+    with pytest.raises(SystemExit):
+        bench.arguments(given.split())
+    assert said in capsys.readouterr().err
+
+
+def test_fields_of_the_quick_start_may_stand_anywhere():
+    options = step.arguments(["seed=3", "--quick", "replicas=1"])
+    assert (options.fields, options.steps) == (["seed=3", "replicas=1"], 8)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_ctrl_c_shows_what_whole_rounds_give(rounds, capsys):
+    whole, shown = [], []
+
+    def measure():
+        whole.extend(range(rounds))
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        interruptible(measure, lambda: shown.extend(whole), whole)
+    assert ended.value.code == 130
+    assert shown == list(range(rounds))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("interrupted")
+
+
+def test_the_last_line_has_what_was_given_and_the_load_around(capsys):
+    config = {"rounds": 5, "groups": None, "record": Path("steps.jsonl")}
+    finish("bench", "title", ["a"], [["1"]], config=config, metrics={"x": 1.5}, environment={"load_before": 0.1})
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["config"] == {"rounds": 5, "groups": None, "record": "steps.jsonl"}
+    assert line["metrics"] == {"x": 1.5}
+    assert line["environment"].keys() == {"load_before", "load_after"}
+
+
+def test_a_program_does_not_outlive_the_block_that_runs_it():
+    with pytest.raises(KeyboardInterrupt), child([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        raise KeyboardInterrupt
+    assert process.returncode == -signal.SIGTERM
