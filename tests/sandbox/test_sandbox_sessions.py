@@ -49,8 +49,8 @@ async def test_a_cell_reads_its_own_input_and_none_that_was_left(box: Sandbox) -
 
 async def test_a_cell_that_leaves_no_memory_at_all_says_so(box: Sandbox) -> None:
     limits = Limits(wall_s=20, cpu_s=20, memory_bytes=64 << 20)
-    async with box.session(limits=limits) as session:
-        for code in ("x = []\nwhile True: x.append(len(x))", "while True: x = (x,)"):
+    for code in ("x = []\nwhile True: x.append(len(x))", "x = None\nwhile True: x = (x,)"):
+        async with box.session(limits=limits) as session:
             full = await session.run(code)
             assert (full.outcome, full.exit_code) == ("memory", 1)
             assert full.session_state in ("kept", "restored")
