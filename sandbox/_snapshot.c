@@ -38,7 +38,7 @@ static void add(struct ranges *ranges, struct range range) {
     if (range.start < range.end && ranges->count < RANGES) ranges->list[ranges->count++] = range;
 }
 
-/* Parses smaps, a text ended by 0: every private mapping, the stack and the kernel's own excepted. */
+/* Parses smaps, a text ended by 0: every private mapping that can be read, the stack and the kernel's own excepted. */
 static void find(char *text) {
     struct range current = {0};
     int skip = 1;
@@ -48,14 +48,13 @@ static void find(char *text) {
         unsigned long first, last, inode;
         *end = 0;
         if (sscanf(line, "%lx-%lx %4s %*x %*x:%*x %lu", &first, &last, permissions, &inode) == 4) {
-            skip = permissions[3] != 'p' || strstr(line, "[stack]") || strstr(line, "[v");
-            int protection = (permissions[0] == 'r' ? PROT_READ : 0) | (permissions[1] == 'w' ? PROT_WRITE : 0) |
-                             (permissions[2] == 'x' ? PROT_EXEC : 0);
+            skip = permissions[0] != 'r' || permissions[3] != 'p' || strstr(line, "[stack]") || strstr(line, "[v");
+            int protection = PROT_READ | (permissions[1] == 'w' ? PROT_WRITE : 0) | (permissions[2] == 'x' ? PROT_EXEC : 0);
             current = (struct range){first, last, protection, inode != 0};
         } else if (!skip && !strncmp(line, "Anonymous:", 10)) {
             struct range *before = constant.list + constant.count - 1;
             if (atol(line + 10) > 0) add(&written, current);
-            else if (!current.file || !(current.protection & PROT_READ) || current.protection & PROT_WRITE) continue;
+            else if (!current.file || current.protection & PROT_WRITE) continue;
             else if (constant.count && before->end == current.start) before->end = current.end;
             else add(&constant, current);
         }
@@ -147,15 +146,15 @@ long snapshot(char *text, int pagemap) {
     for (int i = 0; i < covered.count; i++) total += covered.list[i].end - covered.list[i].start;
     int fd = memfd_create("snapshot", MFD_ALLOW_SEALING | MFD_CLOEXEC);
     total = (total + HUGE - 1) & -HUGE;
-    if (fd < 0 || ftruncate(fd, total)) return -errno;
-    char *copy = reserve(total);
-    if (!copy || mmap(copy, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != copy) return -errno;
-    for (int i = 0; i < covered.count; i++) {
-        struct range range = covered.list[i];
-        if (!(range.protection & PROT_READ)) return -EACCES;
-        for (unsigned long at = range.start; at < range.end; at += PAGE, offset += PAGE)
-            if (memcmp((void *)at, zeros, PAGE)) memcpy(copy + offset, (void *)at, PAGE);
+    char *copy = fd < 0 || ftruncate(fd, total) ? NULL : reserve(total);
+    if (!copy || mmap(copy, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != copy) {
+        int error = errno;
+        close(fd);
+        return -error;
     }
+    for (int i = 0; i < covered.count; i++)
+        for (unsigned long at = covered.list[i].start; at < covered.list[i].end; at += PAGE, offset += PAGE)
+            if (memcmp((void *)at, zeros, PAGE)) memcpy(copy + offset, (void *)at, PAGE);
     madvise(copy, total, MADV_COLLAPSE); /* the kernel then handles its pages many at a time */
     munmap(copy, total);
     offset = 0;

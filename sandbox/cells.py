@@ -120,6 +120,8 @@ class Keeper:
                 request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
                 guest.become(request, self._identity, *self._files)
                 interpret(linux.address_of(self._board), request.seed)
+            except MemoryError:
+                program.die(program.OUT_OF_MEMORY)
             finally:
                 os._exit(255)
         for fd in self._files[1:]:
@@ -246,6 +248,7 @@ def interpret(address: int, seed: int) -> NoReturn:
     sys.argv[:] = [""]
     guest.seed_random(seed)
     done, board = 0, guest.Board(address + DISPLAY_AT, CODE_AT - DISPLAY_AT)
+    stdin, reopen = sys.stdin, open
     while True:
         try:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -255,8 +258,8 @@ def interpret(address: int, seed: int) -> NoReturn:
             done = serial
             if copy and _copy_made():
                 continue
-            if stdin_bytes:
-                sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            if stdin_bytes or sys.stdin is stdin:  # a new one: the last one may hold what its cell did not read
+                sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
             status = _run(ctypes.string_at(address + CODE_AT, code_bytes), f"<cell {serial}>", main, board)
             ctypes.memmove(address + DONE_AT, DONE.pack(serial, status), DONE.size)
         except KeyboardInterrupt:  # it came late, between a cell and its stop
@@ -282,7 +285,9 @@ def _run(code: bytes, name: str, main: ModuleType, board: guest.Board) -> int:
     try:
         program.execute(code, name, main.__dict__, board.show)
     except BaseException as error:
-        status = program.finish(error)
+        status = None
+        with contextlib.suppress(MemoryError):
+            status = program.finish(error)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:

@@ -123,14 +123,13 @@ class Sandbox:
     ) -> wire.ToolResult:
         """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
 
-        display: code without output shows its last expression, as a notebook does. seed: of `random` and
-        `numpy.random`; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
+        display: code without output shows its last expression, as a notebook does. seed: of `random`, `numpy.random`
+        and sympy; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
         """
-        cell = wire.make_cell(code, stdin)
-        limits = wire.check_limits(limits, self._config.limits)
+        cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._config.limits))
         tier = choose(code, self._config.tiers) if tier is None else self._check_tier(tier)
-        call = wire.Call(next(self._ids), cell.code, cell.stdin, limits, tier, display, wire.check_seed(seed))
-        result = await self._submit(call)
+        display, seed = wire.check_display(display), wire.check_seed(seed)
+        result = await self._submit(wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, display, seed))
         self.stats.outcomes[result.outcome] += 1
         return result
 
@@ -143,15 +142,17 @@ class Sandbox:
         tier = self._config.tiers[-1].name if tier is None else self._check_tier(tier)
         seed = secrets.randbits(wire.SEED_BITS) if seed is None else wire.check_seed(seed)
 
-        async def send(cell: wire.Cell, limits: wire.Limits, step: wire.Step) -> wire.ToolResult:
-            return await self._submit(wire.Call(next(self._ids), cell.code, cell.stdin, limits, tier, True, seed, step))
+        async def send(cell: wire.Cell, step: wire.Step) -> wire.ToolResult:
+            return await self._submit(
+                wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, True, seed, step)
+            )
 
         limits = wire.check_limits(limits, self._config.limits)
         return Session(send, self._end_session, id=secrets.token_bytes(16), limits=limits, stats=self.stats)
 
     def _check_tier(self, tier: str) -> str:
         names = [known.name for known in self._config.tiers]
-        if tier not in names:
+        if type(tier) is not str or tier not in names:
             raise ValueError(f"tier must be one of {names!r}, got {tier!r}")
         return tier
 
@@ -201,8 +202,22 @@ class Sandbox:
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
             peer = self._peers.get(host)  # None: it left in this same tick, and its calls with it
-            if peer is not None and not all(peer.mailbox.send(run, peer.address) for run in wire.batches(calls)):
+            if peer is not None and not all(self._send(run, peer) for run in wire.batches(calls)):
                 self._lose(peer)
+
+    def _send(self, run: wire.Run, peer: Peer) -> bool:
+        """Send these calls; one that no message can hold (4 GiB of stdin) fails alone. False when the peer is gone."""
+        try:
+            message = wire.encode(run)
+        except (TypeError, ValueError, OverflowError, MemoryError) as error:
+            if len(run.calls) > 1:
+                return all(self._send(wire.Run([call]), peer) for call in run.calls)
+            [call] = run.calls
+            if call.id in self._waiting and not (answer := self._waiting[call.id].answer).done():
+                answer.set_exception(ValueError(f"the call cannot be sent: {error}"))
+            self._act(self._dispatcher.answered(peer.name, call.id, lost=False))  # as if: it frees the credit
+            return True
+        return peer.mailbox.send_frames(peer.address, message)
 
     def _listen(self, address: str) -> None:
         mailbox = self._open_mailbox()

@@ -138,10 +138,13 @@ def main_program(
     stdin_bytes: int, code_bytes: int, seed: int, show: program.Show, leave: Callable[[int], NoReturn] = os._exit
 ) -> NoReturn:
     """Run the call's code, which is on descriptor 0 behind its stdin, as the main program. `seed`: -1 for none."""
-    code = os.pread(0, code_bytes, stdin_bytes)
-    os.ftruncate(0, stdin_bytes)
-    seed_random(seed)
-    program.run(code, show, leave)
+    try:
+        code = os.pread(0, code_bytes, stdin_bytes)
+        os.ftruncate(0, stdin_bytes)
+        seed_random(seed)
+        program.run(code, show, leave)
+    except MemoryError:
+        program.die(program.OUT_OF_MEMORY)
 
 
 def seed_random(seed: int) -> None:
@@ -163,12 +166,16 @@ class Board:
 
 
 def find_generators() -> None:
-    """Note the generators of random numbers that this process has made, for `seed_random`."""
+    """Note the generators of random numbers that modules of this process have (`random`, sympy.core.random, numpy), for
+    `seed_random`.
+    """
     _generators.clear()
     if (random := sys.modules.get("random")) is not None:
-        random._inst.gauss_next = None
-        # the method in C; the one in Python only converts other kinds of seeds first
-        _generators.append((Generator.seed.__get__(random._inst), 1 << 63))
+        named = [value for module in sys.modules.values() for value in getattr(module, "__dict__", {}).values()]
+        for generator in {id(value): value for value in named if type(value) is random.Random}.values():
+            generator.gauss_next = None
+            # the method in C; the one in Python only converts other kinds of seeds first
+            _generators.append((Generator.seed.__get__(generator), 1 << 63))
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed(0)
         _generators.append((_numpy_seeder(random.mtrand._rand), 1 << 32))

@@ -2,7 +2,8 @@
 
 Invariants
 - Calls of a lane start in the order of `push`; what has not started can be taken out.
-- A session's cell starts when all of its history has been replayed, each cell of it as successfully as the first time.
+- A session's cell starts when all of its history has been replayed, each cell of it under its own limits and with the
+  same end ("ok" or "error") as the first time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from .links import Link
 STARTS = 2  # of a jail that says why it cannot start; of one that dies without a word, as if killed, KILLS
 KILLS = 5
 PAUSE_S = 10.0
-REPLAYED = ("ok", "error")  # as in session.REPLAYABLE: anything else was interrupted, with a part of its effects done
 
 
 class Lane:
@@ -70,7 +70,8 @@ class SessionLane(Lane):
         call = self.waiting[0][1]
         assert call.step is not None
         if self.script:
-            return msgspec.structs.replace(call, code=self.script[0].code, stdin=self.script[0].stdin), False
+            old = self.script[0]
+            return msgspec.structs.replace(call, code=old.code, stdin=old.stdin, limits=old.limits), False
         self.cell = self.waiting.popleft()[1]
         return call, call.step.backup
 
@@ -81,8 +82,8 @@ class SessionLane(Lane):
         if cell is not None:
             self.broken = result.session_state == "lost"
             return cell.id
-        self.script.popleft()
-        self.broken = result.session_state != "kept" or result.outcome not in REPLAYED
+        before = "ok" if self.script.popleft().ok else "error"
+        self.broken = result.session_state != "kept" or result.outcome != before
         return None
 
     def take_all(self) -> list[int]:
@@ -133,11 +134,24 @@ class Sessions:
 
 @dataclass(slots=True)
 class Starts:
-    """How the starts of a tier's jail go. said: why it cannot start, as last told."""
+    """How the starts of a tier's jail go, and of the slots in it. said: why it cannot start, as last told."""
 
     failures: int = 0  # in a row
+    stillborn: int = 0  # slots, in a row, that ended before they were ready
     paused_until: float = 0.0
     said: str = ""
+
+    def well(self) -> None:
+        """A slot is ready."""
+        self.failures = self.stillborn = 0
+
+    def slot_failed(self, slots: int) -> bool:
+        """A slot ended before it was ready; whether the jail is to blame: its own end may take all `slots` along."""
+        self.stillborn += 1
+        if self.stillborn <= 2 * slots + KILLS:
+            return False
+        self.stillborn = 0
+        return True
 
     def failed(self, now: float, *, killed: bool) -> bool:
         """A start came to nothing; whether to give up for PAUSE_S."""

@@ -147,7 +147,10 @@ class Link:
             kind = "session" if self.is_session else "slot"
             try:
                 self.group = groups.add(f"{kind}-{self.home.tier.name}-{self.index}", pid)
-            except OSError:  # dead already; else it shall not run without limits
+            except ProcessLookupError:  # dead already
+                return False
+            except OSError as error:  # it shall not run without limits
+                self.home.reason = f"no control group for a slot: {error}"
                 return False
         self.pid = pid
         return True
@@ -175,19 +178,16 @@ class Link:
 
 
 class SessionLink(Link):
-    """One session. `alive` says whether the interpreter still holds the state."""
+    """One session."""
 
     is_session = True
     _report_size = CELL_REPORT.size
-    alive = True
 
     def _pack(self, call: wire.Call) -> bytes:
         return super()._pack(call) + CELL.pack(*(0,) * 10, self.backup)[REQUEST.size :]
 
     def _result(self, message: bytes, outputs: Outputs, call: wire.Call) -> wire.ToolResult:
-        report = CellReport(*CELL_REPORT.unpack(message))
-        self.alive = report.state != 0
-        return cell_result(report, call.limits, outputs, self.oom_struck)
+        return cell_result(CellReport(*CELL_REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
 
 
 class Indexes:
@@ -264,6 +264,10 @@ class TierJail:
         if not self.over.done():
             self.over.set_result(None)
             self.loop.remove_reader(self._zygote)
+
+    def give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.leave()
 
     def open_link(self, index: int, *, session: bool, ended: Callable[[Link], None]) -> Link:
         """Fork a slot or a session; `ended` is told if it ends by itself."""

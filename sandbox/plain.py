@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 
-from . import guest
+from . import guest, program
 from .slot import Report, Slot
 
 
@@ -28,6 +29,8 @@ class PlainSlot(Slot):
             try:
                 os.setpgid(0, 0)
                 os.chdir(folder)
+                program.FILENAME, sys.path[0] = os.path.join(folder, "main.py"), folder  # not in a /tmp that all share
+                program.make_ready()
                 self._run(request, source, outputs)
             finally:
                 os._exit(255)

@@ -112,7 +112,7 @@ class Pool:
     def _start_up(self) -> None:
         """The host says hello when slots of the first tier are there: fork them, also again."""
         first = next(iter(self._lanes.values()))
-        if self.ready.is_set() or first.starting:
+        if self._over.done() or self.ready.is_set() or first.starting:
             return
         if first.idle:
             self.ready.set()
@@ -123,13 +123,11 @@ class Pool:
     def _jail(self, tier: str) -> TierJail | None:
         """The tier's jail, started if there is none; None while one comes to its end."""
         tier_jail = self._jails.get(tier)
-        if tier_jail is not None and tier_jail.over.done():
-            return None
         if tier_jail is None:
             tier_jail = self._jails[tier] = self._make_jail(self._tiers[tier])
             self._all_jails.add(tier_jail)
             self._group.create_task(self._keep(tier_jail), name=f"sandbox-jail-{tier}")
-        return tier_jail
+        return None if tier_jail.over.done() else tier_jail
 
     async def _keep(self, tier_jail: TierJail) -> None:
         """Wait for the end of a jail and answer what it takes along."""
@@ -142,18 +140,20 @@ class Pool:
             del self._jails[tier]
         for link in list(tier_jail.links):
             self._end_link(link)
-        if tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not tier_jail.reason + log):
-            self._failed(tier, tier_jail.reason or jail.explain(log))
-        if not self._over.done():
-            self._start_up()
-            self._fill()
+        said = f"{tier_jail.reason}\n{log}".strip()
+        if tier_jail.served and said:
+            print(f"sandbox.host: a jail of tier {tier!r} ended: {said[:2000]}", file=sys.stderr, flush=True)
+        elif tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not said):
+            cause = jail.explain(log) if log.strip() or not tier_jail.reason else ""
+            self._failed(tier, ": ".join(filter(None, (tier_jail.reason, cause))))
+        self._start_up()
+        self._fill()
 
     def _failed(self, tier: str, reason: str) -> None:
         """The tier's jail never serves: a host without its first tier is of no use, else the tier is left alone."""
         if not self.ready.is_set():
             self._over.set_exception(jail.JailUnavailable(reason))
-            return
-        if self._starts[tier].said != reason:
+        elif self._starts[tier].said != reason:
             self._starts[tier].said = reason
             print(f"sandbox.host: tier {tier!r} cannot start: {reason}", file=sys.stderr, flush=True)
 
@@ -166,8 +166,7 @@ class Pool:
             if link.pid:
                 link.kill()  # its end is noticed
             elif link.home.missed():
-                link.home.reason = f"the jail did not start within {START_S:g} s; preload less or free the CPU"
-                link.home.leave()
+                link.home.give_up(f"the jail did not start within {START_S:g} s; preload less or free the CPU")
             else:
                 self._end_link(link)
         self._indexes.look()
@@ -191,7 +190,7 @@ class Pool:
 
         def ready() -> None:
             link.home.served += 1
-            self._starts[lane.tier].failures = 0
+            self._starts[lane.tier].well()
             if not session:
                 lane.starting -= 1
                 self._give_back(lane, link)
@@ -225,10 +224,11 @@ class Pool:
             lane.idle.remove(link)
         elif not link.pid:
             lane.starting -= 1
+            if not link.home.over.done() and self._starts[lane.tier].slot_failed(self._slots):
+                link.home.give_up("its slots end before they are ready")
         self._drop(link)
         if call is not None:
-            memory = wire.ToolResult(outcome="memory", jailed=True)
-            self._answer(call.id, memory if link.out_of_memory else LOST)
+            self._answer(call.id, wire.ToolResult(outcome="memory", jailed=True) if link.out_of_memory else LOST)
 
     def _drop(self, link: Link) -> None:
         """Have done with a link, in whatever state it is."""

@@ -4,10 +4,12 @@ library only.
 Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
 - `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
+- A program that failed does not end as one that did not, whatever breaks into its ending (no memory, a signal handler).
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # signal.signal makes objects
 import ast
 import atexit
 import contextlib
@@ -28,7 +30,8 @@ HOME = "/tmp"
 FILENAME = f"{HOME}/main.py"  # absolute, as the interpreter makes it
 OURS = os.path.dirname(__file__)
 # ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
-OUT_OF_MEMORY = signal.SIGRTMAX
+OUT_OF_MEMORY, DEFAULT = int(signal.SIGRTMAX), int(signal.SIG_DFL)
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # computed here: there may be no memory for a number
 Show = Callable[[str], None] | None
 DISPLAY = sys.__excepthook__  # prints as the interpreter does, whatever guest code makes of the names in sys
 FOPEN, FFLUSH = ctypes.CDLL(None)["fopen"], ctypes.CDLL(None)["fflush"]
@@ -62,7 +65,9 @@ def make_ready() -> ModuleType:
 
 
 def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Run `code` as the main program and end the process as the interpreter would: by `leave` with its exit code."""
+    """Run `code` as the main program and end the process as the interpreter would: by `leave` with its exit code, or by
+    a signal.
+    """
     _source[0] = code
     special = SPECIAL.search(code) is not None
     finalise = special and FINALISERS.search(code) is not None
@@ -80,17 +85,35 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     except BaseException as error:
         ended = error
     status: int | None = 0
-    if ended is not None:  # handled here, where no exception is the context of a second one
-        write_main(code)
-        status = finish(ended)
-    del namespace, ended  # what they hold shall die in _end
-    _end(status, leave, special and b"ctypes" in code, finalise=finalise)
+    try:
+        if ended is not None:  # handled here, where no exception is the context of a second one
+            status = 1
+            write_main(code)
+            status = finish(ended)
+        del namespace, ended  # what they hold shall die in _end
+        status = _end(status, special and b"ctypes" in code, finalise=finalise)
+    except MemoryError:
+        status = None
+    except BaseException:  # from a signal handler: into the interpreter's ending, which is C, none breaks
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGQUIT, OUT_OF_MEMORY))  # not those of `die`
+        _flush()
+    if status is None or status < 0:
+        die(OUT_OF_MEMORY if status is None else -status)
+    leave(status)
+
+
+def die(number: int) -> NoReturn:
+    """End this process by a signal; without memory of its own, as there may be none."""
+    _signal.signal(number, DEFAULT)
+    os.kill(os.getpid(), number)
+    signal.pause()
+    os._exit(255)
 
 
 def write_main(code: bytes) -> None:
     """Put main.py where `python main.py` would have found it: tracebacks made in C read it."""
     with contextlib.suppress(OSError):
-        fd = os.open(FILENAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(FILENAME, CREATE, 0o644)
         os.write(fd, code)
         os.close(fd)
 
@@ -131,7 +154,9 @@ def compile_main(code: bytes) -> CodeType:
 
 
 def finish(error: BaseException) -> int | None:
-    """Report what ended the main program as PyErr_Print does; the exit code, None for an uncaught MemoryError."""
+    """Report what ended the main program as PyErr_Print does; the exit code, None for an uncaught MemoryError, negative
+    for a death by this signal.
+    """
     if isinstance(error, SystemExit):
         return _exit_code(error)
     _strip(error)
@@ -185,9 +210,9 @@ def _say(text: object) -> None:
             stream.write(encoded)
 
 
-def _end(status: int | None, leave: Callable[[int], NoReturn], in_c: bool, *, finalise: bool) -> NoReturn:
-    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing (120 when it fails),
-    finalisers; and a KeyboardInterrupt that becomes the death by SIGINT.
+def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. The exit code
+    as it is then: 120 when flushing fails; None and negative ones, for deaths by a signal, stay.
     """
     try:
         if len(threading._active) > 1:  # type: ignore[attr-defined] # active_count would take a lock
@@ -209,12 +234,7 @@ def _end(status: int | None, leave: Callable[[int], NoReturn], in_c: bool, *, fi
                 stream.flush()
     if in_c:
         FFLUSH(None)  # what C code has printed
-    if status is None or status < 0:
-        number = OUT_OF_MEMORY if status is None else -status
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        signal.pause()
-    leave(status or 0 if flushed else 120)
+    return status if flushed or status is None or status < 0 else 120
 
 
 def _finalise(stdout: Any, stderr: Any) -> None:

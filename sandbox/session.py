@@ -25,22 +25,20 @@ LOG_CELLS = 1000
 LOG_BYTES = 16 << 20
 BACKUP_S = 0.3  # replaying costs more CPU than this: a snapshot (some ms) before each cell is the cheaper insurance
 REBUILDS = 2  # times that a state is built before it is given up: once more than a host may die under it
-REPLAYABLE = (
-    "ok",
-    "error",
-)  # ended by itself: the same effects again. An interrupted cell may have had any part of them
+# ended by itself: the same effects again. An interrupted cell may have had any part of them
+REPLAYABLE = ("ok", "error")
 
-SendCell = Callable[[wire.Cell, wire.Limits, wire.Step], Awaitable[wire.ToolResult]]
+SendCell = Callable[[wire.Cell, wire.Step], Awaitable[wire.ToolResult]]
 
 
 class CellLog:
-    """What the state of a session was made of: the kept cells and what they cost. Pure.
+    """What the state of a session was made of: the kept cells, how they ended and what they cost. Pure.
 
     >>> log = CellLog()
-    >>> log.add(wire.Cell(b"x = 1", b""), "ok", cpu_s=0.2)
-    >>> log.number, log.backup, log.history
-    (1, False, [Cell(code=b'x = 1', stdin=b'')])
-    >>> log.add(wire.Cell(b"while True: x += 1", b""), "timeout", cpu_s=4.0)
+    >>> log.add(wire.Cell(b"x = 1", b"", wire.Limits()), "ok", cpu_s=0.2)
+    >>> log.number, log.backup, [(cell.code, cell.ok) for cell in log.history]
+    (1, False, [(b'x = 1', True)])
+    >>> log.add(wire.Cell(b"while True: x += 1", b"", wire.Limits()), "timeout", cpu_s=4.0)
     >>> log.number, log.backup, log.history
     (2, True, None)
     """
@@ -69,7 +67,7 @@ class CellLog:
         fits = self.number <= LOG_CELLS and self._bytes <= LOG_BYTES
         self._replayable = self._replayable and fits and outcome in REPLAYABLE
         if self._replayable:
-            self._cells.append(cell)
+            self._cells.append(msgspec.structs.replace(cell, ok=outcome == "ok"))
         else:
             self._cells.clear()
 
@@ -107,43 +105,40 @@ class Session:
 
         A cell whose task is cancelled is ended; its effects are undone at the next cell.
         """
-        cell = wire.make_cell(code, stdin)
-        limits = wire.check_limits(limits, self._limits)
+        cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._limits))
         self._check_open()
         clock = asyncio.get_running_loop().time
         since = clock()
         async with self._turn:
-            result = await self._run(cell, limits)
+            result = await self._run(cell)
         self._stats.outcomes[result.outcome] += 1
         self._stats.sessions_restored += result.session_state == "restored"
         self._stats.sessions_lost += result.session_state == "lost"
         return msgspec.structs.replace(result, queue_s=max(0.0, clock() - since - result.wall_s))
 
-    async def _run(self, cell: wire.Cell, limits: wire.Limits) -> wire.ToolResult:
+    async def _run(self, cell: wire.Cell) -> wire.ToolResult:
         if self._built:
-            result = await self._attempt(cell, limits, history=None)
+            result = await self._attempt(cell, history=None)
             if result.outcome != "lost":
                 return await self._settle(cell, result, rebuilt=False)
         rebuilt = self._log.number > 0
-        result = await self._build(cell, limits)
+        result = await self._build(cell)
         return await self._settle(cell, result, rebuilt=rebuilt)
 
-    async def _attempt(
-        self, cell: wire.Cell, limits: wire.Limits, *, history: list[wire.Cell] | None
-    ) -> wire.ToolResult:
+    async def _attempt(self, cell: wire.Cell, *, history: list[wire.Cell] | None) -> wire.ToolResult:
         self._check_open()  # it may have ended while this cell waited
         self._built = True
         backup = self._log.backup and bool(cell.code)
-        result = await self._send(cell, limits, wire.Step(self._id, self._log.number, history, backup))
+        result = await self._send(cell, wire.Step(self._id, self._log.number, history, backup))
         self._check_open()
         return result
 
-    async def _build(self, cell: wire.Cell, limits: wire.Limits) -> wire.ToolResult:
+    async def _build(self, cell: wire.Cell) -> wire.ToolResult:
         """Run the cell on a state built anew; "lost" when there is no way to build it."""
         history = self._log.history
         result = wire.ToolResult(outcome="lost")
         for _ in range(REBUILDS if history is not None else 0):
-            result = await self._attempt(cell, limits, history=history)
+            result = await self._attempt(cell, history=history)
             if result.outcome != "lost":
                 break
         return result
@@ -161,8 +156,8 @@ class Session:
         elif self._log.number == 0:
             self._built, state = False, "restored"  # to empty, as before it
         else:
-            nothing = wire.Cell(b"", b"")
-            rebuild = await self._build(nothing, self._limits)
+            nothing = wire.Cell(b"", b"", cell.limits)
+            rebuild = await self._build(nothing)
             state = "restored" if rebuild.session_state == "kept" else "lost"
             self._log.add(nothing, "ok", 0.0)  # the host counts every cell that it kept
         if state == "lost":

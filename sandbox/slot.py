@@ -84,10 +84,13 @@ class Slot:
         slot = Structure(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
         by_reference, served = ctypes.byref(slot), array("q", bytes(40))
         address = ctypes.c_void_p(served.buffer_info()[0])
-        main_program, serve = guest.main_program, library.serve
+        main_program, serve, leave = guest.main_program, library.serve, os._exit
         serve(by_reference, address)
-        stdin_bytes, code_bytes, display_bytes, seed, board = served
-        main_program(stdin_bytes, code_bytes, seed, guest.Board(board, display_bytes).show if board else None)
+        try:
+            stdin_bytes, code_bytes, display_bytes, seed, board = served
+            main_program(stdin_bytes, code_bytes, seed, guest.Board(board, display_bytes).show if board else None)
+        finally:
+            leave(255)
 
     def enter(self) -> None:
         enter_namespaces()

@@ -118,7 +118,8 @@ def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[To
 
 def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
     """The outcome of a call whose larger output file has `output_bytes`. A limit is named only if it was reached: a
-    signal or an exit code alone says nothing, as code may choose both.
+    signal or an exit code alone says nothing, as code may choose both. But for one: that memory was refused only the
+    process knows; so "memory" may be its own word (OUT_OF_MEMORY) for what else would be "killed" or "error".
     """
     if report.ended:
         return "timeout" if report.ended == 1 else "killed"

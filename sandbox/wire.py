@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 MAX_LIMIT = 1 << 40  # of each limit: 34,000 years, a tebibyte; beyond it the kernel's own arithmetic ends
+SECONDS, COUNT = (float, int), (int,)  # types of limits
 MAX_CODE_BYTES = 8 << 20  # what a session's shared memory holds
 MAX_SLOTS = 1000  # of a host
 SEED_BITS = 63  # what a msgpack int and a signed 64 bit int both hold
@@ -38,8 +39,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not 0 < value <= MAX_LIMIT:
-                raise ValueError(f"Limits.{name} must be positive and at most 2**40, got {value!r}")
+            # the very types that a message can carry: a host that gets another ends all that this node has there
+            types = SECONDS if name.endswith("_s") else COUNT
+            if type(value) not in types or not 0 < value <= MAX_LIMIT:
+                kind = " or ".join(kind.__name__ for kind in types)
+                raise ValueError(f"Limits.{name} must be {kind}, positive and at most 2**40, got {value!r}")
 
 
 def check_limits(limits: Limits | None, default: Limits) -> Limits:
@@ -55,9 +59,11 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
     ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
-    never shown as the model's error. wall_s and cpu_s are the code's own; everything before and after, such as waiting
-    for a slot or rebuilding a session, is in queue_s. cpu_s adds up, and peak_memory_bytes is the largest of, the main
-    process and those that it waited for; what it left running was killed and is not counted (but limited).
+    never shown as the model's error. An uncaught MemoryError is "memory" too. truncated: stdout or stderr was cut, by
+    the size of its file, or the display, which with its length is the code's own word. wall_s and cpu_s are the code's
+    own; everything before and after, such as waiting for a slot or rebuilding a session, is in queue_s. cpu_s adds up,
+    and peak_memory_bytes is the largest of, the main process and those that it waited for; what it left running was
+    killed and is not counted (but limited).
 
     session_state, of a session's cell only. "kept": it ran on the live state, which lives on, also after an error.
     "restored": the state was rebuilt; after a timeout or crash it is again as before this cell, whose own effects are
@@ -80,22 +86,24 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of code with its standard input, both UTF-8."""
+    """A piece of code with its standard input, both UTF-8, and its limits. ok: how it ended, of one that has."""
 
     code: bytes
     stdin: bytes
+    limits: Limits
+    ok: bool = True
 
     @property
     def size_bytes(self) -> int:
         return len(self.code) + len(self.stdin)
 
 
-def make_cell(code: str, stdin: str) -> Cell:
+def make_cell(code: str, stdin: str, limits: Limits) -> Cell:
     """ValueError unless both are str and the code has at most MAX_CODE_BYTES."""
     for name, value in (("code", code), ("stdin", stdin)):
         if not isinstance(value, str):
             raise ValueError(f"{name} must be a str, got {type(value).__name__}")
-    cell = Cell(code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass"))
+    cell = Cell(code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass"), limits)
     if len(cell.code) > MAX_CODE_BYTES:
         raise ValueError(f"code must have at most {MAX_CODE_BYTES} bytes of UTF-8, got {len(cell.code)}")
     return cell
@@ -103,9 +111,16 @@ def make_cell(code: str, stdin: str) -> Cell:
 
 def check_seed(seed: int | None) -> int | None:
     """ValueError for what is neither None nor a seed."""
-    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << SEED_BITS):
         raise ValueError(f"seed must be an int from 0 to 2**{SEED_BITS} - 1, got {seed!r}")
     return seed
+
+
+def check_display(display: bool) -> bool:
+    """ValueError for what is no bool."""
+    if type(display) is not bool:
+        raise ValueError(f"display must be a bool, got {display!r}")
+    return display
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -113,8 +128,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     session: 16 random bytes that the client made. number: cells that were kept before this one (each with session_state
     "kept" counts, whatever its outcome and also one without code, which only rebuilds). history: not None: build the
-    session anew, replacing what there is of it, and run these first, their output dropped; there are `number` of them.
-    backup: take a fork snapshot before the cell, to go back to if the cell's process dies.
+    session anew, replacing what there is of it, and run these first, each under its own limits and ending as it did,
+    their output dropped; there are `number` of them. backup: take a fork snapshot before the cell, to go back to if the
+    cell's process dies.
     """
 
     session: bytes

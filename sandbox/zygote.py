@@ -24,7 +24,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from . import guest, linux, native, syscalls
+from . import guest, linux, native, program, syscalls
 from .cells import Keeper
 from .slot import Slot
 
@@ -71,12 +71,15 @@ def prepare(preload: list[str], proc: int, library: native.Native | None) -> Non
         importlib.import_module(name)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    if library is not None:
-        library.forget(proc)
+    may_refuse = contextlib.suppress(OSError)  # an odd kernel: `freeze` says so
+    with may_refuse:
+        if library is not None:
+            library.forget(proc)
     guest.rehearse(libraries=True)
-    if library is not None:
-        library.keep(proc)
-        library.forget(proc)
+    with may_refuse:
+        if library is not None:
+            library.keep(proc)
+            library.forget(proc)
     guest.rehearse(libraries=False)
     sys.path.insert(0, guest.HOME)
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
@@ -106,9 +109,14 @@ def fill_holes() -> None:
 
 
 def freeze(proc: int, library: native.Native | None) -> int:
-    """Take the snapshot, where the native part is there; the bytes of address space of this process."""
-    if library is not None:
-        library.snapshot(proc)
+    """Take the snapshot, where the native part is there and the kernel lets it; the bytes of address space of this
+    process.
+    """
+    try:
+        if library is not None:
+            library.snapshot(proc)
+    except OSError as error:
+        print(f"no memory snapshot, calls cost up to twice as much: {error}", file=sys.stderr, flush=True)
     with open(os.open("self/statm", os.O_RDONLY, dir_fd=proc)) as file:
         pages = int(file.read().split()[0])
     os.close(proc)
@@ -121,6 +129,8 @@ def main() -> None:
     policies = [linux.Filter(syscalls.actions(session=session)) for session in (False, True)]
     if ids == "none":
         from .plain import PlainSlot  # not above: what it imports would lie in the memory of every jailed call
+
+        program.FILENAME = os.devnull + "/main.py"  # nowhere: /tmp is this machine's, and what is there all find
     try:
         prepare(sys.argv[4:], proc, library)
     except BaseException as error:

@@ -154,8 +154,15 @@ NUMPY_RANDOM = (
 )
 
 
+# its own two generators, which it uses in calculations too
+SYMPY_RANDOM = (
+    "import sympy\nfrom sympy.core.random import _assumptions_rng, rng\n"
+    "print(sympy.randprime(10**30, 10**31), rng.random(), _assumptions_rng.random())"
+)
+
+
 async def test_random_numbers_differ_between_calls(box: Sandbox, numeric_box: Sandbox) -> None:
-    for sandbox, code in ((box, PLAIN_RANDOM), (numeric_box, NUMPY_RANDOM)):
+    for sandbox, code in ((box, PLAIN_RANDOM), (numeric_box, NUMPY_RANDOM), (numeric_box, SYMPY_RANDOM)):
         shown = [(await sandbox.run(code)).stdout.split() for _ in range(5)]
         assert all(len(set(column)) == 5 for column in zip(*shown, strict=True))
 
@@ -168,3 +175,13 @@ async def test_a_seed_makes_random_numbers_repeat(box: Sandbox, numeric_box: San
         shown = [(await sandbox.run(code, seed=seed)).stdout for seed in (7, 7, 8, None)]
         assert shown[0] == shown[1]
         assert len(set(shown)) == 3
+
+
+async def test_a_seed_gives_the_same_numbers_in_every_interpreter(numeric_box: Sandbox) -> None:
+    """As two hosts have two."""
+    shown = [
+        (await numeric_box.run(SYMPY_RANDOM, seed=seed, tier=tier)).stdout
+        for seed, tier in ((7, "math"), (7, "full"), (8, "full"))
+    ]
+    assert shown[0] == shown[1] != shown[2]
+    assert len(shown[0].split()) == 3

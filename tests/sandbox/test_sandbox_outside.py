@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_processes import descendants, host_pid, slot_pids, zygote_pid
+from sandbox_processes import ROOT, descendants, host_pid, slot_pids, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, Tier, native
+from sandbox.zygote import freeze
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -58,6 +61,47 @@ print(os.wait()[1] & 127)
             limits = Limits(wall_s=20, memory_bytes=96 << 20, disk_bytes=1 << 20)
             assert (await own.run(hoard, limits=limits)).outcome in ("ok", "memory")
             assert (await own.run("import os; os.kill(os.getpid(), 9)")).outcome == "killed"
+
+
+BIND = """
+import os, sys
+from sandbox import linux
+source, target = sys.argv[1:]
+linux.unshare(linux.CLONE_NEWNS)
+linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+linux.mount("tmpfs", f"{source}/below", "tmpfs", linux.MS_NODEV)
+linux.bind_read_only(source, target)
+for place in (target, f"{target}/below"):
+    try: open(f"{place}/new", "w"); print("wrote", place)
+    except OSError as error: print(error.errno)
+print(os.statvfs(f"{target}/below").f_flag & linux.MS_NODEV)
+open(f"{source}/below/new", "w")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+async def test_what_is_mounted_below_a_folder_of_the_jail_is_read_only_too(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("source", "target")]
+    for place in places:
+        place.mkdir()
+    (places[0] / "below").mkdir()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BIND, *map(str, places), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await process.communicate()
+    assert (printed.split(), process.returncode) == ([b"30", b"30", b"4"], 0)  # EROFS; its own flags stay
+
+
+class Refusing:
+    """A native part on a kernel that gives it nothing."""
+
+    def snapshot(self, proc: int) -> int:
+        raise OSError(38, "snapshot: Function not implemented")
+
+
+async def test_without_a_snapshot_it_goes_on_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    assert freeze(os.open("/proc", os.O_RDONLY), Refusing()) > 1 << 20  # type: ignore[arg-type]
+    assert capfd.readouterr().err.startswith("no memory snapshot, calls cost up to twice as much: [Errno 38] snapshot")
 
 
 @pytest.mark.skipif(not native.LIBRARY.exists(), reason="only the native part takes a snapshot")

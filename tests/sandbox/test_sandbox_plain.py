@@ -18,6 +18,11 @@ from sandbox.config import NO_JAIL
 CONFIG = SandboxConfig(slots=2, isolation="none", tiers=(Tier(name="bare", preload=("math", "random")),))
 
 
+def found(path: str) -> tuple[int, int] | None:
+    """What tells the file that is there from any other."""
+    return (os.stat(path).st_ino, os.stat(path).st_mtime_ns) if os.path.exists(path) else None
+
+
 def folders() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("rocstar-call-*")}
 
@@ -56,6 +61,21 @@ async def test_calls_do_what_they_do_in_a_jail() -> None:
         assert (slow.outcome, slow.stdout) == ("timeout", "5\n")
         assert (await box.run("print('x' * 100)", limits=Limits(output_bytes=10))).truncated
     assert folders() == before
+
+
+async def test_each_call_runs_its_own_program_from_its_own_folder() -> None:
+    """/tmp is the machine's: a main.py there is not this call's."""
+    before = found("/tmp/main.py")
+    async with Sandbox(CONFIG) as box:
+        assert "ZeroDivisionError" in (await box.run("1 / 0")).stderr
+        wrong = await box.run("x = = 1")
+        assert (wrong.outcome, wrong.exit_code) == ("error", 1)
+        assert 'main.py", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n' in wrong.stderr
+        code = "import os, sys\nopen('mine.py', 'w').write('x = 5')\nimport mine\n"
+        place = "print(mine.x, __file__ == os.path.join(os.getcwd(), 'main.py'), sys.path[0] == os.getcwd())"
+        assert (await box.run(code + place)).stdout == "5 True True\n"
+        assert "ModuleNotFoundError" in (await box.run("import mine")).stderr
+    assert found("/tmp/main.py") == before
 
 
 async def test_a_cancelled_call_ends_with_all_that_it_started() -> None:

@@ -21,7 +21,7 @@ from sandbox.pool import Pool
 
 TIERS = (Tier(name="first", preload=()), Tier(name="second", preload=()))
 SLOTS = 2
-LIMITS = Limits()
+LIMITS, OLD = Limits(), Limits(wall_s=7)  # OLD: of what is replayed
 KEPT = ToolResult(outcome="ok", session_state="kept")
 ENDS = {
     "kept": KEPT,
@@ -64,6 +64,8 @@ class FakeLink:
         assert not self.closed
         if self.session:
             assert call.code == b"%d" % self.kept, "a cell ran on another state than its own"
+            assert call.step is not None
+            assert call.limits == (OLD if self.kept < call.step.number else LIMITS)
         self.call, self._report = call, report
 
     def report(self, result: ToolResult) -> None:
@@ -103,6 +105,10 @@ class FakeJail:
         if not self.over.done():
             self.over.set_result(None)
 
+    def give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.leave()
+
     def missed(self) -> bool:
         return self.stuck or self.served == 0
 
@@ -135,7 +141,7 @@ class Bench:
         return self.asked
 
     def cell(self, session: int, number: int, *, anew: bool = False, tier: str = "first") -> int:
-        history = [wire.Cell(b"%d" % i, b"") for i in range(number)] if anew else None
+        history = [wire.Cell(b"%d" % i, b"", OLD) for i in range(number)] if anew else None
         return self.ask(tier, wire.Step(b"%d" % session, number, history, False))
 
     @property
@@ -307,7 +313,7 @@ async def test_a_stop_of_a_cell_whose_session_is_still_starting() -> None:
         assert b.answer(after) == ("ok", "kept")
 
 
-@pytest.mark.parametrize("how", ["interrupted", "restored", "lost"])
+@pytest.mark.parametrize("how", ["error", "interrupted", "restored", "lost"])
 async def test_history_that_does_not_end_as_before_is_no_state(how: str) -> None:
     async with bench() as b:
         cell = b.cell(0, 2, anew=True)
@@ -316,6 +322,19 @@ async def test_history_that_does_not_end_as_before_is_no_state(how: str) -> None
         link.report(KEPT)
         link.report(ENDS[how])
         assert b.answer(cell) == ("lost", "lost")
+
+
+@pytest.mark.parametrize(("how", "answer"), [("error", ("ok", "kept")), ("kept", ("lost", "lost"))])
+async def test_a_cell_that_failed_fails_again_or_the_state_is_another(how: str, answer: tuple[str, str]) -> None:
+    async with bench() as b:
+        failed = wire.Cell(b"0", b"", OLD, ok=False)
+        cell = b.ask(step=wire.Step(b"0", 1, [failed], False))
+        link = b.one(lambda link: link.session)
+        link.become_ready()
+        link.report(ENDS[how])
+        if answer[0] == "ok":
+            link.report(KEPT)
+        assert b.answer(cell) == answer
 
 
 async def test_a_session_that_never_becomes_ready_costs_only_itself() -> None:
@@ -344,6 +363,49 @@ async def test_a_jail_in_which_nothing_becomes_ready_any_more_is_replaced() -> N
         await b.settle()
         assert b.answer(call)[0] == "ok"
         assert len(b.jails) == 2
+
+
+async def early_deaths(b: Bench, until: Callable[[], object]) -> None:
+    """Every slot ends before it is ready."""
+    for _ in range(20 * SLOTS):
+        for link in b.links:
+            if not link.pid and not link.closed:
+                link.ended(link)
+                b.check()
+        await asyncio.sleep(0)
+        if until():
+            return
+    raise AssertionError("it goes on for ever")
+
+
+async def test_slots_that_end_before_they_are_ready_end_their_jail_and_then_the_tier(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with bench() as b:
+        call = b.ask("second")
+        await early_deaths(b, lambda: call in b.answers)
+        assert b.answer(call) == ("lost", None)
+        assert len(b.jails) == 3, "tried twice"
+        assert "tier 'second' cannot start: its slots end before they are ready" in capsys.readouterr().err
+        assert not b.jails[0].over.done()
+        b.pool._starts["second"].paused_until = 0.0
+        again = b.ask("second")
+        await b.settle()
+        assert b.answer(again)[0] == "ok"
+
+
+async def test_a_jail_that_served_is_replaced_when_its_slots_end_early_and_says_what_it_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with bench() as b:
+        for link in b.links:
+            link.ended(link)
+        call = b.ask()
+        await early_deaths(b, lambda: b.jails[0].over.done())
+        await b.settle()
+        assert (b.answer(call)[0], len(b.jails)) == ("ok", 2)
+        said = "a jail of tier 'first' ended: its slots end before they are ready\nits log"
+        assert said in capsys.readouterr().err
 
 
 async def test_a_tier_that_cannot_start_says_why_once_and_is_left_alone_for_a_while(

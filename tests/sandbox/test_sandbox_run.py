@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sandbox import Limits, Sandbox, SandboxConfig, Tier
+from sandbox.links import GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHORT = Limits(wall_s=0.3)
@@ -103,7 +104,11 @@ async def test_no_code_and_much_code(box: Sandbox) -> None:
     ],
 )
 async def test_wall_limit(box: Sandbox, code: str) -> None:
-    assert (await box.run(code, limits=SHORT)).outcome == "timeout"
+    """Ended from outside soon after the limit, and answered without the host's help for slots that say nothing."""
+    result = await box.run(code, limits=SHORT)
+    assert result.outcome == "timeout"
+    assert SHORT.wall_s <= result.wall_s < SHORT.wall_s + 1
+    assert result.queue_s < GRACE_S
 
 
 async def test_cpu_limit(box: Sandbox) -> None:
@@ -115,6 +120,42 @@ async def test_memory_limit(box: Sandbox, code: str) -> None:
     result = await box.run(code, limits=Limits(memory_bytes=256 << 20))
     assert (result.outcome, result.exit_code) == ("memory", 1)
     assert "MemoryError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = []\nwhile True: x.append(len(x))",
+        "x = None\nwhile True: x = (x,)",
+        "x = {}\nwhile True: x[len(x)] = None",
+        "x = [0] * (1 << 22)\nfor n in range(1 << 30): x[n] = object()",
+    ],
+)
+@pytest.mark.parametrize("display", [False, True])
+async def test_memory_of_which_nothing_is_left(box: Sandbox, code: str, display: bool) -> None:
+    """Not for a number either: what reports the end must do without."""
+    result = await box.run(code, limits=Limits(wall_s=20, cpu_s=20, memory_bytes=64 << 20), display=display)
+    assert (result.outcome, result.exit_code) == ("memory", 1)
+
+
+REPEATED = """
+import signal
+def late(*_): raise TimeoutError
+signal.signal(signal.SIGALRM, late)
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.0001)
+while True: pass
+"""
+
+
+async def test_what_breaks_into_its_ending_makes_no_success_of_a_program(box: Sandbox) -> None:
+    for _ in range(5):
+        result = await box.run(REPEATED)
+        assert (result.outcome, result.stdout) == ("error", "")
+    full = "x = []\ntry:\n    while True: x.append(len(x))\nexcept MemoryError: pass\n1 / 0"
+    assert (await box.run(full, limits=Limits(memory_bytes=64 << 20))).outcome in ("memory", "error")
+    deaf = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMAX})\n"
+    woken = "signal.signal(signal.SIGALRM, print)\nsignal.setitimer(signal.ITIMER_REAL, 0.1)\nraise MemoryError"
+    assert (await box.run(deaf + woken)).outcome == "error"
 
 
 async def test_output_limits(box: Sandbox) -> None:
@@ -140,8 +181,16 @@ async def test_misuse(box: Sandbox) -> None:
         await box.run("print(1)", limits=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"tier must be one of .*, got 'odd'"):
         await box.run("print(1)", tier="odd")
-    with pytest.raises(ValueError, match="seed must be an int"):
-        await box.run("print(1)", seed=-1)
+    with pytest.raises(ValueError, match=r"tier must be one of .*, got 7"):
+        box.session(tier=7)  # type: ignore[arg-type]
+    for seed in (-1, True, 1.0):
+        with pytest.raises(ValueError, match="seed must be an int"):
+            await box.run("print(1)", seed=seed)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="seed must be an int"):
+            box.session(seed=seed)  # type: ignore[arg-type]
+    for display in (1, None, "x"):
+        with pytest.raises(ValueError, match="display must be a bool, got "):
+            await box.run("print(1)", display=display)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"SandboxConfig.slots must be .* got -1"):
         SandboxConfig(slots=-1)
     with pytest.raises(ValueError, match=r"SandboxConfig.listen must be set when slots is 0"):

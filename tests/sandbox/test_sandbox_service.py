@@ -73,6 +73,28 @@ async def test_a_message_holds_at_most_64_calls() -> None:
     assert entered.hosts[0].largest_batch == wire.BATCH
 
 
+async def test_a_call_that_no_message_can_hold_fails_alone() -> None:
+    """Those that would have left with it leave, and the host has room as before."""
+    async with Entered({"slots": 2}) as entered:
+        box, rooms = entered.box, 2 * QUEUED_PER_SLOT
+
+        async def refused() -> None:
+            call = wire.Call(next(box._ids), b"", b"", LONG, "bare", seed=object())  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="the call cannot be sent"):
+                await box._submit(call)
+
+        for _ in range(3):
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(box.run(f"{i}"), name=f"call-{i}") for i in range(rooms - 2)]
+                group.create_task(refused(), name="refused")
+                tasks += [group.create_task(box.run("last"), name="last")]
+            assert [task.result().stdout for task in tasks] == [*(f"{i}" for i in range(rooms - 2)), "last"]
+        for _ in range(rooms):
+            await refused()
+        assert (await box.run("1")).stdout == "1"
+        assert box._dispatcher.pending == 0
+
+
 async def test_hosts_join_and_leave_while_calls_run() -> None:
     """The calls that a leaving host holds are tried once more; nobody notices."""
     async with Entered({"reply": lambda call: None}, silence_s=600.0) as entered:
@@ -295,7 +317,7 @@ async def test_a_session_moves_when_its_host_dies_in_the_middle_of_a_cell() -> N
             assert ((await task).session_state, (await task).stdout) == ("restored", "x")
         second = entered.hosts[1]
         [rebuilt] = [call.step for call in second.calls if call.step]
-        assert rebuilt.history == [wire.Cell(b"x = 1", b""), wire.Cell(b"x = 2", b"")]
+        assert rebuilt.history == [wire.Cell(code, b"", Limits()) for code in (b"x = 1", b"x = 2")]
         await until(lambda: second.ended)
 
 

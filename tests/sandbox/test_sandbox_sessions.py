@@ -38,6 +38,24 @@ async def test_state_lives_and_the_last_expression_is_shown(box: Sandbox) -> Non
         assert (await session.run("print(open('note').read(), input())", "typed")).stdout == "kept typed\n"
 
 
+async def test_a_cell_reads_its_own_input_and_none_that_was_left(box: Sandbox) -> None:
+    async with box.session() as session:
+        assert (await session.run("input()", "one\ntwo\n")).display == "'one'"
+        assert "EOFError" in (await session.run("input()")).stderr
+        assert (await session.run("input()", "three")).display == "'three'"
+        assert (await session.run("import io, sys\nsys.stdin = io.StringIO('own')")).session_state == "kept"
+        assert (await session.run("input()")).display == "'own'"
+
+
+async def test_a_cell_that_leaves_no_memory_at_all_says_so(box: Sandbox) -> None:
+    limits = Limits(wall_s=20, cpu_s=20, memory_bytes=64 << 20)
+    for code in ("x = []\nwhile True: x.append(len(x))", "x = None\nwhile True: x = (x,)"):
+        async with box.session(limits=limits) as session:
+            full = await session.run(code)
+            assert (full.outcome, full.exit_code) == ("memory", 1)
+            assert full.session_state in ("kept", "restored")
+
+
 async def test_two_sessions_and_calls_share_nothing(box: Sandbox) -> None:
     async with box.session() as one, box.session() as two:
         await one.run("x = 1\nopen('note', 'w').close()")

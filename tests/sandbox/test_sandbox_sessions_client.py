@@ -22,13 +22,15 @@ class ScriptedHost:
     def __init__(self) -> None:
         self.script: list[ToolResult | Exception | None] = []
         self.seen: list[tuple[str, int, list[str] | None, bool]] = []
+        self.steps: list[wire.Step] = []
         self.ended: list[bytes] = []
         self.running = 0
         self.started = asyncio.Event()  # a cell whose reply is None, until `release`
         self.release = asyncio.Event()
 
-    async def send(self, cell: wire.Cell, limits: wire.Limits, step: wire.Step) -> ToolResult:
+    async def send(self, cell: wire.Cell, step: wire.Step) -> ToolResult:
         assert step.session == ID
+        self.steps.append(step)
         assert self.running == 0, "one cell at a time"
         self.running += 1
         try:
@@ -79,6 +81,17 @@ async def test_an_error_is_part_of_the_state(host: ScriptedHost) -> None:
         assert (await s.run("a")).session_state == "kept"
         assert (await s.run("b")).session_state == "restored"
     assert host.seen[1:] == [("b", 1, None, False), ("b", 1, ["a"], False)]
+
+
+async def test_each_cell_is_replayed_under_its_own_limits_to_its_own_end(host: ScriptedHost) -> None:
+    host.script = [KEPT, ToolResult(outcome="error", session_state="kept"), TIMEOUT]
+    long, short = Limits(wall_s=60), Limits(wall_s=1)
+    async with host.session() as s:
+        await s.run("a", limits=long)
+        await s.run("b", "in")
+        assert (await s.run("c", limits=short)).session_state == "restored"
+    [*_, rebuild] = host.steps
+    assert rebuild.history == [wire.Cell(b"a", b"", long, True), wire.Cell(b"b", b"in", Limits(), False)]
 
 
 async def test_an_evicted_session_is_replayed_once_and_lives_on(host: ScriptedHost) -> None:

@@ -23,7 +23,7 @@ from sandbox.verdict import Outputs, cell_result, judge, make_result
 LIMITS = Limits(wall_s=2, cpu_s=1, output_bytes=10, disk_bytes=100)
 
 
-CELLS = st.builds(wire.Cell, st.binary(), st.binary())
+CELLS = st.builds(wire.Cell, st.binary(), st.binary(), st.just(LIMITS), st.booleans())
 HISTORIES = st.none() | st.lists(CELLS)
 STEPS = st.builds(wire.Step, st.binary(min_size=16, max_size=16), st.integers(0, 1000), HISTORIES, st.booleans())
 CALLS = st.builds(
@@ -41,7 +41,7 @@ def test_calls_round_trip(calls: list[wire.Call]) -> None:
 @given(st.lists(st.sampled_from([0, 1, wire.BATCH_BYTES // 3, 3 * wire.BATCH_BYTES]), max_size=300))
 def test_batches_keep_every_call_in_order_and_bound_a_message(sizes: list[int]) -> None:
     big = bytes(3 * wire.BATCH_BYTES)
-    step = wire.Step(b"", 1, [wire.Cell(b"", b"")], False)
+    step = wire.Step(b"", 1, [wire.Cell(b"", b"", LIMITS)], False)
     calls = [
         wire.Call(i, b"", memoryview(big)[:size], LIMITS, "bare", step=step)  # type: ignore[arg-type]
         for i, size in enumerate(sizes)
@@ -55,7 +55,7 @@ def test_batches_keep_every_call_in_order_and_bound_a_message(sizes: list[int]) 
 
 
 def test_a_history_counts_for_the_size_of_a_message() -> None:
-    step = wire.Step(b"s" * 16, 1, [wire.Cell(bytes(wire.BATCH_BYTES), b"")], False)
+    step = wire.Step(b"s" * 16, 1, [wire.Cell(bytes(wire.BATCH_BYTES), b"", LIMITS)], False)
     calls = [wire.Call(i, b"", b"", LIMITS, "bare", step=step) for i in range(3)]
     assert [len(message.calls) for message in wire.batches(calls)] == [1, 1, 1]
 
@@ -79,23 +79,39 @@ def test_other_messages_round_trip(message: wire.ToClient) -> None:
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 def test_limits_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"Limits.{name} must be positive and at most 2\\*\\*40, got 0"):
+    with pytest.raises(ValueError, match=f"Limits.{name} must be .*int, positive and at most 2\\*\\*40, got 0"):
         Limits(**{name: 0})
     for value in (wire.MAX_LIMIT * 2, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"Limits.{name} must be positive and at most"):
+        with pytest.raises(ValueError, match=f"Limits.{name} must be .*int, positive and at most"):
             Limits(**{name: value})
     assert getattr(Limits(**{name: wire.MAX_LIMIT}), name) == wire.MAX_LIMIT
 
 
+class Real(float):
+    """As numpy.float64: a float, and no message can hold it."""
+
+
+@pytest.mark.parametrize("name", Limits.__struct_fields__)
+@pytest.mark.parametrize("value", [True, None, "4", 2j, Real(2), 1e9])
+def test_limits_are_of_the_types_that_a_host_takes(name: str, value: object) -> None:
+    if value == 1e9 and name.endswith("_s"):
+        Limits(**{name: 4})  # type: ignore[arg-type] # an int is as good
+    else:
+        with pytest.raises(ValueError, match=f"Limits.{name} must be (float or )?int, positive and at most .*, got "):
+            Limits(**{name: value})  # type: ignore[arg-type]
+    right = wire.Run([wire.Call(0, b"", b"", Limits(**{name: 4}), "bare")])  # type: ignore[arg-type]
+    assert wire.decode_to_host(wire.encode(right)) == right
+
+
 def test_code_beyond_its_limit_is_refused_by_name() -> None:
     assert wire.MAX_CODE_BYTES == cells.MAX_CODE_BYTES == 8 << 20
-    assert len(wire.make_cell("#" * wire.MAX_CODE_BYTES, "").code) == 8 << 20
+    assert len(wire.make_cell("#" * wire.MAX_CODE_BYTES, "", LIMITS).code) == 8 << 20
     for code in ("#" * (wire.MAX_CODE_BYTES + 1), "#" * (wire.MAX_CODE_BYTES - 1) + "\u00e4"):
         with pytest.raises(ValueError, match="code must have at most 8388608 bytes of UTF-8, got 8388609"):
-            wire.make_cell(code, "")
+            wire.make_cell(code, "", LIMITS)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.5, "1"])
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.5, "1", True])
 def test_seeds_that_are_none(seed: object) -> None:
     with pytest.raises(ValueError, match=r"seed must be an int from 0 to 2\*\*63 - 1, got"):
         wire.check_seed(seed)  # type: ignore[arg-type]

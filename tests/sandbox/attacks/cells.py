@@ -11,6 +11,7 @@ from .record import MIB, SYSCALLS
 
 PLENTY = Limits(wall_s=20, cpu_s=20, memory_bytes=512 * MIB, disk_bytes=8 * MIB, processes=24)
 HANGS = Limits(wall_s=0.3, cpu_s=5, memory_bytes=512 * MIB, disk_bytes=8 * MIB, processes=24)
+FORGES = Limits(wall_s=1, cpu_s=5, memory_bytes=512 * MIB, disk_bytes=8 * MIB, processes=24)  # replayed, it may not end
 LITTLE = Limits(wall_s=20, cpu_s=20, memory_bytes=96 * MIB, disk_bytes=4 * MIB, processes=8)
 PAUSE_S = 0.5  # in which an idle session could do something
 

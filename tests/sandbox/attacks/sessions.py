@@ -10,6 +10,7 @@ from .cells import (
     CLONE_PARENT,
     COSTLY,
     DIES,
+    FORGES,
     HANGS,
     LATE,
     X_IS_1,
@@ -124,7 +125,7 @@ refused('pidfd_getfd', 438, 438, max(call(434, 1, 0), 0), 5, 0)
         "the_end_of_this_cell_forged",
         "A1",
         X,
-        Turn(code=BOARD + "done(serial(), 0); os.kill(os.getpid(), 19)\nprint('resumed', flush=True)"),
+        Turn(code=BOARD + "done(serial(), 0); os.kill(os.getpid(), 19)\nprint('resumed', flush=True)", limits=FORGES),
         LATE,
         ANY,
     ),
@@ -132,7 +133,7 @@ refused('pidfd_getfd', 438, 438, max(call(434, 1, 0), 0), 5, 0)
         "the_end_of_a_later_cell_forged",
         "A1",
         X,
-        BOARD + "for n in range(100): done(serial() + n, 0)",
+        Turn(code=BOARD + "for n in range(100): done(serial() + n, 0)", limits=FORGES),
         Turn(code="1 / 0", outcomes=("error",)),
         # a thread ends the next cell before it began: an answer without output, of this session
         Turn(
@@ -143,7 +144,8 @@ def forge():
     while serial() == was: pass
     done(serial(), 0); os.kill(os.getpid(), 19)
 threading.Thread(target=forge, daemon=True).start()
-"""
+""",
+            limits=FORGES,
         ),
         LATE,
         LATE,
@@ -168,6 +170,7 @@ threading.Thread(target=forge, daemon=True).start()
             code=BOARD + "done(serial(), 1 << 62); os.kill(os.getpid(), 19)",
             outcomes=("error",),
             check=lambda r: r.exit_code == 255,
+            limits=FORGES,
         ),
         LATE,
     ),
