@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ class _Rollout:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
         stateful = {tool.name for tool in self.owner._tools if not callable(tool)}
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
-            reply = await self.tools[use.name](use.arguments)
+            reply = await self.tools[use.name](json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
                 raise Superseded(f"trajectory {self.key}: a call that was run again answers {reply.text!r}")
 
@@ -306,14 +307,14 @@ class _Rollout:
         refused = None
         if isinstance(call, MalformedCall):
             refused = refusal("malformed", f"FormatError: {call.reason}")
-            record = Call("", {}, now, -1, now, now, refused)
+            record = Call("", "{}", now, -1, now, now, refused)
         else:
             if call.name not in self.tools:
                 names = ", ".join(self.tools)
                 refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
             elif len(calls) >= self.config.max_calls_per_turn:
                 refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-            record = Call(call.name, call.arguments, now, -1, now, now, refused)
+            record = Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused)
         calls.append(record)
         if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()

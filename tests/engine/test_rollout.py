@@ -1,10 +1,12 @@
 """Rollouts: calls leave while the turn goes on, every budget ends, nothing of ours becomes the model's error."""
 
 import asyncio
+import json
 
 import pytest
 
 from engine.fleet import Superseded
+from engine.journal import Journal
 from engine.ports import ToolReply
 from engine.rollout import RolloutConfig, Tally, derive_seed
 from engine.tools import PythonSessions, PythonTool
@@ -49,15 +51,17 @@ async def test_a_call_has_started_before_its_turn_is_over():
             rest.release()
         trajectory = running.result()
     [use], _ = (turn.tool_uses for turn in trajectory.turns)
-    assert use.closed_at <= use.dispatched_at < use.finished_at < trajectory.turns[0].finished_at
+    assert use.closed_at < use.dispatched_at < use.finished_at < trajectory.turns[0].finished_at
     assert use.overlap_s == pytest.approx(use.finished_at - use.dispatched_at)
 
 
 async def test_the_next_turn_waits_for_the_tool():
-    async with Setup([call("print(1)") + END], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
+    rest = Gate()
+    async with Setup([call("print(1)"), rest, END], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(node.run())
             await node.runner.started.wait()
+            rest.release()
             await settle(60)
             assert len(node.replicas.made[0].requests) == 1
             assert len(node.fleet._tool_waiting) == 1
@@ -214,6 +218,24 @@ async def test_a_lost_call_cancels_the_others_of_its_turn():
         trajectory = await node.run()
     assert trajectory.error.boundary is Boundary.SANDBOX
     assert other.cancelled == 1
+
+
+class Returns:
+    """A tool that answers with what its argument says, read once more."""
+
+    name = "echo"
+
+    async def __call__(self, arguments):
+        return ToolReply(outcome="ok", text=json.loads(arguments["code"]))
+
+
+async def test_half_a_surrogate_pair_in_an_answer_is_a_question_mark(tmp_path):
+    log = Journal(tmp_path).log(0, 0, 0)
+    async with Setup([call('"<\\ud83d>"', "echo") + END], [ANSWER], tools=[Returns()]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0, log=log)
+    assert [use.response for use in trajectory.tool_uses] == ["<?>"]
+    assert "<?>" in whole(trajectory)
+    assert len(Journal(tmp_path).log(0, 0, 0).pieces) == 2
 
 
 @pytest.mark.parametrize("error", [LookupError("a bug"), TimeoutError("not our deadline")])
