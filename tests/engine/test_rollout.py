@@ -182,11 +182,32 @@ async def test_the_deadline_kills_a_call_that_is_still_running():
     assert not trajectory.turns[0].truncated
 
 
-async def test_the_deadline_ends_a_wait_for_a_replica():
-    async with Setup([ANSWER], deadline_s=0.02) as node:
-        node.fleet._supervisor.open.clear()
+def shut(node):
+    """No place for longer than the deadline."""
+    supervisor = node.fleet._supervisor
+    supervisor.open.clear()
+    loop = asyncio.get_running_loop()
+    loop.call_later(2 * node.config.deadline_s, supervisor.open.set)
+    loop.call_later(2 * node.config.deadline_s, node.fleet.on_open)
+    return ToolResult(outcome="ok", stdout="1")
+
+
+@pytest.mark.parametrize("place", ["first turn", "second turn"])
+async def test_a_wait_for_a_place_is_not_the_models_time(place):
+    runner = ScriptedRunner(None if place == "first turn" else lambda code: shut(node))
+    async with Setup([call("1") + END], [ANSWER], runner=runner, deadline_s=0.3) as node:
+        if place == "first turn":
+            shut(node)
         trajectory = await node.run()
-    assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (StopReason.DEADLINE, (), 0)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ANSWER, 2)
+
+
+async def test_after_a_wait_the_time_counts_again():
+    never = Gate()
+    async with Setup([call("1"), never, END], deadline_s=0.1) as node:
+        shut(node)
+        trajectory = await node.run()
+    assert (trajectory.stop, never.started.is_set()) == (StopReason.DEADLINE, True)
 
 
 # Failures
