@@ -45,9 +45,19 @@ def test_each_replica_has_its_own_gpus():
     assert config(devices=(3,)).arguments(0)["kv_offloading_size"] is None
 
 
-def test_on_the_cpu_a_prefill_is_never_split():
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_blocks": 33}, {"kv_blocks": 4096, "max_num_seqs": 64}, {"max_model_len": 32768, "kv_blocks": 1100}],
+)
+def test_on_the_cpu_a_step_may_compute_all_that_the_kv_cache_holds(options):
+    """So that no prefill is split."""
+    replica = config(**options)
+    most = replica.arguments(7)["max_num_batched_tokens"]
+    assert most >= replica.kv_blocks * replica.block_size
+
+
+def test_on_the_cpu_a_replica_has_no_device():
     assert config().devices_of(7) == ()
-    assert config().arguments(7)["max_num_batched_tokens"] >= 256 * 1024 // 4
     assert "device_ids" not in config().arguments(7)
 
 
