@@ -166,7 +166,8 @@ class Simulation:
             state.left = turn.gen_tokens
         state.state = "waiting"
         self._waiting += 1
-        self._policy.arrive(key, state.traced.group, state.tokens, self.now)
+        prompt_tokens = state.traced.turns[0].prompt_new_tokens
+        self._policy.arrive(key, state.traced.group, prompt_tokens, state.tokens, self.now)
         self._wanted = True
 
     def _schedule(self) -> None:

@@ -37,7 +37,7 @@ class Balancer(Protocol):
             self.home = {key: home for key, home in self.home.items() if home != replica}
         def replica_drain(self, replica): self.replicas.remove(replica)
         def sample(self, replica, sample, now): pass
-        def arrive(self, key, group, tokens, now): self.waiting.append(key)
+        def arrive(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
         def turn_done(self, key, tokens, now): pass
         def leave(self, key, tokens, finished):
             self.home.pop(key, None)
@@ -62,8 +62,8 @@ class Balancer(Protocol):
         """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
-    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
-        """The trajectory wants its next turn generated; `tokens` is its length so far."""
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        """The trajectory wants its next turn generated; `tokens` is its length so far, the group's prompt included."""
         ...
 
     def turn_done(self, key: int, tokens: int, now: float) -> None:

@@ -10,14 +10,13 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Self
 
 from engine.balance import Balancer, Place
-from engine.canary import CanaryFailed as CanaryFailed
 from engine.canary import Weights as Weights
 from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.ports import Superseded as Superseded
@@ -28,10 +27,12 @@ from engine.trace import Timeline
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn under way. replica: where its placement or a move sends it; request: what generates it now, if anything
-    does, on source; moving: that request is being aborted.
+    """A turn under way. prompt_tokens: of its group. replica: where its placement or a move sends it; request: what
+    generates it now, if anything does, on source; moving: that request is being aborted.
     """
 
+    group: int
+    prompt_tokens: int
     placed: asyncio.Future[None] | None = None
     replica: ReplicaPort | None = None
     request: str | None = None
@@ -39,6 +40,7 @@ class _Turn:
     moving: bool = False
 
 
+LOOK_S = 1.0  # between two decisions while turns are under way: a policy may go by the time alone
 _REASONS = tuple(field.name for field in fields(Place) if field.name != "rule")  # what the timeline says of a placement
 
 
@@ -69,6 +71,7 @@ class Fleet:
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
         self._ended: ReplicaDied | None = None
         self._scheduled = False
+        self._later: asyncio.TimerHandle | None = None  # the next decision if nothing happens
         self._requests = 0
 
     async def __aenter__(self) -> Self:
@@ -105,37 +108,41 @@ class Fleet:
         return self._supervisor.canary_max_abs
 
     async def update_weights(self, weights: Weights) -> float:
-        """All live replicas load the weights and pass the canary; returns the canary's largest difference.
-
-        Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
-        """
+        """All live replicas load them and pass the canary; returns its largest difference. Raises CanaryFailed."""
         return await self._supervisor.update_weights(weights)
 
     def rest(self) -> AbstractAsyncContextManager[None]:
         """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
         `update_weights`. Raises ValueError while a trajectory is under way.
         """
-        if self._turns or self._tool_waiting:
-            under_way = len(self._turns) + len(self._tool_waiting)
+        if under_way := len(self._turns) + len(self._tool_waiting):
             raise ValueError(f"a fleet rests when no trajectory is under way, {under_way} are")
         return self._supervisor.rest()
 
     async def turn(
-        self, key: int, group: int, token_ids: Sequence[int], sampling: Sampling
+        self,
+        key: int,
+        group: int,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        prompt_tokens: int | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
-        token_ids may grow while the turn is generated, but what it holds at the call must stay. The caller then says
-        `turn_done` (it goes on) or `leave`. While no replica is up this waits. Raises ReplicaDied when none will come,
-        Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller says `leave` first.
+        token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
+        (None: all) are the group's. The caller then says `turn_done` (it goes on) or `leave`. Waits for a place inside
+        `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin again
+        (`FleetConfig.on_update`): the caller says `leave` first.
         """
         size, produced = len(token_ids), list[int]()
         spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
-        turn = self._turns[key] = _Turn()
+        turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens)
         try:
             while True:
-                replica = await self._place(turn, key, group, size + len(produced))
+                with waiting():
+                    replica = await self._place(turn, key, size + len(produced))
                 begin = len(produced)
                 tokens = [*token_ids[:size], *produced] if begin else token_ids
                 request_id = self._begin(key, turn, replica)
@@ -195,7 +202,7 @@ class Fleet:
             self._tool_waiting.remove(key)
             self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
 
-    async def _place(self, turn: _Turn, key: int, group: int, tokens: int) -> ReplicaPort:
+    async def _place(self, turn: _Turn, key: int, tokens: int) -> ReplicaPort:
         """Where the turn goes on: where a move sent it, else where the balancer places it. No update is under way."""
         while True:
             if self._ended is not None:
@@ -206,7 +213,7 @@ class Fleet:
                 self._supervisor.down(turn.replica)
                 turn.replica = None
             if turn.replica is None:
-                await self._placed(turn, key, group, tokens)
+                await self._placed(turn, key, tokens)
             elif self._supervisor.open.is_set():
                 if self.config.on_update == "restart":
                     self._born[key] = self.version
@@ -214,9 +221,9 @@ class Fleet:
             else:
                 await self._supervisor.open.wait()
 
-    async def _placed(self, turn: _Turn, key: int, group: int, tokens: int) -> None:
+    async def _placed(self, turn: _Turn, key: int, tokens: int) -> None:
         turn.placed = self._loop.create_future()
-        self._balancer.arrive(key, group, tokens, self._timeline.now())
+        self._balancer.arrive(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
         self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
         try:
@@ -246,6 +253,8 @@ class Fleet:
 
     def _decide(self) -> None:
         self._scheduled = False
+        if self._later is not None:
+            self._later.cancel()
         if self._ended is not None or not self._supervisor.open.is_set():
             return
         try:
@@ -259,6 +268,7 @@ class Fleet:
                 reasons = {name: getattr(place, name) for name in _REASONS}
                 self._timeline.instant("fleet", place.rule, **reasons)
                 self._send(turn, self._supervisor.live[place.replica])
+        self._later = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None
 
     def _send(self, turn: _Turn, replica: ReplicaPort) -> None:
         """The turn goes on there: now if it waits, else from the tokens that it has when its request has ended."""
@@ -325,6 +335,8 @@ class Fleet:
 
     def on_end(self, error: ReplicaDied) -> None:
         self._ended = self._ended or error
+        if self._later is not None:
+            self._later.cancel()
         self._supervisor.open.set()
         for turn in self._turns.values():
             self._wake(turn)

@@ -2,7 +2,7 @@
 
 Invariants
 - What is decoded is what was encoded, to the last bit.
-- Decoding ends before the first record that is not whole.
+- Decoding ends before the first record that is not whole. What is whole, but of another version, raises ValueError.
 
 A record is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack; arrays
 are their bytes.
@@ -127,12 +127,20 @@ def encode(record: Record) -> bytes:
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    """Raises ValueError for what another version has written."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the journal is of another version (fresh=true starts a new run): {error}") from error
+
+
 def encode_trajectories(trajectories: list[Trajectory]) -> bytes:
     return msgspec.msgpack.encode(trajectories, enc_hook=_to_bytes)
 
 
 def decode_trajectories(data: bytes) -> list[Trajectory]:
-    return _trajectories.decode(data)
+    return _decoded(_trajectories, data)
 
 
 def decode(data: bytes) -> Iterator[tuple[Any, int]]:
@@ -143,7 +151,7 @@ def decode(data: bytes) -> Iterator[tuple[Any, int]]:
         payload = data[at + _HEADER.size : (at := at + _HEADER.size + length)]
         if not length or len(payload) != length or zlib.crc32(payload) != checksum:
             return
-        yield _record.decode(payload), at
+        yield _decoded(_record, payload), at
 
 
 def _to_bytes(value: Any) -> bytes:

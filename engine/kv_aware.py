@@ -1,11 +1,11 @@
 """Placement by KV cache: late binding, admission by predicted use, places of tool-waiting trajectories held.
 
-Invariants (`check` states them)
+Invariants (`check` states the first two, its tests the others)
 - A trajectory is in exactly one of: waiting (fresh, ready or parked), running on a replica, tool-waiting, gone.
 - It is in the active set of at most one replica; what is reserved there when it enters is released when it leaves,
   so that the sum of reservations after a run is exactly zero.
 - Order: ready (its KV is still on a replica) before parked (its KV was given up) before fresh; each first come first
-  served. No live replica with an empty active set leaves a waiting trajectory waiting.
+  served. Once forecasts are current, no replica that is not draining has an empty active set while one waits.
 - A trajectory is moved at most `moves` times for the sake of speed, and never while others wait for a place.
 
 vLLM's free blocks count evictable prefixes as free: they are a hard check only. What tool-waiting trajectories hold is
@@ -108,10 +108,10 @@ class KvAware:
         if state.steps - state.forecast_at >= self.growth.bin_tokens:
             self._stale.add(replica)
 
-    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         item = self._books.items.get(key)
         if item is None:
-            self._books.enqueue(self._books.add(key, group, tokens), "fresh")
+            self._books.enqueue(self._books.add(key, group, prompt_tokens, tokens), "fresh")
             return
         if item.state == "running" and item.moves:  # its old replica died before it had moved
             self._books.release(item)

@@ -88,10 +88,10 @@ class Books:
         self.sent_blocks_R2[replica.index, :-1] = self.sent_blocks_R2[replica.index, 1:]
         self.sent_blocks_R2[replica.index, -1] = 0
 
-    def add(self, key: int, group: int, tokens: int) -> Item:
+    def add(self, key: int, group: int, prompt_tokens: int, tokens: int) -> Item:
         kin = self.kins.get(group)
         if kin is None:
-            kin = self.kins[group] = Kin(tokens)
+            kin = self.kins[group] = Kin(prompt_tokens)
         kin.members += 1
         self.groups[key] = group
         item = self.items[key] = Item(key, kin, tokens, "fresh")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.types import Group, Trajectory
+from engine.types import Group, StopReason, Trajectory
 
 
 def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
@@ -68,6 +68,7 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
     turns = [turn for member in everyone for turn in member.turns]
     uses = [use for turn in turns for use in turn.tool_uses]
     latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
+    overlaps = [use.overlap_s for use in uses if use.executed] or [0.0]
     sampled = sum(member.sampled_tokens for member in everyone)
     kept = sum(member.sampled_tokens for member in trained)
     waste = _waste(groups)
@@ -83,6 +84,7 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
         "trajectories": len(everyone),
         "trajectories_trained": len(trained),
         "trajectories_failed": len(everyone) - len(graded),
+        **{f"stop/{reason}": sum(member.stop == reason for member in everyone) for reason in StopReason},
         **{f"groups_{reason}": count for reason, count in sorted(drops.items())},
         "groups_refilled": sum(group.refills for group in groups),
         "tokens_generated": kept + waste.total(),
@@ -97,7 +99,7 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
         "tool_calls_jailed": sum(use.jailed for use in uses),
         "tool_latency_p50_ms": float(np.percentile(latencies, 50)) * 1e3,
         "tool_latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
-        "tool_overlap_saved_ms": float(np.mean([use.overlap_s for use in uses])) * 1e3 if uses else 0.0,
+        "tool_overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
     }
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+DEEPEST = 100  # objects and lists within each other: whoever takes a call can walk it on any stack
 _IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A decoded call: a non-empty name and an object of arguments."""
+    """A decoded call: a non-empty name and an object of arguments, at most DEEPEST deep and writable as UTF-8 JSON."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -142,9 +143,17 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, dict | list) else 0
+
+
 def _decode(body: str) -> ToolCall | MalformedCall:
     try:
         call = json.loads(body, parse_constant=_refuse)
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair, 1e999
+        if _depth(call) > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
     except (ValueError, RecursionError) as error:
         return MalformedCall(text=body, reason=getattr(error, "msg", str(error)))
     if not isinstance(call, dict):

@@ -119,8 +119,9 @@ class ReplicaConfig:
             }
         return common | {
             "enforce_eager": True,
-            # Above anything that can be scheduled at once: a prefill that is split kills a seeded request on the CPU.
-            "max_num_batched_tokens": max(8192, self.max_num_seqs * self.max_model_len // 4),
+            # What is computed in a step has a place in the KV cache, so there is never more than that holds; a prefill
+            # that is split kills a seeded request on the CPU.
+            "max_num_batched_tokens": max(8192, (self.kv_blocks or 0) * self.block_size),
             "kv_cache_memory_bytes": 1 << 28,
             "gpu_memory_utilization": 0.05,
             "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",

@@ -93,26 +93,27 @@ class Aimd(Sticky):
     """One bound on all trajectories in flight, driven by KV use and preemptions every `interval_s` (prime-rl).
 
     It starts at what surely fits and grows by a quarter while KV use is under 0.6 and the bound is reached; over 0.8 it
-    is trimmed towards 0.7; a preemption takes a fifth, a queue in an engine a tenth. Nothing that runs is cancelled.
+    is trimmed towards 0.7; a preemption takes a fifth, a queue in an engine a tenth. It follows the number of replicas.
+    Nothing that runs is cancelled.
     """
 
     rule = "aimd"
 
     def __init__(self, max_tokens: int, interval_s: float = 5.0) -> None:
         super().__init__()
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        if interval_s <= 0:
-            raise ValueError(f"interval_s must be positive, got {interval_s}")
-        self.max_tokens = max_tokens
-        self.interval_s = interval_s
-        self.bound: float = 0
+        self.max_tokens = _at_least_one("max_tokens", max_tokens)
+        self.interval_s = _positive("interval_s", interval_s)
+        self._each = 0.0  # the bound, per replica
         self._next = -math.inf
         self._preempted = 0
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
         super().replica_up(replica, blocks, block_size)
-        self.bound += max(1, blocks * block_size // self.max_tokens)
+        self._each = self._each or max(1.0, blocks * block_size // self.max_tokens)
+
+    @property
+    def bound(self) -> float:
+        return self._each * len(self._engines)
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
         super().sample(replica, sample, now)
@@ -128,14 +129,14 @@ class Aimd(Sticky):
         seen = [(engine, engine.sample) for engine in self._engines.values() if engine.sample is not None]
         used = max((1 - sample.free_blocks / engine.blocks for engine, sample in seen), default=1.0)
         if self._preempted:
-            self.bound *= 0.8
+            self._each *= 0.8
         elif any(sample.waiting for _, sample in seen):
-            self.bound *= 0.9
+            self._each *= 0.9
         elif seen and used > 0.8:
-            self.bound *= 0.7 / used
+            self._each *= 0.7 / used
         elif used < 0.6 and self._in_flight() >= int(self.bound):
-            self.bound *= 1.25
-        self.bound, self._preempted = max(self.bound, len(self._engines)), 0
+            self._each *= 1.25
+        self._each, self._preempted = max(self._each, 1.0), 0
 
     def _choose(self, item: Tracked) -> Engine | None:
         return self._emptiest() if self._in_flight() < int(self.bound) else None

@@ -6,7 +6,8 @@ Invariants
   awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why. A call that
   the trajectory's end cuts off is recorded as killed.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
-- Every trajectory ends: token, turn, call and wall-time budgets are checked here.
+- Every trajectory ends: token, turn, call and wall-time budgets are checked here. A wait for a place on a replica is
+  not the model's time: it ends with a place or with the fleet.
 - A trajectory whose turn is superseded by new weights begins again from its prompt, with fresh tools; the tokens that
   it had are counted as discarded.
 - A trajectory that a journal holds goes on from the end of its last turn. The calls of a stateful tool are run again
@@ -19,12 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from engine.buffer import TokenBuffer
 from engine.chat import Chat
+from engine.deadline import Deadline
 from engine.errors import first_error
 from engine.fleet import Fleet, Superseded
 from engine.journal import Journal, Log
@@ -38,7 +41,9 @@ from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Tr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens."""
+    """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens; deadline_s is from its start to its
+    end, but without the waits for a place on a replica, for which the model can do nothing.
+    """
 
     max_tokens: int = 256
     max_turns: int = 4
@@ -98,13 +103,13 @@ class Rollouts:
         from which it goes on, and where its turns are written down.
         """
         started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
-        ends_at = asyncio.get_running_loop().time() + self.config.deadline_s
+        deadline = Deadline(self.config.deadline_s)
         while True:
             self._keys += 1
             rollout = _Rollout(self, prompt, sample, group, self._keys, tally, log)
             async with AsyncExitStack() as opened:
                 try:
-                    return await rollout.run(opened, ends_at, started_at)
+                    return await rollout.run(opened, deadline, started_at)
                 except Superseded:
                     lost = sum(turn.end - turn.start for turn in rollout.turns)
                     log.begin(log.discarded + lost, tally.tokens)
@@ -121,6 +126,7 @@ class _Rollout:
         self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
+        self.prompt_tokens = len(self.buffer)
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}
@@ -129,12 +135,13 @@ class _Rollout:
             self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
             self.turns, self.text = [*so_far.turns], [so_far.text]
 
-    async def run(self, opened: AsyncExitStack, ends_at: float, started_at: float) -> Trajectory:
-        """ends_at: on the loop's clock. Raises Superseded when it has to begin again."""
+    async def run(self, opened: AsyncExitStack, deadline: Deadline, started_at: float) -> Trajectory:
+        """Raises Superseded when it has to begin again."""
+        self.waiting = deadline.waiting
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
         try:
-            async with asyncio.timeout_at(ends_at) as budget:
+            async with deadline.timeout() as budget:
                 for tool in self.owner._tools:
                     own = tool if callable(tool) else await opened.enter_async_context(tool.open())
                     self.tools[tool.name] = own
@@ -179,7 +186,7 @@ class _Rollout:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
         stateful = {tool.name for tool in self.owner._tools if not callable(tool)}
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
-            reply = await self.tools[use.name](use.arguments)
+            reply = await self.tools[use.name](json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
                 raise Superseded(f"trajectory {self.key}: a call that was run again answers {reply.text!r}")
 
@@ -246,7 +253,8 @@ class _Rollout:
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
         )
-        async with aclosing(self.fleet.turn(self.key, self.group, buffer.ids, sampling)) as deltas:
+        turn = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.waiting)
+        async with aclosing(turn) as deltas:
             async for draft.replica, delta in deltas:
                 if len(buffer.ids) == start:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
@@ -306,14 +314,14 @@ class _Rollout:
         refused = None
         if isinstance(call, MalformedCall):
             refused = refusal("malformed", f"FormatError: {call.reason}")
-            record = Call("", {}, now, -1, now, now, refused)
+            record = Call("", "{}", now, -1, now, now, refused)
         else:
             if call.name not in self.tools:
                 names = ", ".join(self.tools)
                 refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
             elif len(calls) >= self.config.max_calls_per_turn:
                 refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-            record = Call(call.name, call.arguments, now, -1, now, now, refused)
+            record = Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused)
         calls.append(record)
         if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()

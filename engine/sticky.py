@@ -82,7 +82,7 @@ class Sticky(ABC):
             engine.sample = sample
             engine.steps += sample.steps
 
-    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         item = self._all.setdefault(key, Tracked(key, tokens, "tool"))
         if item.state != "tool":
             raise ValueError(f"trajectory {key} arrives while {item.state}")

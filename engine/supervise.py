@@ -3,13 +3,15 @@
 Invariants
 - While weights are updated `open` is clear; afterwards every live replica has passed the canary. After an update that
   failed it stays clear until one succeeds.
-- A replica that dies is replaced in the background; the new one gets the current weights and passes the canary first.
+- A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
+  the current weights and passes the canary first.
 - When no replica is left and none will come, everybody who waits is told so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,10 +29,10 @@ from engine.trace import Timeline
 class FleetConfig:
     """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: `engine.canary.tolerance(dtype)`.
 
-    watch_s: how often a replica's health is looked at; restarts: how many times each may die; drain_s: how long a
-    replica that is drained waits for its turns to end or to be moved, before they go on elsewhere. on_update: at a
-    weight update a trajectory may "continue" under the new weights (its tokens tell their versions), or "restart": its
-    turn, or its next one, raises Superseded.
+    watch_s: how often a replica's health is looked at; restarts: how many times each may die, counted anew when it has
+    served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end or to be moved, before
+    they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new weights (its tokens
+    tell their versions), or "restart": its turn, or its next one, raises Superseded.
     """
 
     replicas: int = 2
@@ -54,6 +56,7 @@ class FleetConfig:
             raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
 
 
+STEADY_S = 600.0  # a replica that dies after that died of something new
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
 
 
@@ -210,8 +213,9 @@ class Supervisor:
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
         core = core_of(index, self.config.replicas, sorted(os.sched_getaffinity(0)))
-        for attempt in range(self.config.restarts + 1):
-            replica = self._make_replica(index, core, self._listener.on_step)
+        deaths = 0
+        while deaths <= self.config.restarts:
+            replica, since = self._make_replica(index, core, self._listener.on_step), math.inf
             try:
                 async with self._update:  # not while the learner has the devices
                     pass
@@ -221,18 +225,21 @@ class Supervisor:
                         await self._renew(replica, self.weights)
                     if not replica.died.is_set():
                         self._admit(replica)
+                        since = self._timeline.now()
                 if not up.done():
                     up.set_result(None)
                 await self._watch(replica)
             except ReplicaDied as error:
                 self._timeline.instant("fleet", str(error))
-                if attempt == 0:
+                if not up.done():
                     raise
             finally:
                 await self._stop(replica)
             if index not in self._supervised:
                 return
             self.deaths += 1
+            deaths = 1 if self._timeline.now() - since > STEADY_S else deaths + 1
+        self._timeline.instant("fleet", f"replica {index} died {deaths} times and is given up")
         self._supervised.remove(index)
         if not self._supervised:
             end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.ports import KvSample
 
 # Tracks in the order in which Perfetto shows them.
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
-EVENTS = 1_000_000
+EVENTS = 250_000
 _PIDS = {track: pid for pid, track in enumerate(TRACKS)}
 
 
@@ -65,27 +66,31 @@ class Timeline:
         self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
 
     def write(self, path: Path) -> None:
-        """Writes the trace. Raises OSError (a full disk, say)."""
-        start = min(
-            [s[3] for s in self._spans] + [i[1] for i in self._instants] + [s[1] for s in self._steps], default=0.0
-        )
+        """Writes the trace, an event at a time. Raises OSError (a full disk, say)."""
+        with path.open("wb") as file:
+            file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+            for number, event in enumerate(self._events()):
+                file.write((b",\n" if number else b"") + msgspec.json.encode(event))
+            file.write(b"]}\n")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        times = chain((s[3] for s in self._spans), (i[1] for i in self._instants), (s[1] for s in self._steps))
+        start = min(times, default=0.0)
 
         def us(seconds: float) -> float:
             return round((seconds - start) * 1e6, 1)
 
-        events: list[dict[str, Any]] = []
         for pid, track in enumerate(TRACKS):
-            events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}})
-            events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}})
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}}
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
         for pid, lane, name, begin, end, args in self._spans:
             event = {"ph": "X", "pid": pid, "tid": lane, "name": name, "ts": us(begin)}
-            events.append({**event, "dur": round((end - begin) * 1e6, 1), "args": args})
+            yield {**event, "dur": round((end - begin) * 1e6, 1), "args": args}
         for pid, at, name, args in self._instants:
             event = {"ph": "i", "pid": pid, "tid": 0, "name": name, "ts": us(at), "s": "t"}
-            events.append({**event, "args": args})
+            yield {**event, "args": args}
         for replica, at, used, running, waiting in self._steps:
             counter = {"ph": "C", "pid": _PIDS["replicas"], "ts": us(at)}
-            events.append({**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}})
+            yield {**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}}
             requests = {"running": running, "waiting": waiting}
-            events.append({**counter, "name": f"replica {replica} requests", "args": requests})
-        path.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+            yield {**counter, "name": f"replica {replica} requests", "args": requests}

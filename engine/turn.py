@@ -7,8 +7,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 
 from engine.chat import TextStream
 from engine.parse import ToolCallParser
@@ -25,10 +25,10 @@ class ToolLost(RuntimeError):
 
 @dataclass(slots=True)
 class Call:
-    """A call under way: when it closed, and its reply once there is one."""
+    """A call under way: when it closed, and its reply once there is one. arguments: as in ToolUse."""
 
     name: str
-    arguments: Mapping[str, object]
+    arguments: str
     closed_at: float
     lane: int
     dispatched_at: float = 0.0
@@ -37,11 +37,14 @@ class Call:
 
     async def run(self, tool: Tool, timeline: Timeline) -> None:
         """Raises ToolLost."""
+        self.dispatched_at = timeline.now()
         try:
-            self.reply = await tool(self.arguments)
+            reply = await tool(json.loads(self.arguments))
+            text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
+            self.reply = replace(reply, text=text)
         finally:
             self.finished_at = timeline.now()
-        if self.reply.outcome == "lost":
+        if reply.outcome == "lost":
             raise ToolLost(self.reply.text or "the sandbox lost the call")
 
     def use(self, turn_finished_at: float) -> ToolUse:

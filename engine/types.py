@@ -39,7 +39,6 @@ class Boundary(StrEnum):
     REPLICA = "replica"
     SANDBOX = "sandbox"
     REWARD = "reward"
-    TEMPLATE = "template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +66,7 @@ class Prompt:
 class ToolUse:
     """One tool call of a turn and what came back. Times are seconds on the node's monotonic clock.
 
+    arguments: as JSON text, which holds integers of any size; "{}" of a malformed call.
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
@@ -74,7 +74,7 @@ class ToolUse:
     """
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: str
     outcome: str
     response: str
     closed_at: float

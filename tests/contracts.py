@@ -279,7 +279,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
     rng, policy = np.random.default_rng(seed), make()
     early = range(trajectories, trajectories + 3)
     for key in early:
-        policy.arrive(key, key // 4, 20, 0.0)
+        policy.arrive(key, key // 4, 20, 20, 0.0)
     policy.leave(early[1], 20, False)
     assert policy.decide(0.0) == [], "without a replica nothing is placed"
     up = {0, 1}
@@ -307,7 +307,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
             up.remove(replica)
             policy.replica_down(replica)
             for other in [other for other, where in state.items() if where == replica]:
-                policy.arrive(other, other // 4, tokens[other], now)
+                policy.arrive(other, other // 4, 20, tokens[other], now)
                 state[other] = "waiting"
         elif kind < 0.05 and len(up) < 2:
             replica = min({0, 1} - up)
@@ -319,7 +319,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
         elif key in done:
             continue
         elif key not in state or state[key] == "tool":
-            policy.arrive(key, key // 4, tokens[key], now)
+            policy.arrive(key, key // 4, 20, tokens[key], now)
             state[key] = "waiting"
         elif state[key] == "waiting":
             if rng.random() < 0.3:

@@ -364,7 +364,7 @@ def a_prompt(number: int = 0, text: str = "What is 6 * 7?") -> Prompt:
 def a_use(outcome: str = "ok", *, executed: bool = True, at: float = 0.0, took: float = 0.5) -> ToolUse:
     return ToolUse(
         name="python",
-        arguments={},
+        arguments="{}",
         outcome=outcome,
         response="",
         closed_at=at,

@@ -16,7 +16,7 @@ CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
 def tool_use(outcome: str) -> ToolUse:
     return ToolUse(
         name="python",
-        arguments={},
+        arguments="{}",
         outcome=outcome,
         response="",
         closed_at=0.0,

@@ -66,8 +66,8 @@ class Wandering(RoundRobin):
         super().leave(key, tokens, finished)
         self.running.pop(key, None)
 
-    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
-        super().arrive(key, group, tokens, now)
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        super().arrive(key, group, prompt_tokens, tokens, now)
         self.running.pop(key, None)
 
     def decide(self, now: float) -> list[Place]:
@@ -181,7 +181,7 @@ class Mover:
     def __getattr__(self, name: str):
         return lambda *arguments: None
 
-    def arrive(self, key: int, group: int, tokens: int, now: float) -> None:
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         self.arrivals.append(now)
         self.waiting.append(key)
 
@@ -231,8 +231,8 @@ def test_a_policy_hears_what_a_live_one_does() -> None:
     told = [event for event in heard if event[0] not in ("sample", "decide")]
     assert told[:2] == [("replica_up", 0, 99, 32), ("replica_up", 1, 99, 32)]
     assert [event[:4] for event in told[2:4]] == [("arrive", 0, 0, 40), ("turn_done", 0, 110, told[3][3])]
-    assert told[4][:4] == ("arrive", 0, 0, 119)
-    assert told[4][4] == pytest.approx(told[3][3] + 0.5)
+    assert told[4][:5] == ("arrive", 0, 0, 40, 119)
+    assert told[4][5] == pytest.approx(told[3][3] + 0.5)
     assert told[5:] == [("leave", 0, 149, True)]
     before_tools = heard.index(told[3])
     samples = [event[2] for event in heard[:before_tools] if event[0] == "sample"]

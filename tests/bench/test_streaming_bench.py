@@ -95,7 +95,7 @@ async def test_a_late_call_waits_for_its_turns_end(chat: Chat) -> None:
 def use(closed: float, finished: float, turn_end: float) -> ToolUse:
     return ToolUse(
         name="python",
-        arguments={},
+        arguments="{}",
         outcome="ok",
         response="",
         closed_at=closed,

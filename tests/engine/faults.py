@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from functools import partial
 
 from engine.balance import Place
@@ -48,7 +49,7 @@ class Restless:
 
     def sample(self, replica, sample, now): ...
 
-    def arrive(self, key, group, tokens, now):
+    def arrive(self, key, group, prompt_tokens, tokens, now):
         self.waiting.append(key)
 
     def turn_done(self, key, tokens, now):
@@ -87,6 +88,7 @@ class Load:
     def __init__(self, fleet):
         self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
         self.marks, self.rates = {}, []  # of all(): tokens per second
+        self.served = Counter()  # of all(): tokens of each replica
         rng = random.Random(SEED)
         self.prompts = [[rng.randrange(3, 500) for _ in range(rng.randrange(20, 90))] for _ in range(TURNS)]
 
@@ -95,8 +97,9 @@ class Load:
         key, found = self.keys, []
         sampling = Sampling(max_tokens=tokens, temperature=0.0, seed=None, stop_token_ids=(), ignore_eos=True)
         try:
-            async for _, delta in self.fleet.turn(key, key, prompt, sampling):
+            async for replica, delta in self.fleet.turn(key, key, prompt, sampling):
                 found += delta.token_ids
+                self.served[replica] += len(delta.token_ids)
                 self.total += len(delta.token_ids)
                 for mark in [mark for mark in self.marks if mark <= self.total]:
                     self.marks.pop(mark).set()
@@ -107,6 +110,7 @@ class Load:
 
     def all(self):
         self.total, self.spans = 0, []
+        self.served.clear()
         return self._all()
 
     async def _all(self):
@@ -180,6 +184,7 @@ async def under_faults(found):
         await load.all()
         names = ("before", "while engines are killed", "first after", "after")
         found["tokens_per_s"] = dict(zip(names, load.rates, strict=True))
+        found["served"] = dict(load.served)
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from algo.estimate import avg_at_k
+from engine.canary import CanaryFailed
 from engine.evaluate import Evaluation, Evaluator
-from engine.fleet import CanaryFailed, Weights
+from engine.fleet import Weights
 from engine.ports import GraderUnavailable
 from engine.rollout import RolloutConfig, Rollouts
 from engine.trace import Timeline

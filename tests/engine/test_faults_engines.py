@@ -43,6 +43,10 @@ def test_engines_killed_at_random_under_load_change_no_token(found):
     assert found["killed"]
 
 
+def test_replacements_take_their_share_of_what_follows(found):
+    assert found["served"] == {"0": 400, "1": 400}, "of ten turns of 80 tokens each"
+
+
 def test_an_engine_that_hangs_is_killed_and_its_turns_go_on(found):
     assert found["stopped"]
 

@@ -11,6 +11,8 @@ from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
 from engine.kv_aware import KvAware
 from engine.ports import ReplicaDied, Sampling
+from engine.rivals import ThunderPolled
+from engine.supervise import STEADY_S
 from engine.trace import Timeline
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
 
@@ -337,6 +339,18 @@ async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
 
 
+async def test_a_replica_that_served_for_long_may_die_as_often_again_and_the_timeline_says_who_is_given_up():
+    timeline = Timeline(clock := Clock())
+    async with fleet_of(Replicas(), 2, restarts=1, timeline=timeline) as fleet:
+        for served_s, live in [(0.0, [0, 1]), (STEADY_S + 1, [0, 1]), (0.0, [0])]:
+            clock.now += served_s
+            fleet._supervisor.live[1].die()
+            await settle()
+            assert fleet.live == live
+    said = [name for _, _, name, _ in timeline._instants]
+    assert [name for name in said if "given up" in name] == ["replica 1 died 2 times and is given up"]
+
+
 async def died(fleet, message):
     with pytest.raises(ReplicaDied, match=message):
         await play(fleet)
@@ -485,7 +499,7 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
 
         def sample(self, replica, sample, now): ...
 
-        def arrive(self, key, group, tokens, now):
+        def arrive(self, key, group, prompt_tokens, tokens, now):
             self.keys.append(key)
 
         def turn_done(self, key, tokens, now): ...
@@ -498,6 +512,18 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
 
     async with fleet_of(Replicas(), 3, balancer=Last()) as fleet:
         assert {replica for replica, _ in await play(fleet)} == {2}
+
+
+async def test_a_policy_that_goes_by_the_time_is_asked_also_when_nothing_happens():
+    policy, clock = ThunderPolled(interval_s=5.0), Clock()
+    async with fleet_of(Replicas(), balancer=policy, timeline=Timeline(clock)) as fleet, asyncio.TaskGroup() as group:
+        await settle()
+        turn = group.create_task(play(fleet))
+        await settle()
+        assert policy.waiting() == 1, "it was asked at 0 s when the replica came"
+        clock.now = 5.0
+        async with asyncio.timeout(30):
+            assert [token for _, token in await turn] == expected()
 
 
 @pytest.mark.parametrize("method", ["decide", "sample"])

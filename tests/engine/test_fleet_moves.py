@@ -32,7 +32,7 @@ class Directed:
 
     def sample(self, replica, sample, now): ...
 
-    def arrive(self, key, group, tokens, now):
+    def arrive(self, key, group, prompt_tokens, tokens, now):
         self.waiting.append(key)
         self.said.append(("arrive", key, tokens))
 

@@ -1,5 +1,6 @@
 """The journal: what it holds survives a cut at any byte, and no prompt is drawn twice."""
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from engine.journal_records import Piece, join_pieces, parts
 from engine.stage import Pipeline, Stage
 from engine.stages import Ticket
 from engine.trace import Timeline
-from engine.types import Boundary, Group, RolloutError
+from engine.types import Boundary, Group, RolloutError, StopReason
 from tests.engine.node import ANSWER, CHAT, END, Setup, call
-from tests.fakes import Clock, Prompts, a_prompt, a_trajectory
+from tests.fakes import Clock, Echo, Prompts, a_prompt, a_trajectory, a_use
 
 
 def same(left, right):
@@ -59,6 +60,41 @@ async def test_what_is_read_back_is_what_was_written(tmp_path):
     assert last.ended(3, 0) == [5]
     assert last.held(1) == (1, 0)
     assert last.held(2) == (0, 0)
+
+
+letters = st.characters() | st.characters(categories=["Cs"])  # halves of surrogate pairs more often
+words = st.text(letters, max_size=6)
+values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-(10**40), 10**40) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.just("echo") | words, st.dictionaries(words, values, max_size=3) | values), max_size=3))
+async def test_whatever_the_model_calls_is_answered_and_read_back(called):
+    text = "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in called)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Journal(Path(folder)).log(0, 0, 0)
+        async with Setup([text + END], [ANSWER], tools=[Echo()], max_tokens=100_000) as node:
+            whole = await node.rollouts.run(a_prompt(), 0, 0, log=log)
+        assert (whole.stop, whole.error, len(whole.tool_uses)) == (StopReason.ANSWER, None, len(called))
+        assert join_pieces(Journal(Path(folder)).log(0, 0, 0).pieces).turns == whole.turns
+        log.end(whole, 0)
+        assert same(Journal(Path(folder)).log(0, 0, 0).finished, whole)
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path):
+    other = replace(a_use(), arguments={"code": "1"})
+    journal = Journal(tmp_path)
+    journal.log(0, 0, 0).grow(Piece(**parts(a_trajectory(uses=[other]))), 3)
+    journal.keep("evaluation", [a_trajectory(uses=[other])])
+    said = r"the journal is of another version \(fresh=true starts a new run\): Expected `str`, got `object`"
+    with pytest.raises(ValueError, match=said):
+        journal.kept("evaluation")
+    with pytest.raises(ValueError, match=said):
+        Journal(tmp_path)
 
 
 def play(journal, seed):

@@ -20,7 +20,7 @@ def balancer(replicas=1, blocks=100, max_tokens=320, **options):
 
 def arrive(policy, *keys, tokens=32, group=None, now=0.0):
     for key in keys:
-        policy.arrive(key, key if group is None else group, tokens, now)
+        policy.arrive(key, key if group is None else group, tokens, tokens, now)
 
 
 def decided(policy, now=0.0):
@@ -86,7 +86,7 @@ def test_short_ends_let_more_in_and_long_runs_fewer():
     def admitted(sizes, steps):
         policy = balancer(replicas=2, blocks=60)
         for key, size in enumerate(sizes):
-            policy.arrive(key, key, 32, 0.0)
+            policy.arrive(key, key, 32, 32, 0.0)
             policy.decide(0.0)
             policy.leave(key, 32 + size, True)
         arrive(policy, *range(1000, 1010))
@@ -137,6 +137,15 @@ def test_a_resident_group_prompt_needs_no_free_blocks():
     arrive(policy, 2, group=1, tokens=640)
     arrive(policy, 3, group=2, tokens=640)
     assert decided(policy) == [(2, 0, "headroom")]
+
+
+def test_members_that_go_on_half_done_hold_more_than_their_groups_prompt():
+    policy = balancer(blocks=1000)
+    for key, tokens in [(1, 640), (2, 640), (3, 64)]:
+        policy.arrive(key, 7, 64, tokens, 0.0)
+    assert len(decided(policy)) == 3
+    lost = 3 * BLOCK // 2  # half a block each
+    assert policy._books.replicas[0].reserved_H[0] == 64 + 2 * (640 - 64) + lost
 
 
 def test_more_headroom_wins_and_a_resident_group_prompt_counts_as_its_blocks():
@@ -439,7 +448,7 @@ class Machine(RuleBasedStateMachine):
         self.draining.discard(replica)
         self.policy.replica_down(replica)
         for key in [key for key, state in self.state.items() if state == replica]:
-            self.policy.arrive(key, key % 3, 30, self.now)
+            self.policy.arrive(key, key % 3, 30, 30, self.now)
             self.state[key] = "waiting"
         self.decide()
 
@@ -463,7 +472,7 @@ class Machine(RuleBasedStateMachine):
     def new(self, count, tokens):
         for _ in range(count):
             self.key += 1
-            self.policy.arrive(self.key, self.key % 3, tokens, self.now)
+            self.policy.arrive(self.key, self.key % 3, tokens, tokens, self.now)
             self.state[self.key] = "waiting"
             self.order.append(self.key)
         self.decide()
@@ -480,7 +489,7 @@ class Machine(RuleBasedStateMachine):
     def tool_answers(self, pick, tokens):
         if keys := [key for key, state in self.state.items() if state == "tool"]:
             key = keys[pick % len(keys)]
-            self.policy.arrive(key, key % 3, tokens, self.now)
+            self.policy.arrive(key, key % 3, tokens, tokens, self.now)
             self.state[key] = "waiting"
             self.decide()
 

@@ -22,12 +22,12 @@ def test_a_step_by_hand():
         [
             a_trajectory(0, reward=1.0, sampled=10, version=4, uses=[ok, bad]),
             a_trajectory(1, reward=0.0, sampled=20, version=5, uses=[refused]),
-            a_trajectory(2, reward=1.0, sampled=30, version=5),
+            a_trajectory(2, reward=1.0, sampled=30, version=5, stop=StopReason.LENGTH),
         ],
         kept=(0, 1),
     )
-    flat = group([a_trajectory(0, reward=0.0, sampled=40)], 1, drop="flat")
-    failed = group([a_trajectory(0, sampled=50, error=ERROR)], 2, drop="error")
+    flat = group([a_trajectory(0, reward=0.0, sampled=40, stop=StopReason.DEADLINE)], 1, drop="flat")
+    failed = group([a_trajectory(0, sampled=50, stop=StopReason.ERROR, error=ERROR)], 2, drop="error")
     trained, flat = replace(trained, waste={"surplus": 7, "flat": 5}, refills=1), replace(flat, refills=2)
     found = measure.step([trained, flat, failed], version=5)
     wanted = {
@@ -39,6 +39,11 @@ def test_a_step_by_hand():
         "trajectories": 5,
         "trajectories_trained": 2,
         "trajectories_failed": 1,
+        "stop/answer": 2,
+        "stop/length": 1,
+        "stop/turns": 0,
+        "stop/deadline": 1,
+        "stop/error": 1,
         "groups_flat": 1,
         "groups_error": 1,
         "groups_refilled": 3,
@@ -57,7 +62,7 @@ def test_a_step_by_hand():
         "tool_calls_jailed": 2,
         "tool_latency_p50_ms": 200.0,
         "tool_latency_p99_ms": 298.0,
-        "tool_overlap_saved_ms": 1e3 * (0.05 + 0.15 + 0.25) / 3,
+        "tool_overlap_saved_ms": 1e3 * (0.05 + 0.15) / 2,
     }
     assert found == pytest.approx(wanted)
 
@@ -82,7 +87,7 @@ def test_a_step_in_which_everything_failed_is_measured_too():
 
 
 def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():
-    """Its deadline passed while it waited for a replica."""
+    """Its deadline passed before its first token."""
     empty = replace(a_trajectory(0, reward=0.0, sampled=0, stop=StopReason.DEADLINE), turns=())
     found = measure.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
     assert (found["staleness_mean"], found["staleness_max"]) == (1.0, 1)

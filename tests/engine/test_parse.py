@@ -1,6 +1,7 @@
 """Tool calls: what comes out depends on the text alone, never on how it was cut."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,6 +57,22 @@ def test_the_peers_where_they_agree_with_our_decisions(row):
 def test_what_is_not_a_name_and_an_object_is_refused_with_a_reason(content, reason):
     text = json.dumps(content)
     assert parse([OPEN + text + CLOSE]) == ([MalformedCall(text=text, reason=reason)], [])
+
+
+def test_what_a_record_or_a_tool_could_not_hold_is_refused():
+    deep = '{"name": "f", "arguments": {"x": %s}}'
+    for value, reason in [
+        ('"\\ud83d"', r"character '\\ud83d' in position \d+: surrogates not allowed"),
+        ('{"\\ud83d": 1}', "surrogates not allowed"),
+        ("1e999", "Out of range float"),
+        ("[" * 99 + "]" * 99, "nested more than 100 deep"),
+    ]:
+        [found], [] = parse([OPEN + deep % value + CLOSE])
+        assert isinstance(found, MalformedCall), value
+        assert re.search(reason, found.reason)
+    for value in ('"\\ud83d\\ude00"', str(2**64), str(-(10**4000)), "[" * 98 + "]" * 98):
+        [found], [] = parse([OPEN + deep % value + CLOSE])
+        assert found.arguments == {"x": json.loads(value)}
 
 
 def test_deep_nesting_and_endless_numbers_are_malformed_and_no_crash():
@@ -130,7 +147,7 @@ def test_the_calls_do_not_depend_on_the_chunking(text, cuts):
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=12),
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.text(max_size=12),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )

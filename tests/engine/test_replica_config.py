@@ -56,9 +56,19 @@ def test_a_replica_leaves_room_for_a_learner_that_rests_on_its_gpu():
     assert share(memory_share=0.5) == share(memory_share=0.5, sleeps=True) == 0.5
 
 
-def test_on_the_cpu_a_prefill_is_never_split():
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_blocks": 33}, {"kv_blocks": 4096, "max_num_seqs": 64}, {"max_model_len": 32768, "kv_blocks": 1100}],
+)
+def test_on_the_cpu_a_step_may_compute_all_that_the_kv_cache_holds(options):
+    """So that no prefill is split."""
+    replica = config(**options)
+    most = replica.arguments(7)["max_num_batched_tokens"]
+    assert most >= replica.kv_blocks * replica.block_size
+
+
+def test_on_the_cpu_a_replica_has_no_device():
     assert config().devices_of(7) == ()
-    assert config().arguments(7)["max_num_batched_tokens"] >= 256 * 1024 // 4
     assert "device_ids" not in config().arguments(7)
 
 

@@ -14,7 +14,7 @@ ALL = [
     LeastInFlight,
     lambda: LeastInFlight(cap=3),
     lambda: TokenBudget(50),
-    lambda: Aimd(200),
+    lambda: Aimd(50),
     lambda: ThunderLike(buffer_tokens=20),
     lambda: ThunderPolled(buffer_tokens=20),
 ]
@@ -28,7 +28,7 @@ def up(policy, replicas=2, blocks=10):
 
 def arrive(policy, *keys, tokens=10, now=0.0):
     for key in keys:
-        policy.arrive(key, key, tokens, now)
+        policy.arrive(key, key, tokens, tokens, now)
 
 
 def decided(policy, now=0.0):
@@ -181,6 +181,19 @@ def test_aimd_does_not_grow_beyond_what_is_used_and_keeps_one_per_replica():
         sample(policy, free_blocks=0, preempted=1)
         decided(policy, now)
     assert policy.bound == 2
+
+
+def test_aimd_has_its_bound_again_when_a_replica_was_replaced():
+    policy = up(Aimd(50))
+    assert policy.bound == 4
+    policy.replica_down(1)
+    assert policy.bound == 2
+    policy.replica_up(1, 10, BLOCK)
+    policy.replica_drain(0)
+    policy.replica_down(0)
+    assert policy.bound == 2
+    policy.replica_up(0, 10, BLOCK)
+    assert policy.bound == 4
 
 
 def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones():

@@ -1,10 +1,12 @@
 """Rollouts: calls leave while the turn goes on, every budget ends, nothing of ours becomes the model's error."""
 
 import asyncio
+import json
 
 import pytest
 
 from engine.fleet import Superseded
+from engine.journal import Journal
 from engine.ports import ToolReply
 from engine.rollout import RolloutConfig, Tally, derive_seed
 from engine.tools import PythonSessions, PythonTool
@@ -49,15 +51,17 @@ async def test_a_call_has_started_before_its_turn_is_over():
             rest.release()
         trajectory = running.result()
     [use], _ = (turn.tool_uses for turn in trajectory.turns)
-    assert use.closed_at <= use.dispatched_at < use.finished_at < trajectory.turns[0].finished_at
+    assert use.closed_at < use.dispatched_at < use.finished_at < trajectory.turns[0].finished_at
     assert use.overlap_s == pytest.approx(use.finished_at - use.dispatched_at)
 
 
 async def test_the_next_turn_waits_for_the_tool():
-    async with Setup([call("print(1)") + END], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
+    rest = Gate()
+    async with Setup([call("print(1)"), rest, END], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(node.run())
             await node.runner.started.wait()
+            rest.release()
             await settle(60)
             assert len(node.replicas.made[0].requests) == 1
             assert len(node.fleet._tool_waiting) == 1
@@ -178,11 +182,32 @@ async def test_the_deadline_kills_a_call_that_is_still_running():
     assert not trajectory.turns[0].truncated
 
 
-async def test_the_deadline_ends_a_wait_for_a_replica():
-    async with Setup([ANSWER], deadline_s=0.02) as node:
-        node.fleet._supervisor.open.clear()
+def shut(node):
+    """No place for longer than the deadline."""
+    supervisor = node.fleet._supervisor
+    supervisor.open.clear()
+    loop = asyncio.get_running_loop()
+    loop.call_later(2 * node.config.deadline_s, supervisor.open.set)
+    loop.call_later(2 * node.config.deadline_s, node.fleet.on_open)
+    return ToolResult(outcome="ok", stdout="1")
+
+
+@pytest.mark.parametrize("place", ["first turn", "second turn"])
+async def test_a_wait_for_a_place_is_not_the_models_time(place):
+    runner = ScriptedRunner(None if place == "first turn" else lambda code: shut(node))
+    async with Setup([call("1") + END], [ANSWER], runner=runner, deadline_s=0.3) as node:
+        if place == "first turn":
+            shut(node)
         trajectory = await node.run()
-    assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (StopReason.DEADLINE, (), 0)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ANSWER, 2)
+
+
+async def test_after_a_wait_the_time_counts_again():
+    never = Gate()
+    async with Setup([call("1"), never, END], deadline_s=0.1) as node:
+        shut(node)
+        trajectory = await node.run()
+    assert (trajectory.stop, never.started.is_set()) == (StopReason.DEADLINE, True)
 
 
 # Failures
@@ -214,6 +239,24 @@ async def test_a_lost_call_cancels_the_others_of_its_turn():
         trajectory = await node.run()
     assert trajectory.error.boundary is Boundary.SANDBOX
     assert other.cancelled == 1
+
+
+class Returns:
+    """A tool that answers with what its argument says, read once more."""
+
+    name = "echo"
+
+    async def __call__(self, arguments):
+        return ToolReply(outcome="ok", text=json.loads(arguments["code"]))
+
+
+async def test_half_a_surrogate_pair_in_an_answer_is_a_question_mark(tmp_path):
+    log = Journal(tmp_path).log(0, 0, 0)
+    async with Setup([call('"<\\ud83d>"', "echo") + END], [ANSWER], tools=[Returns()]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0, log=log)
+    assert [use.response for use in trajectory.tool_uses] == ["<?>"]
+    assert "<?>" in whole(trajectory)
+    assert len(Journal(tmp_path).log(0, 0, 0).pieces) == 2
 
 
 @pytest.mark.parametrize("error", [LookupError("a bug"), TimeoutError("not our deadline")])

@@ -8,6 +8,7 @@ import pytest
 
 from engine.canary import Weights
 from engine.journal import Journal
+from engine.kv_aware import KvAware
 from engine.tools import PythonSessions
 from sandbox.wire import ToolResult
 from tests.engine.node import ANSWER, END, Setup, call, check
@@ -55,6 +56,27 @@ async def test_it_goes_on_after_its_last_turn_and_ends_as_it_would_have(tmp_path
     again, turns = await go_on(tmp_path)
     assert turns == 0, "it had ended, and had not been graded"
     assert tokens(again) == tokens(wanted)
+
+
+class Heard(KvAware):
+    """Keeps (prompt_tokens, tokens) of each arrival."""
+
+    def __init__(self):
+        super().__init__(1000)
+        self.heard = []
+
+    def arrive(self, key, group, prompt_tokens, tokens, now):
+        self.heard.append((prompt_tokens, tokens))
+        super().arrive(key, group, prompt_tokens, tokens, now)
+
+
+async def test_the_policy_hears_which_of_its_tokens_are_the_groups_prompt(tmp_path):
+    await cut_off(tmp_path)
+    node = Setup([FIRST], [SECOND], [ANSWER])
+    node.fleet._balancer = policy = Heard()
+    async with node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0, log=Journal(tmp_path).log(0, 0, 0))
+    assert policy.heard == [(trajectory.turns[0].start, trajectory.turns[2].start)]
 
 
 async def test_one_that_failed_by_our_fault_goes_on_from_before_it(tmp_path):

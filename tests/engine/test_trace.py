@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -51,6 +52,19 @@ def test_the_file_is_valid_and_begins_at_zero(tmp_path):
     assert (instant["ts"], instant["args"]) == (0.0, {"pid": 17})
     assert (blocks["name"], blocks["args"], blocks["ts"]) == ("replica 0 KV blocks", {"used": 12}, 500_000.0)
     assert requests["args"] == {"running": 3, "waiting": 1}
+
+
+def test_writing_holds_one_event_at_a_time(tmp_path):
+    timeline = Timeline(Clock(tick=0.001))
+    for used in range(3000):
+        timeline.step(0, used, KvSample(free_blocks=88, running=3, waiting=1, preempted=0))
+    tracemalloc.start()
+    try:
+        timeline.write(tmp_path / "timeline.json")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100_000
 
 
 def test_an_empty_timeline_can_be_written(tmp_path):
