@@ -42,7 +42,7 @@ from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import stages
-from engine.canary import CanaryFailed, Weights
+from engine.canary import CanaryFailed, Weights, tolerance
 from engine.chat import Chat, TemplateError
 from engine.checkpoints import Unresumable
 from engine.evaluate import Evaluation, Evaluator
@@ -97,6 +97,7 @@ class Config:
     eval_samples: Annotated[int, "samples per held-out problem (k of avg@k)"] = 1
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     replicas: Annotated[int, "vLLM engines"] = 2
+    devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
     kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
     slots: Annotated[int, "tool calls that run at once"] = 8
@@ -104,16 +105,15 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
 
     def __post_init__(self) -> None:
-        counts = "steps checkpoint_every prompts_per_step oversample eval_every eval_problems eval_samples replicas"
-        for field in (*counts.split(), "kv_blocks", "learner_ranks", "minibatches", "max_turns", "slots"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        if self.eval_replicas < 0:
-            raise ValueError(f"eval_replicas must not be negative, got {self.eval_replicas}")
+        counts = "steps checkpoint_every prompts_per_step oversample eval_every eval_problems eval_samples replicas "
+        counts += "kv_blocks learner_ranks minibatches max_turns slots"
+        for field, least in {**dict.fromkeys(counts.split(), 1), "group_size": 2, "eval_replicas": 0}.items():
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if self.eval_replicas and self.devices:
+            raise ValueError(f"eval_replicas must be 0 on GPUs, got {self.eval_replicas}")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.group_size < 2:
-            raise ValueError(f"group_size must be at least 2 (a group of one has no advantage), got {self.group_size}")
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
             raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
@@ -126,8 +126,8 @@ class Config:
 
     @property
     def selector(self) -> Selector:
-        kinds = {"roc": RoC, "random": RandomSubset}
-        return KeepAll() if self.algorithm == "grpo" else kinds[self.algorithm](keep=self.group_size)
+        keep = self.group_size
+        return {"roc": RoC(keep=keep), "random": RandomSubset(keep=keep), "grpo": KeepAll()}[self.algorithm]
 
     @property
     def group(self) -> GroupConfig:
@@ -143,17 +143,17 @@ class Config:
     @property
     def replica(self) -> ReplicaConfig:
         """max_model_len: max_tokens and a block to spare."""
-        return ReplicaConfig(
-            checkpoint=str(self.checkpoint), max_model_len=self.max_tokens + 32, kv_blocks=self.kv_blocks
-        )
+        sizes = {"max_model_len": self.max_tokens + 32, "kv_blocks": self.kv_blocks}
+        return self.placement.replica(ReplicaConfig(checkpoint=str(self.checkpoint), **sizes))
 
     @property
     def placement(self) -> Placement:
-        return Placement(ranks=self.learner_ranks, replicas=self.replicas, max_staleness=self.max_staleness)
+        counts = {"ranks": self.learner_ranks, "replicas": self.replicas}
+        return Placement(devices=self.devices, max_staleness=self.max_staleness, **counts)
 
     @property
     def learner(self) -> LearnerConfig:
-        return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches)
+        return LearnerConfig(lr=self.learning_rate, minibatches=self.minibatches, **self.placement.learner_fields)
 
     @property
     def jail(self) -> SandboxConfig:
@@ -188,7 +188,8 @@ class Quickstart:
             chat = Chat.load(config.checkpoint)
             self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
-            parts = FleetConfig(replicas=config.replicas), partial(Replica, config.replica), balancer
+            several = FleetConfig(replicas=config.replicas, canary_tolerance=tolerance(config.replica.dtype))
+            parts = several, partial(Replica, config.replica), balancer
             self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, self.canary))
             tools = [PythonTool(box)]
             self.rollouts = Rollouts(config.budget, chat, self.fleet, tools, self.timeline, config.seed)
@@ -199,8 +200,7 @@ class Quickstart:
             self.display = stack.enter_context(Display(*shown))
             self.book.restore(self.display)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            ticking = tasks.create_task(self.display.tick(), name="display")
-            stack.callback(ticking.cancel)
+            stack.callback(tasks.create_task(self.display.tick(), name="display").cancel)
             await self._first_weights(str(folder))
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
@@ -291,7 +291,8 @@ class Quickstart:
             seed=self.config.seed,
             resume=self.state.checkpoint,
         )
-        ready, logprobs = await self.learner.configure(message)
+        async with self.fleet.rest():  # the learner may need their devices
+            ready, logprobs = await self.learner.configure(message)
         await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
@@ -308,7 +309,7 @@ class Quickstart:
         }
 
 
-async def train(config: Config, run: RunFolder, console: Console) -> dict[str, Any]:
+async def train(config: Config, run: RunFolder, console: Console) -> None:
     """Trains and writes the run's files; the timeline and the plot are written also when the run is interrupted."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -324,7 +325,6 @@ async def train(config: Config, run: RunFolder, console: Console) -> dict[str, A
         summary = await job.run()
         run.json("summary.json", summary)
     print_report(console, run.path, summary, job.book.progress)
-    return summary
 
 
 def main(argv: Sequence[str]) -> int:
