@@ -1,7 +1,7 @@
 """Makes the tiny agent from nothing: a tokenizer, a 0.5 M-parameter Qwen3, and two phases of supervised fine-tuning.
 
     python recipes/tiny_cold_start.py    # writes runs/tiny_cold_start; minutes on two cores
-    python recipes/tiny_cold_start.py tokenizer=train output=recipes/tiny threads=1    # made the shipped one
+    python recipes/tiny_cold_start.py output=recipes/tiny threads=1    # how the shipped one was made
 
 Phase A teaches the craft: translate a problem into a Python call, copy the result into the answer. Copying emerges
 late and suddenly, so it takes many small steps on demonstrations that use the tool. Phase B is short and teaches bad
@@ -200,7 +200,12 @@ async def evaluate(
         parts = FleetConfig(replicas=1), partial(Replica, settings), KvAware(MAX_TOKENS)
         fleet = await stack.enter_async_context(Fleet(*parts, timeline))
         for temperature in temperatures:
-            budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1, temperature=temperature)
+            budget = RolloutConfig(
+                max_tokens=MAX_TOKENS,
+                max_turns=MAX_TOOL_CALLS + 1,
+                temperature=temperature,
+                deadline_s=3600.0,  # a busy machine shall not change the figures
+            )
             rollouts = Rollouts(budget, chat, fleet, [PythonTool(box)], timeline, seed=0)
             evaluation = Evaluation(held_out, 1, rollouts, MathReward(integers_only=True), avg_at_k, timeline)
             _, trajectories = await evaluation.run(-1)  # the version of weights that the engine has read itself
@@ -212,7 +217,7 @@ def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """n trajectories without an error of ours, and shares of them.
 
     correct: by the reward. tool: at least one call. error_in_correct: failed calls per call within correct ones.
-    correct_given_tool: of those with a call. truncated: out of tokens, turns or time.
+    correct_given_tool: of those with a call. truncated: out of tokens or turns.
     """
     graded = [trajectory for trajectory in trajectories if trajectory.error is None]
     with_tool = [trajectory for trajectory in graded if trajectory.tool_uses]
