@@ -2,7 +2,7 @@
 
 Invariants
 - What is decoded is what was encoded, to the last bit.
-- Decoding ends before the first record that is not whole. What is whole, but of another version, raises ValueError.
+- Decoding ends before the first record that is not whole. What is whole, but of another version, raises Unresumable.
 
 A record is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack; arrays
 are their bytes.
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from engine.checkpoints import Unresumable
 from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
 
 _HEADER = struct.Struct("<II")
@@ -128,11 +129,11 @@ def encode(record: Record) -> bytes:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    """Raises ValueError for what another version has written."""
+    """Raises Unresumable for what another version has written."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise ValueError(f"the journal is of another version (fresh=true starts a new run): {error}") from error
+        raise Unresumable(f"the journal is of another version (fresh=true starts a new run): {error}") from error
 
 
 def encode_trajectories(trajectories: list[Trajectory]) -> bytes:

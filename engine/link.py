@@ -181,7 +181,7 @@ class LearnerProcessConfig:
             raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
 
 
-def visible(devices: tuple[int, ...], environment: Mapping[str, str]) -> str:
+def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> str:
     """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
     there = environment.get("CUDA_VISIBLE_DEVICES")
     if not there:
@@ -203,7 +203,7 @@ class LearnerProcess:
 
     def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
         self.config = config
-        self._visible = visible(config.devices, os.environ)
+        self._visible = visible(config.devices)
         self._address = f"ipc://{workspace}/learner"
         self._log = log
         self._context = zmq.asyncio.Context()

@@ -51,7 +51,7 @@ from engine.groups import GroupConfig, groups
 from engine.kv_aware import KvAware
 from engine.learn import Learn
 from engine.lease import Leases
-from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.placement import Placement
 from engine.ports import KvSample, ReplicaDied, Selector
 from engine.record import DiskFull, RunFolder, versions
@@ -117,7 +117,7 @@ class Config:
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
             raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
-        _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail
+        _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail, visible(self.devices)
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.checkpoints import Unresumable
 from engine.disk import DiskFull
 from engine.groups import GroupConfig, groups
 from engine.journal import Journal
@@ -90,9 +91,9 @@ def test_a_journal_of_another_version_is_refused(tmp_path):
     journal.log(0, 0, 0).grow(Piece(**parts(a_trajectory(uses=[other]))), 3)
     journal.keep("evaluation", [a_trajectory(uses=[other])])
     said = r"the journal is of another version \(fresh=true starts a new run\): Expected `str`, got `object`"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(Unresumable, match=said):
         journal.kept("evaluation")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(Unresumable, match=said):
         Journal(tmp_path)
 
 
