@@ -116,7 +116,12 @@ async def bare(replicas: Sequence[Replica], schedules: Sequence[Schedule], concu
         running[home] += 1
         for at, turn in enumerate(schedule.turns):
             sampling = Sampling(
-                max_tokens=turn.tokens, temperature=1.0, seed=turn.seed, stop_token_ids=(), ignore_eos=True
+                max_tokens=turn.tokens,
+                temperature=1.0,
+                seed=turn.seed,
+                stop_token_ids=(),
+                ignore_eos=True,
+                deliver_at=frozenset(),
             )
             async for delta in replicas[home].generate(ids, sampling, f"bare-{number}-{at}"):
                 ids += delta.token_ids

@@ -22,7 +22,8 @@ from sandbox.wire import Limits, ToolResult
 class Sampling:
     """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn).
 
-    ignore_eos: the model's own end token does not end the turn (a bench replays a length).
+    ignore_eos: the model's own end token does not end the turn (a bench replays a length). deliver_at: tokens that are
+    delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits.
     """
 
     max_tokens: int
@@ -30,6 +31,7 @@ class Sampling:
     seed: int | None
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool = False
+    deliver_at: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

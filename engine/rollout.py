@@ -252,6 +252,7 @@ class _Rollout:
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
+            deliver_at=closers,
         )
         turn = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.waiting)
         async with aclosing(turn) as deltas:
