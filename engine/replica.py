@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,6 @@ from engine.orphans import forks_die_with_us
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
 from engine.replica_config import ReplicaConfig as ReplicaConfig
 from engine.replica_config import prepare_environment as prepare_environment
-from engine.stream import TokenStream
 from engine.types import Floats
 
 
@@ -144,19 +143,21 @@ class Replica:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,  # nobody else has these
+            extra_args=None if sampling.deliver_at is None else {"deliver_at": list(sampling.deliver_at)},
         )
-        engine, stream = self._engine, TokenStream(sampling.deliver_at, lambda: self.version)
         self._enter()
         try:
-            stream.attach(await engine.add_request(request_id, tokens_input(list(token_ids)), parameters))
-            finish = None
-            while finish is None:
-                for delta in await stream.next():
-                    finish = delta.finish
-                    yield delta
-        except (asyncio.CancelledError, GeneratorExit):
-            await engine.abort(request_id)
-            raise
+            # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
+            async with aclosing(
+                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)
+            ) as outputs:
+                async for output in outputs:
+                    part = output.outputs[0]
+                    logprobs = [next(iter(position.values())).logprob for position in part.logprobs or ()]
+                    spans = _spans(part.weight_versions) if part.finish_reason else ()
+                    yield Delta(
+                        part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
+                    )
         except VLLMValidationError as error:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
@@ -306,6 +307,11 @@ class Replica:
 
 
 def _nothing() -> None: ...
+
+
+def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
+    """vLLM's spans; a label that is not a number is the engine's own before the first update."""
+    return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
 
 
 def _end(engine: Any) -> None:
