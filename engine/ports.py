@@ -32,7 +32,6 @@ class Sampling:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool = False
     deliver_at: frozenset[int] | None = None
-    deliver_at: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

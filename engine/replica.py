@@ -128,10 +128,9 @@ class Replica:
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
     ) -> AsyncGenerator[Delta, None]:
         """See `engine.ports.Generator`. Raises ValueError for what vLLM refuses (too long, id out of vocabulary)."""
-        from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,

@@ -268,14 +268,14 @@ class _Rollout:
             buffer.label(version, start + begin, start + end)
         draft.finish, draft.finished_at = delta.finish, self.timeline.now()
         if draft.finish == "stop":
-            self._read(draft, tools, len(buffer))
-            for call in draft.parser.finish():
+            draft.text = self.chat.decode(buffer.ids[start:])
+            for call in (*draft.parser.feed(draft.text[draft.read_chars :]), *draft.parser.finish()):
                 self._dispatch(call, draft.calls, tools)
 
     def _read(self, draft: Draft, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
         text = draft.stream.step(self.buffer.ids[draft.read : end])
-        draft.read = end
+        draft.read, draft.read_chars = end, draft.read_chars + len(text)
         for call in draft.parser.feed(text):
             self._dispatch(call, draft.calls, tools)
 
@@ -284,7 +284,7 @@ class _Rollout:
         finished_at = now if draft.finished_at is None else draft.finished_at
         self.owner.tokens_sampled += end - draft.start
         self.tally.tokens += end - draft.start
-        self.text.append(self.chat.decode(self.buffer.ids[draft.start :]))
+        self.text.append(draft.text or self.chat.decode(self.buffer.ids[draft.start :]))
         self.timeline.span(
             "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
         )

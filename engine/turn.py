@@ -69,11 +69,13 @@ class Draft:
     """A turn under way."""
 
     start: int
-    read: int  # up to where the parser has read
+    read: int  # up to where the parser has read, in tokens
     queued_at: float
     stream: TextStream
     started_at: float = 0.0
     finished_at: float | None = None  # None: cut short while it was generated
+    read_chars: int = 0  # of the turn's text
+    text: str = ""  # once the turn has ended by itself
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None

@@ -95,7 +95,9 @@ class Load:
     async def play(self, prompt, tokens=TOKENS):
         self.keys += 1
         key, found = self.keys, []
-        sampling = Sampling(max_tokens=tokens, temperature=0.0, seed=None, stop_token_ids=(), ignore_eos=True)
+        sampling = Sampling(
+            max_tokens=tokens, temperature=0.0, seed=None, stop_token_ids=(), ignore_eos=True, deliver_at=frozenset()
+        )
         try:
             async for replica, delta in self.fleet.turn(key, key, prompt, sampling):
                 found += delta.token_ids

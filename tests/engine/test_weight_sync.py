@@ -44,6 +44,12 @@ def test_published_files_do_not_pile_up(found):
     assert found["files"] == files
 
 
+def test_each_token_across_an_update_is_said_to_be_of_the_version_that_sampled_it(found):
+    (tokens_3, off_3), (tokens_4, off_4) = found["across"]["3"], found["across"]["4"]
+    assert (tokens_3 >= 20, tokens_3 + tokens_4) == (True, 200)
+    assert off_4 < 1e-3 < off_3
+
+
 def test_the_canary_is_one_step(found):
     assert found["sent"] == [2], "both sequences are there before the engine begins"
 

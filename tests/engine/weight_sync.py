@@ -13,7 +13,7 @@ import sys
 
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.link import Configure, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied
+from engine.ports import ReplicaDied, Sampling
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rivals import RoundRobin
 from engine.trace import Timeline
@@ -68,6 +68,25 @@ async def given(count):
         await Watched.came.wait()
 
 
+async def across(replica, update):
+    """A request that an update interrupts, its tokens held back where they may be. By version: how many tokens are said
+    to be of it, and how far their log-probabilities are from those that the last version gives them.
+    """
+    sampling = Sampling(
+        max_tokens=200, temperature=1.0, seed=1, stop_token_ids=(), ignore_eos=True, deliver_at=frozenset()
+    )
+    ids, logprobs = [5, 6, 7, 8], []
+    async with asyncio.TaskGroup() as group:
+        async for delta in replica.generate([*ids], sampling, "across"):
+            if len(logprobs) < 20 <= len(logprobs) + len(delta.token_ids):
+                group.create_task(update, name="update")
+            ids += delta.token_ids
+            logprobs += delta.logprobs
+    scored = (await Replica.logprobs(replica, [ids]))[3:]  # it is no canary
+    off = abs(scored - logprobs)
+    return {version: (end - begin, float(off[begin:end].max())) for version, begin, end in delta.spans}
+
+
 async def main(transfer, ranks):
     """With shm the engines load as vLLM does it, with gloo directly (as the quick start does, with shm)."""
     import engine.weights_direct
@@ -116,15 +135,16 @@ async def main(transfer, ranks):
                 found["broken"] = str(error)[:60]
             await given(9)
             found["replaced"] = Watched.given[-1][:2]
+            found["sent"] = sorted(Watched.sent)
             trained, canary = await learner.train(batch(12, step=4), 4)
-            await fleet.update_weights(Weights(trained.weights, 4, canary))
+            update = fleet.update_weights(Weights(trained.weights, 4, canary))
+            found["across"] = await across(fleet._supervisor.live[1], update)
             found["last"] = sorted(Watched.given[-2:])
             found["last"] = [entry[:2] for entry in found["last"]]
             found["canary_max_abs"] = fleet.canary_max_abs
             found["deaths"] = fleet.deaths
             found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
         found["mapped_anew"], found["neighbours_joined"] = mappings(work)  # after the engines were forked
-    found["sent"] = sorted(Watched.sent)
     print(json.dumps(found))
 
 
