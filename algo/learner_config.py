@@ -47,7 +47,7 @@ class LearnerConfig:
     loss: Loss | Mapping[str, Any] = PpoClip()  # noqa: RUF009  frozen
     mismatch_tolerance: float | None = 1e-3
     minibatches: int = 2
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int = 4096
     threads: int = 2
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"

@@ -311,7 +311,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=at_least(1), default=len(os.sched_getaffinity(0)))
     parser.add_argument("--context", type=at_least(32), help="tokens of every trajectory; default: the quick start's")
     parser.add_argument("--trajectories", type=at_least(1))
-    parser.add_argument("--micro-batch-tokens", type=at_least(1), help="default: 2048, or the context")
+    parser.add_argument("--micro-batch-tokens", type=at_least(1), help="default: the learner's, or the context")
     parser.add_argument("--checkpointing", action="store_true", help="activations are computed again")
     parser.add_argument("--lora", type=at_least(0), default=0, help="rank of adapters; 0: all weights are trained")
     parser.add_argument("--rounds", type=at_least(1))
@@ -320,7 +320,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     if options.cpu_time and (options.device, options.threads) != ("cpu", 1):
         parser.error("--cpu-time needs --device cpu --threads 1")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    options.micro_batch_tokens = options.micro_batch_tokens or options.context or 2048
+    options.micro_batch_tokens = options.micro_batch_tokens or options.context or LearnerConfig().micro_batch_tokens
     fill(options, trajectories=(4, 4) if options.context else (32, 128), rounds=(3, 9))
     return options
 

@@ -111,8 +111,7 @@ def manners(config: Config) -> Phase:
 
 
 def _learner(config: Config, **fields: Any) -> LearnerConfig:
-    common = {"minibatches": 1, "betas": (0.9, 0.98), "threads": config.threads}
-    return LearnerConfig(micro_batch_tokens=4096, **common, **fields)
+    return LearnerConfig(minibatches=1, betas=(0.9, 0.98), threads=config.threads, **fields)
 
 
 async def make(config: Config) -> dict[str, Any]:
