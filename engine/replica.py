@@ -102,6 +102,8 @@ class Replica:
             **self.config.arguments(self.index),
             weight_transfer_config=WeightTransferConfig(backend=f"rocstar-{self.config.weight_transfer}"),
         ).create_engine_config()
+        scheduler = settings.scheduler_config  # by now it is known which of vLLM's own this one stands for
+        scheduler.scheduler_cls = f"engine.scheduler.Bundling{'Async' if scheduler.async_scheduling else ''}Scheduler"
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn

@@ -108,7 +108,6 @@ class ReplicaConfig:
             "seed": 0,
             "use_tqdm_on_load": False,
             "worker_extension_cls": "engine.weights.WorkerExtension",
-            "scheduler_cls": f"engine.scheduler.Bundling{'Async' if self.devices else ''}Scheduler",
         }
         if self.devices:
             return common | {

@@ -109,6 +109,10 @@ class Supervisor:
         self._timeline = timeline
         self._listener = listener
         self._update = asyncio.Lock()
+        self._rest = asyncio.Lock()
+        self._beginning = 0  # replicas
+        self._none_begins = asyncio.Event()
+        self._none_begins.set()
         self._supervised = set(range(config.replicas))
         self._stack = AsyncExitStack()
 
@@ -176,12 +180,29 @@ class Supervisor:
 
     @asynccontextmanager
     async def rest(self) -> AsyncIterator[None]:
-        """Inside, the replicas hold nothing of a shared device and none begins. They serve after the next update."""
-        async with self._update:
-            self.open.clear()
-            await self._each(lambda replica: replica.sleep(), "sleep")
+        """Inside, the replicas hold nothing of a shared device and none begins; one that has begun is waited for. They
+        serve after the next update.
+        """
+        async with self._rest:
+            await self._none_begins.wait()
+            async with self._update:
+                self.open.clear()
+                await self._each(lambda replica: replica.sleep(), "sleep")
+                yield
+                await self._each(lambda replica: replica.wake("weights"), "wake")
+
+    @asynccontextmanager
+    async def _begins(self) -> AsyncIterator[None]:
+        """A replica comes up inside: not while the learner has the devices."""
+        async with self._rest:
+            self._beginning += 1
+            self._none_begins.clear()
+        try:
             yield
-            await self._each(lambda replica: replica.wake("weights"), "wake")
+        finally:
+            self._beginning -= 1
+            if not self._beginning:
+                self._none_begins.set()
 
     async def _each(self, act: Callable[[ReplicaPort], Awaitable[None]], what: str) -> None:
         """On all live replicas at once; one that fails is replaced."""
@@ -217,15 +238,14 @@ class Supervisor:
         while deaths <= self.config.restarts:
             replica, since = self._make_replica(index, core, self._listener.on_step), math.inf
             try:
-                async with self._update:  # not while the learner has the devices
-                    pass
-                await replica.start()
-                async with self._update:
-                    if self.weights is not None:
-                        await self._renew(replica, self.weights)
-                    if not replica.died.is_set():
-                        self._admit(replica)
-                        since = self._timeline.now()
+                async with self._begins():
+                    await replica.start()
+                    async with self._update:
+                        if self.weights is not None:
+                            await self._renew(replica, self.weights)
+                        if not replica.died.is_set():
+                            self._admit(replica)
+                            since = self._timeline.now()
                 if not up.done():
                     up.set_result(None)
                 await self._watch(replica)

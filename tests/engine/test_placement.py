@@ -174,6 +174,29 @@ async def test_a_replica_that_dies_at_rest_is_replaced_when_the_learner_has_left
         assert fleet.live == [0, 1]
 
 
+async def test_the_learner_waits_for_a_replica_that_has_begun_to_come_up():
+    """Else both would hold the devices."""
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "start_gate", gate if len(replicas.made) > 2 else None))
+    async with fleet_of(replicas, 2) as fleet, asyncio.TaskGroup() as group:
+        log = []
+
+        async def rest():
+            async with fleet.rest():
+                log.append(replicas.made[2].asleep)
+
+        replicas.made[0].die()
+        await gate.started.wait()
+        group.create_task(rest(), name="rest")
+        await settle()
+        assert log == []
+        gate.release()
+        await settle()
+        assert log == [True], "it was admitted, and put to sleep with the others"
+        await fleet.update_weights(weights(1))
+        assert fleet.live == [0, 1]
+
+
 async def test_a_replica_that_does_not_fall_asleep_is_replaced():
     replicas = Replicas()
     async with fleet_of(replicas, 2) as fleet:
