@@ -1,8 +1,8 @@
 """Thousands of trajectories on one event loop: replicas that step like engines but only repeat a script.
 
-A step comes every step_s and gives each running request one token; its deltas are handed out CHUNK at a time with a
-turn of the loop between, as vLLM does. Each trajectory calls a tool once, waits for it and answers; turns differ in
-length.
+A step comes every step_s and gives each running request one token; tokens leave in bundles, as `engine.bundles` makes
+them, which are handed out CHUNK at a time with a turn of the loop between, as vLLM does. Each trajectory calls a tool
+once, waits for it and answers; turns differ in length.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.rollout_load import Repeater
+from engine.bundles import BUNDLE
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
@@ -46,8 +47,25 @@ TOOL_S = 0.05
 class _Request:
     tokens: Iterator[tuple[int, bool]]
     length: int
+    deliver_at: frozenset[int]
+    begun: bool = False
+    held: list[tuple[int, bool]] = field(default_factory=list)
     ready: list[tuple[int, bool]] = field(default_factory=list)
     wake: asyncio.Future[None] | None = None
+
+    def step(self) -> bool:
+        """Whether something leaves the engine now."""
+        token, last = next(self.tokens, (-1, False))
+        if token < 0:
+            return False
+        self.length += 1
+        self.held.append((token, last))
+        if self.begun and len(self.held) < BUNDLE and not last and token not in self.deliver_at:
+            return False
+        self.begun = True
+        self.ready += self.held
+        self.held.clear()
+        return True
 
 
 class SteppingReplica:
@@ -85,7 +103,8 @@ class SteppingReplica:
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
     ) -> AsyncGenerator[Delta, None]:
         assert sampling.seed is not None
-        request = _Request(self._turn(token_ids, sampling.seed), len(token_ids))
+        assert sampling.deliver_at is not None
+        request = _Request(self._turn(token_ids, sampling.seed), len(token_ids), sampling.deliver_at)
         self._requests.add(request)
         self.in_flight += 1
         try:
@@ -108,14 +127,11 @@ class SteppingReplica:
         while True:
             await asyncio.sleep(step_s)
             running = list(self._requests)
-            for start in range(0, len(running), CHUNK):
-                for request in running[start : start + CHUNK]:
-                    token = next(request.tokens, None)
-                    if token is not None:
-                        request.length += 1
-                        request.ready.append(token)
-                        if request.wake is not None and not request.wake.done():
-                            request.wake.set_result(None)
+            leaving = [request for request in running if request.step()]
+            for start in range(0, len(leaving), CHUNK):
+                for request in leaving[start : start + CHUNK]:
+                    if request.wake is not None and not request.wake.done():
+                        request.wake.set_result(None)
                 await asyncio.sleep(0)
             used = sum(request.length // BLOCK_SIZE + 1 for request in running)
             self._on_step(self.index, KvSample(max(0, self.usable_blocks - used), len(running), 0, 0))
