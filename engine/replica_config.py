@@ -16,7 +16,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the affinity is set by the node, per engine
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "16",  # outputs handled before the loop turns to others: its lag
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4",  # outputs handled before the loop turns to others: its lag
     "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
