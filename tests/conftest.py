@@ -2,8 +2,11 @@
 
 import gc
 
+import pytest
 
-def pytest_collection_finish() -> None:
-    """What was imported stays out of collections: the stage that learns makes one in each step."""
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """What was imported so far stays out of collections: the stage that learns makes one in each step."""
     gc.collect()
     gc.freeze()
