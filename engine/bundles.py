@@ -1,6 +1,6 @@
 """Tokens leave an engine in bundles. Pure: the outputs of a step go in, those that leave come out.
 
-A token that leaves by itself costs its node some 50 us of one event loop, which so could follow 20,000 tokens/s.
+A token that leaves by itself costs its node some 70 us of one event loop, in a bundle some 30 (measured on a Xeon).
 
 Invariants
 - A request's tokens leave in their order, and all of them before its end.

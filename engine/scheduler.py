@@ -2,7 +2,8 @@
 
 Invariants
 - All tokens of a bundle were sampled by one version of the weights: nothing is held across a pause.
-- A request that is aborted, or whose engine dies, loses less than a bundle, as if it had not been sampled.
+- A request that is aborted or ends by an error, or whose engine dies, loses less than a bundle, as if it had not been
+  sampled.
 """
 
 from __future__ import annotations
