@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 
 prepare_environment()
+gc.set_threshold(50_000, 20, 1_000_000)  # imports make objects by the million; Learn collects the oldest once a step
 
 import numpy as np
 import uvloop
@@ -204,7 +205,6 @@ class Quickstart:
             await self._first_weights(str(folder))
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
-            gc.set_threshold(50_000, 20, 1_000_000)  # the oldest generation is collected once a step, by Learn
             step = self.fleet.version  # a run may have ended before an evaluation beside it did
             if not self.book.progress.has_evaluated(step) and (found := await self._evaluate_if_due(step)):
                 self.book.step(step, found)
