@@ -155,7 +155,7 @@ class Fleet:
                                 continue
                             spans += [(version, begin + first, begin + end) for version, first, end in delta.spans]
                             if not (turn.moving and delta.finish == "abort"):
-                                yield replica.index, replace(delta, spans=tuple(spans))
+                                yield replica.index, replace(delta, spans=tuple(spans)) if begin else delta
                                 return
                             if delta.token_ids:
                                 yield replica.index, replace(delta, finish=None, spans=())

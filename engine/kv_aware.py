@@ -105,7 +105,7 @@ class KvAware:
         self.costs.sample(replica, sample, now)
         self._books.sample(state, sample)
         self._steps += sample.steps
-        if state.steps - state.forecast_at >= self.growth.bin_tokens:
+        if state.steps - state.forecast_at >= self._grain(state):
             self._stale.add(replica)
 
     def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
@@ -150,7 +150,9 @@ class KvAware:
             _, item = books.queues["ready"].popitem(last=False)
             placed.append(self._return(item, crowded))
         placed += self._flee()
-        if crowded:
+        if crowded and self._plenty():
+            placed += self._admit()
+        elif crowded:
             self._refresh(now)
             placed += [] if self._outdated else self._admit()  # or those with a new forecast would get all
         elif now >= self._look_at:
@@ -188,12 +190,16 @@ class KvAware:
         assert again_s is not None
         return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
 
+    def _grain(self, state: Replica) -> int:
+        """Steps after which a forecast is old: those of a bin of sizes, or of a quarter of a block."""
+        return max(self.growth.bin_tokens, state.block_size // 4)
+
     def _refresh(self, now: float) -> None:
         """Places of those whose tools take too long are given up; growth is learnt and forecasts are made anew."""
         books = self._books
         while books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
             books.release(next(iter(books.idle.values())))
-        learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
+        learn_steps = sum(2 * self._grain(state) for state in books.replicas.values())
         if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
             active = [item for state in books.replicas.values() for item in state.active.values()]
             sizes_N = books.sizes(active)
@@ -219,6 +225,15 @@ class KvAware:
             for item in [item for item in self._books.idle.values() if item.home == state.index]:
                 if state.reserved_H[0] > capacity_tokens:
                     self._books.release(item)
+
+    def _plenty(self) -> bool:
+        """Even if all grow to the bound there is room: no forecast is needed."""
+        waiting = len(self._books.queues["parked"]) + len(self._books.queues["fresh"])
+        return all(
+            (len(state.active) + waiting) * self.max_tokens <= (1 - MARGIN) * state.blocks * state.block_size
+            for state in self._books.replicas.values()
+            if not state.draining
+        )
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []

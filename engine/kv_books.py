@@ -189,13 +189,13 @@ class Books:
         length, kin = self.length(item), item.kin
         row_H = self.reservation(item, int(self.block_size_R[0]))
         total_RH = self.reserved_RH + row_H
-        peak_R = (total_RH[:, :H] + spread * np.sqrt(total_RH[:, H:])).max(axis=1)
+        peak_R = np.maximum.reduce(total_RH[:, :H] + spread * np.sqrt(total_RH[:, H:]), axis=1)
         headroom_R = fill * self.open_tokens_R - peak_R - kin.prompt_tokens
-        live_R = self.free_blocks_R - self.sent_blocks_R2.sum(axis=1) - length / self.block_size_R - 1
+        live_R = self.free_blocks_R - np.add.reduce(self.sent_blocks_R2, axis=1) - length / self.block_size_R - 1
         for index in kin.replicas:
             headroom_R[index] += kin.prompt_tokens
             live_R[index] += kin.prompt_tokens / self.block_size_R[index]
-        headroom_R[(headroom_R < 0) | (live_R < 0) | (self.open_tokens_R == 0)] = -np.inf
+        headroom_R[(np.minimum(headroom_R, live_R) < 0) | (self.open_tokens_R == 0)] = -np.inf
         return headroom_R
 
     def forecast(self, replica: Replica) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 DEEPEST = 100  # objects and lists within each other: whoever takes a call can walk it on any stack
-_IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'["\\]')
+_IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,23 +117,21 @@ class ToolCallParser:
             elif self._escaped:
                 self._escaped = False
                 at += 1
+            elif self._in_string:
+                found = _IN_STRING.match(text, at)
+                assert found is not None
+                at = found.end() + 1
+                if at <= len(text):  # beyond the string's end, or a backslash that is the last character
+                    self._in_string = self._escaped = text[at - 1] != '"'
             else:
-                found = (_IN_STRING if self._in_string else _IN_BODY).search(text, at)
+                found = _IN_BODY.search(text, at)
                 if found is None:
                     break
-                self._mark(found[0])
                 at = found.end()
+                self._in_string = found[0] == '"'
+                self._tag = "" if self._in_string else "<"
         self._body.append(text)
         return None, ""
-
-    def _mark(self, char: str) -> None:
-        """Inside a call: a character at which something begins or ends."""
-        if char == "<":
-            self._tag = char
-        elif char == '"':
-            self._in_string = not self._in_string
-        else:
-            self._escaped = True
 
     def _reset(self) -> None:
         self._outside, self._body, self._tag = "", None, ""
@@ -151,8 +150,8 @@ def _depth(value: Any) -> int:
 def _decode(body: str) -> ToolCall | MalformedCall:
     try:
         call = json.loads(body, parse_constant=_refuse)
-        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair, 1e999
-        if _depth(call) > DEEPEST:
+        _STRICT.encode(call).encode()  # half a surrogate pair, 1e999
+        if body.count("{") + body.count("[") > DEEPEST and _depth(call) > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} deep")
     except (ValueError, RecursionError) as error:
         return MalformedCall(text=body, reason=getattr(error, "msg", str(error)))

@@ -326,9 +326,9 @@ class _Rollout:
         calls.append(record)
         if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()
-            task = tools.create_task(
-                record.run(self.tools[record.name], self.timeline), name=f"tool-{self.key}-{len(calls)}"
-            )
+            assert isinstance(call, ToolCall)
+            running = record.run(self.tools[record.name], call.arguments, self.timeline)
+            task = tools.create_task(running, name=f"tool-{self.key}-{len(calls)}")
             task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
 
 

@@ -7,8 +7,9 @@ Invariants
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.chat import TextStream
 from engine.parse import ToolCallParser
@@ -35,13 +36,14 @@ class Call:
     finished_at: float = 0.0
     reply: ToolReply | None = None
 
-    async def run(self, tool: Tool, timeline: Timeline) -> None:
+    async def run(self, tool: Tool, arguments: Mapping[str, Any], timeline: Timeline) -> None:
         """Raises ToolLost."""
         self.dispatched_at = timeline.now()
         try:
-            reply = await tool(json.loads(self.arguments))
+            self.reply = reply = await tool(arguments)
             text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
-            self.reply = replace(reply, text=text)
+            if text != reply.text:
+                self.reply = replace(reply, text=text)
         finally:
             self.finished_at = timeline.now()
         if reply.outcome == "lost":

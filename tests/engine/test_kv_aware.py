@@ -181,7 +181,7 @@ def test_the_first_in_line_is_not_overtaken_by_one_that_would_fit():
 
 
 def test_a_fresh_one_does_not_overtake_a_parked_one():
-    policy = balancer(blocks=30, max_tokens=10, hold_s=1.0)
+    policy = balancer(blocks=30, max_tokens=800, hold_s=1.0)
     arrive(policy, 1, tokens=700)
     decided(policy)
     policy.turn_done(1, 700, now=0.0)
@@ -219,7 +219,7 @@ def test_one_that_comes_back_late_is_parked_even_when_nobody_wanted_its_place():
 
 
 def test_where_more_is_held_than_there_is_those_who_wait_longest_for_tools_lose_their_places():
-    policy = balancer(blocks=20, max_tokens=40, moves=0)
+    policy = balancer(blocks=20, max_tokens=180, moves=0)
     arrive(policy, 1, 2, 3)
     assert len(decided(policy)) == 3
     for key, tokens in [(2, 200), (1, 200)]:
@@ -235,8 +235,22 @@ def test_where_more_is_held_than_there_is_those_who_wait_longest_for_tools_lose_
         assert decided(policy, 2.0) == [(key, 0, expected)]
 
 
+def test_no_forecast_is_made_while_all_fit_even_at_their_bound():
+    policy = balancer(blocks=100, max_tokens=320)
+    learnt = policy.growth.version
+    for key in range(30):
+        arrive(policy, key, group=0)
+        assert decided(policy) == [(key, 0, "headroom")]
+        if key >= 7:  # eight of 320 fill 2,560 of the 2,720 tokens that are given out
+            policy.leave(key - 7, 200, True)
+    assert policy.growth.version == learnt
+    arrive(policy, 30, 31, group=0)
+    assert len(decided(policy)) == 2, "it is known by now that they end at 200"
+    assert policy.growth.version > learnt
+
+
 def test_a_place_is_held_as_long_as_computing_a_full_cache_takes():
-    policy = balancer(blocks=100, hold_s=None)
+    policy = balancer(blocks=100, max_tokens=2800, hold_s=None)
     learn_costs(policy)  # 1 ms a token: 3.2 s for 3,200
     arrive(policy, 1)
     decided(policy)
