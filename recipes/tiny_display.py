@@ -111,7 +111,12 @@ class Display:
             grid.add_row("step", _split(m))
         if "eval/accuracy" in m:
             grid.add_row("held-out accuracy", _accuracy(m))
-        for index, sample in sorted(self._fleet.last.items()):
+        for index in range(self._fleet.config.replicas):
+            sample = self._fleet.last.get(index)
+            if index not in self._fleet.live:
+                grid.add_row(f"replica {index}", "[red]down[/]")
+            if sample is None:
+                continue
             share = 1 - sample.free_blocks / self._usable_blocks
             filled = round(share * 30)
             bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
