@@ -105,7 +105,7 @@ class KvAware:
         self.costs.sample(replica, sample, now)
         self._books.sample(state, sample)
         self._steps += sample.steps
-        if state.steps - state.forecast_at >= self._grain(state):
+        if state.steps - state.forecast_at >= max(self.growth.bin_tokens, state.block_size // 4):
             self._stale.add(replica)
 
     def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
@@ -150,11 +150,11 @@ class KvAware:
             _, item = books.queues["ready"].popitem(last=False)
             placed.append(self._return(item, crowded))
         placed += self._flee()
-        if crowded and self._plenty():
-            placed += self._admit()
-        elif crowded:
-            self._refresh(now)
-            placed += [] if self._outdated else self._admit()  # or those with a new forecast would get all
+        if crowded:
+            if not (plenty := self._plenty()):
+                self._refresh(now)
+            if plenty or not self._outdated:  # else those with a new forecast would get all
+                placed += self._admit()
         elif now >= self._look_at:
             placed += self._level(now)
         return placed
@@ -190,16 +190,12 @@ class KvAware:
         assert again_s is not None
         return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
 
-    def _grain(self, state: Replica) -> int:
-        """Steps after which a forecast is old: those of a bin of sizes, or of a quarter of a block."""
-        return max(self.growth.bin_tokens, state.block_size // 4)
-
     def _refresh(self, now: float) -> None:
         """Places of those whose tools take too long are given up; growth is learnt and forecasts are made anew."""
         books = self._books
         while books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
             books.release(next(iter(books.idle.values())))
-        learn_steps = sum(2 * self._grain(state) for state in books.replicas.values())
+        learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
         if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
             active = [item for state in books.replicas.values() for item in state.active.values()]
             sizes_N = books.sizes(active)
@@ -229,11 +225,9 @@ class KvAware:
     def _plenty(self) -> bool:
         """Even if all grow to the bound there is room: no forecast is needed."""
         waiting = len(self._books.queues["parked"]) + len(self._books.queues["fresh"])
-        return all(
-            (len(state.active) + waiting) * self.max_tokens <= (1 - MARGIN) * state.blocks * state.block_size
-            for state in self._books.replicas.values()
-            if not state.draining
-        )
+        states = self._books.replicas.values()
+        most = max(len(state.active) for state in states) + waiting
+        return most * self.max_tokens <= (1 - MARGIN) * min(state.blocks * state.block_size for state in states)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
@@ -241,8 +235,7 @@ class KvAware:
             queue = self._books.queues[name]
             while queue:
                 item = next(iter(queue.values()))
-                found = self._choose(item)
-                if found is None:
+                if (found := self._choose(item)) is None:
                     return placed  # the first in line waits, and nobody overtakes it
                 del queue[item.key]
                 placed.append(self._go(item, *found))
@@ -254,9 +247,8 @@ class KvAware:
         best = int(headroom_R.argmax())
         if headroom_R[best] >= 0:
             return self._books.replicas[best], "headroom"
-        empty = (state for state in self._books.replicas.values() if not state.active and not state.draining)
-        found = next(empty, None)
-        return None if found is None else (found, "empty")
+        states = self._books.replicas.values()
+        return next(((state, "empty") for state in states if not state.active and not state.draining), None)
 
     def _headroom(self, item: Item) -> Reals:
         return self._books.headroom_tokens(item, 1 - MARGIN * self._caution_now, self._caution_now)
@@ -270,11 +262,9 @@ class KvAware:
         """Home, where its prefix is; or in the tail to a replica that is faster by more than the prefix costs."""
         assert item.home is not None
         home = self._books.replicas[item.home]
-        if not crowded and item.moves < self.moves:
-            found = self._faster(item, home, len(home.active))
-            if found is not None:
-                item.moves += 1
-                return self._go(item, found[0], "tail", found[1], found[2])
+        if not crowded and item.moves < self.moves and (found := self._faster(item, home, len(home.active))):
+            item.moves += 1
+            return self._go(item, found[0], "tail", found[1], found[2])
         return self._go(item, home, "home")
 
     def _flee(self) -> list[Place]:
@@ -282,8 +272,7 @@ class KvAware:
         placed = []
         for state in [state for state in self._books.replicas.values() if state.draining]:
             for item in list(state.active.values()):
-                found = self._choose(item)
-                if found is None:
+                if (found := self._choose(item)) is None:
                     break
                 item.moves += 1
                 placed.append(self._go(item, found[0], "drain"))

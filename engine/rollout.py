@@ -311,22 +311,18 @@ class _Rollout:
         return use
 
     def _dispatch(self, call: ToolCall | MalformedCall, calls: list[Call], tools: asyncio.TaskGroup) -> None:
-        now = self.timeline.now()
-        refused = None
+        now, refused = self.timeline.now(), None
         if isinstance(call, MalformedCall):
-            refused = refusal("malformed", f"FormatError: {call.reason}")
-            record = Call("", "{}", now, -1, now, now, refused)
-        else:
-            if call.name not in self.tools:
-                names = ", ".join(self.tools)
-                refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
-            elif len(calls) >= self.config.max_calls_per_turn:
-                refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-            record = Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused)
-        calls.append(record)
+            calls.append(Call("", "{}", now, -1, now, now, refusal("malformed", f"FormatError: {call.reason}")))
+            return
+        if call.name not in self.tools:
+            names = ", ".join(self.tools)
+            refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
+        elif len(calls) >= self.config.max_calls_per_turn:
+            refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
+        calls.append(record := Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused))
         if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()
-            assert isinstance(call, ToolCall)
             running = record.run(self.tools[record.name], call.arguments, self.timeline)
             task = tools.create_task(running, name=f"tool-{self.key}-{len(calls)}")
             task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
