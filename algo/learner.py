@@ -8,8 +8,8 @@ Invariants
   exit code 1; a failed Save leaves the learner serving, since its state is intact.
 - It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
 
-Torch is not imported with this module: a recipe imports `LearnerConfig` cheaply. The process imports it in a thread
-while it waits for Configure, which comes when the replicas are up, and reports a wrong path at once all the same.
+Torch is not imported with this module: a recipe imports `LearnerConfig` cheaply. The process imports it before it looks
+for Configure, which comes when the replicas are up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,13 +177,12 @@ def serve(node: NodeLink | None) -> None:
 
     Raises Fatal or NodeGone.
     """
+    from algo.trainer import broadcast, join_group
+
     learner = Learner()
-    threading.Thread(target=import_module, args=("algo.trainer",), name="imports").start()
     frames = node.receive() if node else None
     if frames is not None:
         _check_first(frames)
-    from algo.trainer import broadcast, join_group
-
     join_group()
     while True:
         request, arrays = link.unpack_request(broadcast(frames))
@@ -209,7 +206,7 @@ def serve(node: NodeLink | None) -> None:
 
 
 def _check_first(frames: list[bytes]) -> None:
-    """Everything that can be wrong with the first message and is cheap to see: torch may not be loaded yet."""
+    """Everything that can be wrong with the first message and is cheap to see, before the ranks join."""
     request, _ = link.unpack_request(frames)
     if isinstance(request, link.Stop):
         raise NodeGone("stopped before it was configured")  # exit code 1: the launcher ends the ranks that wait

@@ -140,6 +140,7 @@ class Replica:
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
+            flat_logprobs=True,
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -154,7 +155,7 @@ class Replica:
             ) as outputs:
                 async for output in outputs:
                     part = output.outputs[0]
-                    logprobs = [next(iter(position.values())).logprob for position in part.logprobs or ()]
+                    logprobs = part.logprobs.logprobs if part.logprobs else []
                     spans = _spans(part.weight_versions) if part.finish_reason else ()
                     yield Delta(
                         part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans

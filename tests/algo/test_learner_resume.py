@@ -21,7 +21,7 @@ def test_it_goes_on_from_its_checkpoint_and_a_failed_one_is_heard_of(tmp_path):
     source, folder = write_checkpoint(tmp_path / "tiny"), CheckpointFolder(tmp_path / "checkpoints")
     with node(tmp_path, ranks=2) as peer:
         ready, _ = peer.ask(configure(source, tmp_path / "first"))
-        assert ready.version == 0
+        assert (type(ready), getattr(ready, "version", None)) == (link.Ready, 0), ready
         peer.train(0)
         peer.train(1)
         answer, _ = peer.ask(link.Checkpoint(path=str(folder.of(2)), version=2))
