@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import stages
 from engine.groups import GroupConfig, groups
+from engine.journal import Journal
 from engine.lease import Leases
 from engine.ports import GraderUnavailable
 from engine.stage import Pipeline, Stage
@@ -138,6 +140,17 @@ async def test_a_reward_that_is_not_finite_stops_the_run(value):
 
     with pytest.raises(ValueError, match=f"the reward of p0, sample 0 is {value}"):
         await stages.graded(a_trajectory(), broken, timeline())
+
+
+@pytest.mark.parametrize(
+    "value", [True, 1, np.float64(1), np.float32(1), np.int64(1), np.bool_(True), np.ones(())], ids=repr
+)
+async def test_a_reward_of_any_kind_of_number_is_read_back_from_a_journal(tmp_path, value):
+    async def numeric(trajectory):
+        return value
+
+    Journal(tmp_path).log(0, 0, 0).end(await stages.graded(a_trajectory(), numeric, timeline()), 4)
+    assert Journal(tmp_path).log(0, 0, 0).finished.reward == 1.0
 
 
 @pytest.mark.parametrize("error", [LookupError("a bug"), TimeoutError("a bug")])
