@@ -203,6 +203,7 @@ class Journal:
         if self.folder is None or (first := self.first_step) is None or first >= step:
             return
         self.write(Position(lease=step * self._groups_per_step, attempt=0, position=self.position))
+        self.sync()  # else a machine that dies may have deleted the draws and not written that they were made
         for path in self.folder.glob("step-*"):
             if _step(path) < step:
                 if (file := self._files.pop(_step(path), None)) is not None:

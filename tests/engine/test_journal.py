@@ -155,6 +155,35 @@ def test_no_position_is_drawn_twice_or_left_out(tmp_path):
     assert [third.draw(lease, 0, prompts).id for lease in (2, 3, 4, 5)] == ["p2", "p4", "p5", "p6"]
 
 
+class PowerCut(Journal):
+    """Its machine loses power at the end: of each segment that was not deleted is left what was synced."""
+
+    synced: dict[Path, bytes] = {}  # noqa: RUF012
+
+    def sync(self):
+        super().sync()
+        self.synced = {path: path.read_bytes() for path in self.folder.iterdir()}
+
+    def close(self):
+        super().close()
+        for path in self.folder.iterdir():
+            path.write_bytes(self.synced.get(path, b""))
+
+
+@pytest.mark.parametrize("covered", [2, 4])
+def test_no_position_is_drawn_twice_after_a_loss_of_power(tmp_path, covered):
+    first, prompts = PowerCut(tmp_path, groups_per_step=2), Prompts()
+    for lease in range(8):
+        first.draw(lease, 0, prompts)
+    first.sync()
+    first.forget(covered)
+    first.close()
+    second = Journal(tmp_path, groups_per_step=2)
+    prompts = second.after(Prompts())
+    leases = range(2 * covered, 10)
+    assert [second.draw(lease, 0, prompts).id for lease in leases] == [f"p{lease}" for lease in leases]
+
+
 def test_prompts_that_run_out_are_none(tmp_path):
     journal = Journal(tmp_path)
     assert journal.draw(0, 0, iter(())) is None
