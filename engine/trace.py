@@ -55,7 +55,7 @@ class Timeline:
         self._instants: deque[tuple[int, float, str, dict[str, Any]]] = deque(maxlen=EVENTS)
         self._steps: deque[tuple[int, float, int, int, int]] = deque(maxlen=EVENTS)
 
-    def span(self, track: str, name: str, start: float, end: float, lane: int = 0, **args: Any) -> None:
+    def span(self, track: str, name: str, start: float, end: float, lane: int = 0, /, **args: Any) -> None:
         self._spans.append((_PIDS[track], lane, name, start, end, args))
 
     def instant(self, track: str, name: str, **args: Any) -> None:
