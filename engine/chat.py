@@ -222,14 +222,19 @@ class Chat:
 
 
 class TextStream:
-    """Decodes as tokens come; text comes out when its bytes are complete characters."""
+    """Decodes as tokens come; text comes out when its bytes are complete characters, and none any more once bytes that
+    follow spoil characters which came out before (with byte fallback the whole run of bytes is decoded anew).
+    """
 
     def __init__(self, fast_tokenizer: Any) -> None:
         self._tokenizer = fast_tokenizer
         self._stream = DecodeStream(skip_special_tokens=False)
 
     def step(self, token_ids: Sequence[int]) -> str:
-        return self._stream.step(self._tokenizer, list(token_ids)) or ""
+        try:
+            return self._stream.step(self._tokenizer, list(token_ids)) or ""
+        except Exception:  # tokenizers has no class for it: "Invalid prefix encountered", from here on at each step
+            return ""
 
 
 def _compare(pieces: str, whole: str) -> None:

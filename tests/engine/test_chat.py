@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Sequence
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -228,6 +229,22 @@ def test_streamed_text_does_not_depend_on_how_the_tokens_are_cut(text, cuts):
     ids, stream = BYTES._encode(text), BYTES.stream()
     marks = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
     assert "".join(stream.step(ids[a:b]) for a, b in pairwise(marks)) == text
+
+
+def test_bytes_that_spoil_a_character_which_came_out_are_no_error():
+    names = ["<unk>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256)), *"a</>"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    backend = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = Sequence([ByteFallback(), Fuse()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    fast.chat_template = HERMES
+    chat = Chat(fast)
+    assert chat.closers("</a>") == {vocabulary[">"], vocabulary["<0x3E>"]}
+    pieces = [["a", "<0x3E>"], ["<0xFF>", ">"], ["a", ">"]]
+    ids = [[vocabulary[name] for name in piece] for piece in pieces]
+    assert chat.decode([*ids[0], *ids[1], *ids[2]]) == "a\ufffd\ufffd>a>"
+    stream = chat.stream()
+    assert [stream.step(piece) for piece in ids] == ["a>", "", ""]
 
 
 BYTES = Chat(tokenizer())
