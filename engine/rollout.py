@@ -260,6 +260,7 @@ class _Rollout:
                 if len(buffer.ids) == start:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
                 buffer.append_sampled(delta)
+                self.owner.tokens_sampled += len(delta.token_ids)
                 if not closers.isdisjoint(delta.token_ids):
                     # Up to that token only: a character that is not whole yet would hold back the text before it.
                     after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)
@@ -282,7 +283,6 @@ class _Rollout:
     def _close(self, draft: Draft, lane: int) -> Turn:
         now, end = self.timeline.now(), len(self.buffer)
         finished_at = now if draft.finished_at is None else draft.finished_at
-        self.owner.tokens_sampled += end - draft.start
         self.tally.tokens += end - draft.start
         self.text.append(draft.text or self.chat.decode(self.buffer.ids[draft.start :]))
         self.timeline.span(

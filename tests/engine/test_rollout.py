@@ -173,6 +173,18 @@ async def test_the_deadline_ends_a_turn_and_what_was_sampled_is_kept():
     assert [use.outcome for use in turn.tool_uses] == ["ok"]
 
 
+async def test_a_turn_that_takes_long_is_seen_to_move():
+    gates = [Gate(), Gate()]
+    async with Setup(["I ", gates[0], "think ", gates[1], ANSWER]) as node, asyncio.TaskGroup() as group:
+        running, seen = group.create_task(node.run()), [0]
+        for gate in gates:
+            await gate.started.wait()
+            seen.append(node.rollouts.tokens_sampled)
+            gate.release()
+    assert seen == sorted({*seen})
+    assert node.rollouts.tokens_sampled == running.result().sampled_tokens
+
+
 async def test_the_deadline_kills_a_call_that_is_still_running():
     async with Setup([call("while 1: 0") + END], runner=ScriptedRunner(hold=True), deadline_s=0.05) as node:
         trajectory = await node.run()
