@@ -4,7 +4,8 @@ Invariants
 - The calls and their order do not depend on how the text is cut into deltas.
 - A call comes out at the delta that completes its closing tag, as a completely decoded JSON object or as malformed.
 - A closing tag inside a JSON string does not close the call; a call that is never closed is never executed.
-- A bad call spoils no other: one with an unbalanced quote, which hides its closing tag, ends there after all.
+- A bad call spoils no other: one with an unbalanced quote, which hides its closing tag, ends there after all; unless it
+  hides more than HIDDEN tags, each of which would have the text behind it read once more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+HIDDEN = 64
 DEEPEST = 100  # objects and lists within each other: whoever takes a call can walk it on any stack
 _IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -69,7 +71,7 @@ class ToolCallParser:
                 if body is None:
                     break
                 call = _decode(body)
-                if isinstance(call, MalformedCall) and CLOSE in body:
+                if isinstance(call, MalformedCall) and 0 < body.count(CLOSE) <= HIDDEN:
                     body, _, rest = body.partition(CLOSE)
                     call, text = _decode(body), rest + CLOSE + text
                 calls.append(call)
@@ -81,7 +83,7 @@ class ToolCallParser:
         while self._body is not None:
             body = "".join(self._body)
             self._body = None
-            inner, tag, rest = body.partition(CLOSE)
+            inner, tag, rest = body.partition(CLOSE) if body.count(CLOSE) <= HIDDEN else (body, "", "")
             calls.append(_decode(inner) if tag else MalformedCall(text=inner, reason="tool call not closed"))
             calls += self.feed(rest)
         self._reset()

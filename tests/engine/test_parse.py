@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.parse import CLOSE, OPEN, MalformedCall, ToolCall, ToolCallParser
+from engine.parse import CLOSE, HIDDEN, OPEN, MalformedCall, ToolCall, ToolCallParser
 
 GOLDEN_FILE = Path(__file__).parent.parent / "golden/tool_parse.jsonl"
 GOLDEN = [json.loads(line) for line in GOLDEN_FILE.read_text().splitlines()]
@@ -118,6 +118,16 @@ def test_a_bad_call_gets_an_error_and_the_good_ones_run(bad, order):
     kinds = [isinstance(c, ToolCall) for c in calls + rest]
     assert kinds == [p == good for p in pieces]
     assert [c.text for c in calls + rest if isinstance(c, MalformedCall)] == [bad]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_bad_call_that_hides_very_many_is_one(ended):
+    """Each that hides all behind it would have the rest of the turn read once more: minutes for a long turn."""
+    bad = '{"name": "f", "arguments": {"code": \\"1\\"}}'
+    for count, pieces in ((HIDDEN, HIDDEN), (HIDDEN + 1, 1), (100_000, 1)):
+        calls, rest = parse([(OPEN + bad + CLOSE) * count + f'"{CLOSE}' * ended])
+        assert len(calls + rest) == pieces
+        assert all(isinstance(each, MalformedCall) for each in calls + rest)
 
 
 @pytest.mark.parametrize("tail", ["<", "<<", "</", "</tool_", "</tool_call"])
