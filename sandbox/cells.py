@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from . import guest, linux, program
-from .slot import READY, enter_namespaces, mount_home
+from .slot import LONGEST_MS, READY, enter_namespaces, mount_home
 
 CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
 HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
@@ -193,7 +193,7 @@ class Keeper:
             if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
                 self._copy = self._stopped = False
                 os.kill(self._child, signal.SIGCONT)
-            ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+            ready = {fd for fd, _ in poll.poll(min(max(0.0, until - time.monotonic()) * 1000, LONGEST_MS))}
             if self._wake.fileno() in ready:
                 self._wake.recv(4096)
             elif ready:
