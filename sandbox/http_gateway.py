@@ -161,7 +161,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Refused(422, f"{error}{_value(str(error), body)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from None
 
 
@@ -201,6 +201,8 @@ async def _body(request: web.Request) -> bytes:
         raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
     except web.HTTPRequestEntityTooLarge:
         raise Refused(413, f"the body must be at most {BODY_BYTES} bytes") from None
+    except web.RequestPayloadError:
+        raise Refused(400, "the body is not encoded as its headers say") from None
 
 
 def _value(error: str, body: bytes) -> str:
@@ -212,7 +214,7 @@ def _value(error: str, body: bytes) -> str:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(path):
             value = value[name] if name else value[int(index)]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):  # broken further on, or a name twice
-        return ""
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecursionError):
+        return ""  # broken further on, or a name twice
     text = repr(value)
     return f": {text}" if len(text) <= 80 else f": {text[:80]}..."
