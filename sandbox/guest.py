@@ -103,6 +103,12 @@ def file_bytes(disk_bytes: int, output_bytes: int) -> int:
     return max(disk_bytes, output_bytes)
 
 
+def limit(kind: int, *values: int) -> None:
+    """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # of -1, which is none: the largest number
+    resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
+
+
 def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
     """Give up everything that guest code must not have. `source` holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
@@ -118,14 +124,14 @@ def become(request: Request, identity: Identity, source: int, out: int, err: int
         (resource.RLIMIT_SIGPENDING, 1024, 1024),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
-        resource.setrlimit(kind, (soft, hard))
+        limit(kind, soft, hard)
     if math.isfinite(request.cpu_s):
         cpu = math.ceil(request.cpu_s)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # SIGXCPU first; SIGKILL for code that ignores it
+        limit(resource.RLIMIT_CPU, cpu, cpu + 1)  # SIGXCPU first; SIGKILL for code that ignores it
     if not identity.jailed:
         return
     os.setsid()  # or a signal to its process group would reach the slot, where both have the same id
-    resource.setrlimit(resource.RLIMIT_NPROC, (request.processes, request.processes))
+    limit(resource.RLIMIT_NPROC, request.processes, request.processes)
     if identity.uid is not None:
         os.setresgid(identity.uid, identity.uid, identity.uid)
         os.setresuid(identity.uid, identity.uid, identity.uid)
