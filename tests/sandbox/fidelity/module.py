@@ -84,4 +84,5 @@ PROGRAMS = {
     "files by walk": "import os\nfor found in os.walk('.'): print(*found)",
     "files by programs": "import os, subprocess\nos.system('ls')\nprint(os.popen('ls').read(), subprocess.run(['ls'], capture_output=True).stdout)",
     "quine by code object": "import sys\nprint(open(sys._getframe().f_code.co_filename).read())",
+    "garbage of a program only": "import gc\nclass A: pass\na = A(); a.me = a\ndel a\nprint(gc.collect(), gc.collect())",
 }
