@@ -245,8 +245,8 @@ def _finalise(stdout: Any, stderr: Any) -> None:
         gc.collect()
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.stdout, sys.stderr = stdout, stderr
-    namespace = {"__name__": "sys", "modules": sys.modules, "collect": gc.collect}
-    exec(compile(LAST, "sys", "exec"), namespace)  # where warnings come from when no frame is left
+    # as warnings say it that come when no frame is left
+    exec(compile(LAST, "sys", "exec"), {"__name__": "sys", "modules": sys.modules, "collect": gc.collect})
 
 
 def _flush() -> bool:
