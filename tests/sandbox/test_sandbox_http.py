@@ -17,7 +17,7 @@ from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
 from sandbox.http import is_loopback, make_app, token_of
-from sandbox.http_gateway import BODY_BYTES, Budget
+from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget
 from sandbox.wire import MAX_CODE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -190,6 +190,24 @@ async def test_other_content_and_large_bodies_are_refused(server: Server) -> Non
         http.post(server.url + "/run", data=b"", headers=headers) as response,
     ):
         assert response.status == 413
+
+
+async def test_clients_that_send_slowly_keep_no_small_request_waiting(server: Server) -> None:
+    head = f"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n{{"
+    connections = []
+    try:
+        for _ in range(HELD_BYTES // BODY_BYTES + 1):
+            connections.append(await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            connections[-1][1].write(head.encode())
+            await connections[-1][1].drain()
+        assert (await server.get("/ping"))[0] == 200  # what they sent has been read
+        async with asyncio.timeout(10):
+            status, answer = await server.post("/run", {"type": "python", "solution": "print(1)"})
+        assert (status, answer["stdout"]) == (200, "1\n")
+    finally:
+        for _, writer in connections:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_client_that_leaves_ends_its_calls(server: Server) -> None:
