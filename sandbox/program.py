@@ -45,7 +45,7 @@ LAST = "modules.pop('__main__', None); modules.__setitem__('io', None); collect(
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
-    rb"import main|def flush|walk|system|subprocess|popen|co_filename|weakref|async|at_fork|\f|\xe2\x80\xa8|\xc2\x85"
+    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85"
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
