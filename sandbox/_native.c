@@ -138,8 +138,13 @@ static int sleep_as_init(void *unused) {
     return 0;
 }
 
+/* Or what this machine allows, where that is less: to ask for more would be refused. */
 static void limit(int kind, rlim_t soft, rlim_t hard) {
-    check(setrlimit(kind, &(struct rlimit){soft, hard}), "setrlimit");
+    struct rlimit most;
+    check(getrlimit(kind, &most), "getrlimit");
+    most.rlim_max = hard < most.rlim_max ? hard : most.rlim_max;
+    most.rlim_cur = soft < most.rlim_max ? soft : most.rlim_max;
+    check(setrlimit(kind, &most), "setrlimit");
 }
 
 /* In the child: from here to the end of `serve` it becomes the guest. guest.py: start. */

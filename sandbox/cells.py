@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from . import guest, linux, program
-from .slot import READY, enter_namespaces, mount_home
+from .slot import LONGEST_MS, READY, enter_namespaces, mount_home
 
 CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
 HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
@@ -42,7 +42,7 @@ STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
 AT_LAST_S = 60.0
 INTERRUPT_S = 0.25  # between the interrupt at the wall limit and the kill
 START_S = 5.0
-PIDS = 1 << 15  # the kernel's own default of pid_max; where it is larger, higher ones take minutes to reach
+FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
 
 
 class CellReport(NamedTuple):
@@ -65,7 +65,7 @@ class Keeper:
     def __init__(self, control: socket.socket, identity: guest.Identity) -> None:
         self._control = control
         self._identity = identity
-        self._child = self._backup = self._serial = 0
+        self._child = self._backup = self._serial = self._newest = 0
         # whether the copy is still to be made; not asked of the board, which guest code can write to
         self._copy = False
         self._status: int | None = None  # wait status of an interpreter that ended
@@ -152,15 +152,13 @@ class Keeper:
 
     def _report(self, ended: int, wall: float, cpu: float) -> int:
         """Leave nothing running, settle on a state, and report. The state as in CellReport."""
+        _stop_all()
         died, state = self._status is not None, 1
         status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
         if died:
             assert self._status is not None
-            status, state = self._status, 2 if self._backup and not self._copy else 0
+            status, state = self._status, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
             self._child, self._backup, self._status = self._backup, 0, None
-        _stop_all()
-        if died:
-            _kill_all_but(self._child)
         elif self._backup:
             os.kill(self._backup, signal.SIGKILL)
         self._backup = 0
@@ -195,7 +193,7 @@ class Keeper:
             if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
                 self._copy = self._stopped = False
                 os.kill(self._child, signal.SIGCONT)
-            ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+            ready = {fd for fd, _ in poll.poll(min(max(0.0, until - time.monotonic()) * 1000, LONGEST_MS))}
             if self._wake.fileno() in ready:
                 self._wake.recv(4096)
             elif ready:
@@ -219,6 +217,22 @@ class Keeper:
                 self._backup = pid if os.WIFSTOPPED(status) else 0
             elif os.WIFSTOPPED(status) and not self._backup and self._copy:
                 self._backup = pid
+                self._given(pid)
+
+    def _given(self, pid: int) -> bool:
+        """Note a number just given; whether they ascend as yet, so that none above it is in use."""
+        self._newest = pid if pid > self._newest else PIDS
+        return self._newest < PIDS
+
+    def _alone(self, kept: int) -> bool:
+        """Kill every process of the session but one, all being stopped; whether none can have been missed."""
+        _kill(range(2, FEW), kept)  # first of all: a process more may need their memory
+        try:
+            ascending = self._given(os.fork() or os._exit(0))
+        except OSError:
+            return False
+        _kill(range(FEW, self._newest if ascending else FEW), kept)
+        return ascending
 
 
 def _stop_all() -> None:
@@ -226,11 +240,8 @@ def _stop_all() -> None:
         os.kill(-1, signal.SIGSTOP)
 
 
-def _kill_all_but(kept: int) -> None:
-    """Kill every process of the session but one (0: every one), all being stopped."""
-    if not kept:
-        return  # they end with the keeper
-    for pid in range(2, PIDS):
+def _kill(pids: range, kept: int) -> None:
+    for pid in pids:
         if pid != kept:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -36,8 +36,7 @@ PROBE_S = 30.0
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
-LOOK = """
-import ctypes, errno, os, socket
+LOOK = """import ctypes, errno, json, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 assert libc.capget(header, capabilities) == 0
@@ -49,14 +48,10 @@ try: socket.socket(); sockets = 'allowed'
 except OSError as error: sockets = errno.errorcode[error.errno]
 disk, root = os.statvfs('.'), os.statvfs('/')
 with open('file', 'w') as file: file.write('x')
-import json
 print(json.dumps(dict(
     ids=os.getresuid() + os.getresgid(), capabilities=any(capabilities), fds=fds, seccomp=libc.prctl(21, 0, 0, 0, 0),
-    no_new_privileges=libc.prctl(39, 0, 0, 0, 0), sockets=sockets,
-    disk=disk.f_blocks * disk.f_frsize, read_only=bool(root.f_flag & os.ST_RDONLY),
-    machine=os.path.exists('/etc/passwd'),
-)))
-"""
+    no_new_privileges=libc.prctl(39, 0, 0, 0, 0), sockets=sockets, disk=disk.f_blocks * disk.f_frsize,
+    read_only=bool(root.f_flag & os.ST_RDONLY), machine=os.path.exists('/etc/passwd'))))"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,32 +35,23 @@ REHEARSAL = (
     b"x = = 1",
 )
 OF_MODULES = {  # what these libraries build at first use, and would otherwise build in every call
-    "numpy": b"""
-import numpy as np
-a = np.array([[2.0, 1.0], [1.0, 3.0]])
+    "numpy": b"""import numpy as np; a = np.array([[2.0, 1.0], [1.0, 3.0]])
 print(a, a @ a, np.linalg.solve(a, a[0]), np.linalg.inv(a), np.linalg.eigvals(a), np.linalg.det(a), a.sum(), a.mean())
 print(np.arange(5), np.linspace(0, 1, 3), np.zeros(2), np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]))
-print(np.random.rand(2), np.random.randint(0, 9, 3), np.prod(np.array([1, 2])), np.where(a > 1), np.gcd(4, 6))
-""",
-    "sympy": b"""
-from sympy import *
-a, b = symbols("a b")
-n = symbols("n", integer=True, positive=True)
+print(np.random.rand(2), np.random.randint(0, 9, 3), np.prod(np.array([1, 2])), np.where(a > 1), np.gcd(4, 6))""",
+    "sympy": b"""from sympy import *; a, b = symbols("a b"); n = symbols("n", integer=True, positive=True)
 print(solve(a**2 - 3*a + 1, a), solve([a + b - 3, a - 2*b], [a, b]), solve(a**3 - a - 7 + b, a)[0], roots(a**2 + a - 6))
 print(simplify((a**2 - 1) / (a - 1)), factor(a**4 - 1), expand((a + b)**3), diff(sin(a) * exp(a), a), latex(a / b))
 print(integrate(a * cos(a), a), integrate(exp(-a), (a, 0, oo)), limit(sin(a) / a, a, 0), series(cos(a), a, 0, 4))
 print(Matrix([[1, 2], [3, 4]]).inv(), Matrix([[2, 1], [1, 2]]).eigenvals(), summation(n, (n, 1, 10)), N(pi, 20))
 print(factorint(360), gcd(12, 18), isprime(97), binomial(6, 2), sqrt(8), Rational(1, 3) + 1)
 print(nsimplify(0.5), apart(1 / (a**2 + a)), Poly(a**2 + 1, a), divisors(12))
-print(solveset(a**2 - 5, a), Eq(a, 2), (a + 1).subs(a, 2), trigsimp(sin(a)**2 + cos(a)**2))
-""",
-    "math_verify": rb"""
-from math_verify import LatexExtractionConfig, parse, verify
+print(solveset(a**2 - 5, a), Eq(a, 2), (a + 1).subs(a, 2), trigsimp(sin(a)**2 + cos(a)**2))""",
+    "math_verify": rb"""from math_verify import LatexExtractionConfig, parse, verify
 for one, other in ((r"\frac{3}{4}", "0.75"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+2x+1", "(x+1)^2"), ("(1,2)", "(1, 3)"),
                    (r"\{1,2\}", r"\{2,1\}"), ("[0,1)", "[0,1)"), (r"5\pi", r"\pi \cdot 5"), ("x=3", "3")):
     read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (one, other)]
-    print(read, verify(*read, timeout_seconds=None))
-""",
+    print(read, verify(*read, timeout_seconds=None))""",
 }
 
 
@@ -103,6 +94,12 @@ def file_bytes(disk_bytes: int, output_bytes: int) -> int:
     return max(disk_bytes, output_bytes)
 
 
+def limit(kind: int, *values: int) -> None:
+    """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # of -1, which is none: the largest number
+    resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
+
+
 def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
     """Give up everything that guest code must not have. `source` holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
@@ -118,14 +115,14 @@ def become(request: Request, identity: Identity, source: int, out: int, err: int
         (resource.RLIMIT_SIGPENDING, 1024, 1024),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
-        resource.setrlimit(kind, (soft, hard))
+        limit(kind, soft, hard)
     if math.isfinite(request.cpu_s):
         cpu = math.ceil(request.cpu_s)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # SIGXCPU first; SIGKILL for code that ignores it
+        limit(resource.RLIMIT_CPU, cpu, cpu + 1)  # SIGXCPU first; SIGKILL for code that ignores it
     if not identity.jailed:
         return
     os.setsid()  # or a signal to its process group would reach the slot, where both have the same id
-    resource.setrlimit(resource.RLIMIT_NPROC, (request.processes, request.processes))
+    limit(resource.RLIMIT_NPROC, request.processes, request.processes)
     if identity.uid is not None:
         os.setresgid(identity.uid, identity.uid, identity.uid)
         os.setresuid(identity.uid, identity.uid, identity.uid)

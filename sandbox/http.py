@@ -149,14 +149,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=os.environ.get(TOKEN_VARIABLE, ""),
         help=f"what clients must send; better given as {TOKEN_VARIABLE}, which other users cannot see",
     )
+    parser.add_argument("--wall-s", type=float, default=10.0, help="limit if a request has none (default: %(default)s)")
     parser.add_argument(
-        "--wall-s", type=float, default=10.0, help="limit of a program whose request names none (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--memory-mb",
-        type=int,
-        default=limits.memory_bytes >> 20,
-        help="memory of a program, and the most that a request may name (default: %(default)s)",
+        "--memory-mb", type=int, default=limits.memory_bytes >> 20, help="the most for a program (default: %(default)s)"
     )
     parser.add_argument(
         "--output-chars",

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from .http_gateway import Gateway, Refused, ended_by, json_response
-from .wire import Limits, ToolResult
+from .wire import Limits, ToolResult, make_cell
 
 MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
 OUTPUT_BYTES = 1 << 20  # as much as SandboxFusion reads of stdout and of stderr
@@ -42,6 +42,9 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_mb: float = msgspec.field(name="memory_limit_MB", default=-1)
     files: dict[str, str | None] = msgspec.field(default_factory=dict)
     fetch_files: list[str] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        make_cell(self.code, "", Limits())
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +76,12 @@ def limits_of(request: RunCode, limits: Limits) -> Limits:
     wall_s = limits.wall_s if request.run_timeout is None else request.run_timeout
     if not 0 < wall_s <= MAX_WALL_S:
         raise Refused(422, f"run_timeout must be above 0 and at most {MAX_WALL_S:g}, got {wall_s:g}")
-    memory_bytes = limits.memory_bytes if request.memory_limit_mb <= 0 else int(request.memory_limit_mb * (1 << 20))
-    if not 0 < memory_bytes <= limits.memory_bytes:
+    memory_bytes = limits.memory_bytes if request.memory_limit_mb <= 0 else request.memory_limit_mb * (1 << 20)
+    if not 1 <= memory_bytes <= limits.memory_bytes:
         most = f"{limits.memory_bytes >> 20} (start the server with a larger --memory-mb)"
         raise Refused(422, f"memory_limit_MB must be at most {most}, got {request.memory_limit_mb:g}")
     return msgspec.structs.replace(
-        limits, wall_s=wall_s, cpu_s=wall_s, memory_bytes=memory_bytes, output_bytes=OUTPUT_BYTES
+        limits, wall_s=wall_s, cpu_s=wall_s, memory_bytes=int(memory_bytes), output_bytes=OUTPUT_BYTES
     )
 
 

@@ -3,6 +3,7 @@
 Invariants
 - Memory is bounded: the bodies held are at most HELD_BYTES in all, a call is with the sandbox only while it has one of
   CALLS turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits, in order, and is not refused.
+  Bodies up to SMALL_BYTES are not counted: large ones that come slowly keep none of them waiting.
 - A body that is not what the dialect expects is answered 4xx with `{"detail": ...}` that names field and value.
 - A handler that is cancelled (its client has gone) cancels its calls.
 - SandboxUnavailable is answered 503, never as a result of the program.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from .wire import Limits, ToolResult
 T = TypeVar("T")
 R = TypeVar("R")
 BODY_BYTES = 64 << 20  # of one request; the clients' largest batches are some MB
-HELD_BYTES = 512 << 20
+HELD_BYTES, SMALL_BYTES = 512 << 20, 1 << 16
 BODY_S = 60.0  # a client that sends slower than this would keep others waiting for its share of HELD_BYTES
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting
@@ -92,7 +93,7 @@ class Gateway:
             size = BODY_BYTES if declared is None else declared
             if size > BODY_BYTES:
                 raise Refused(413, f"the body must be at most {BODY_BYTES} bytes, got {size}")
-            async with self._bodies.hold(size):
+            async with self._bodies.hold(size) if size > SMALL_BYTES else nullcontext():
                 return await answer(decode(decoder, await _body(request)))
 
         return web.post(path, handle)
@@ -161,7 +162,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise Refused(422, f"{error}{_value(str(error), body)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from None
 
 
@@ -201,6 +202,8 @@ async def _body(request: web.Request) -> bytes:
         raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
     except web.HTTPRequestEntityTooLarge:
         raise Refused(413, f"the body must be at most {BODY_BYTES} bytes") from None
+    except web.RequestPayloadError:
+        raise Refused(400, "the body is not encoded as its headers say") from None
 
 
 def _value(error: str, body: bytes) -> str:
@@ -212,7 +215,7 @@ def _value(error: str, body: bytes) -> str:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(path):
             value = value[name] if name else value[int(index)]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):  # broken further on, or a name twice
-        return ""
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecursionError):
+        return ""  # broken further on, or a name twice
     text = repr(value)
     return f": {text}" if len(text) <= 80 else f": {text[:80]}..."

@@ -19,7 +19,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from .http_gateway import Gateway, ended_by, in_order, json_response
-from .wire import Limits, ToolResult
+from .wire import Limits, ToolResult, make_cell
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
 SUBMISSIONS = 50_000  # of one batch: bounds its answer
@@ -35,6 +35,9 @@ class Submission(msgspec.Struct, frozen=True):
     input: str | None = None
     expected_output: str | None = None
     sub_id: str | None = None
+
+    def __post_init__(self) -> None:
+        make_cell(self.solution, "", Limits())
 
 
 class Batch(msgspec.Struct, frozen=True):

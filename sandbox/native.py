@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("_native.so")
 SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
@@ -60,9 +61,10 @@ def _pagemap(proc: int) -> io.FileIO:
     return open(os.open("self/pagemap", os.O_RDONLY, dir_fd=proc), "rb", buffering=0)
 
 
-def _smaps(proc: int) -> ctypes.Array[ctypes.c_char]:
+def _smaps(proc: int) -> Any:
     with open(os.open("self/smaps", os.O_RDONLY, dir_fd=proc), "rb") as file:
-        return ctypes.create_string_buffer(file.read())
+        # no string buffer: its type, made for its length, would be garbage that each call finds
+        return ctypes.byref(ctypes.c_char.from_buffer(bytearray(file.read() + b"\0")))
 
 
 def load() -> Native | None:

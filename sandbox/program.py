@@ -40,15 +40,17 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
+# as one line; without io tracebacks have no source lines
+LAST = "modules.pop('__main__', None); modules.__setitem__('io', None); collect()"
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
-    rb"import main|def flush|\f|\xe2\x80\xa8|\xc2\x85"
+    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85"
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
-FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper")
+FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 _source = [b""]  # the code that runs, for linecache
 
@@ -243,9 +245,8 @@ def _finalise(stdout: Any, stderr: Any) -> None:
         gc.collect()
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.stdout, sys.stderr = stdout, stderr
-    sys.modules.pop("__main__", None)
-    sys.modules["io"] = None  # type: ignore[assignment] # from here on tracebacks have no source lines
-    gc.collect()
+    # as warnings say it that come when no frame is left
+    exec(compile(LAST, "sys", "exec"), {"__name__": "sys", "modules": sys.modules, "collect": gc.collect})
 
 
 def _flush() -> bool:

@@ -29,7 +29,7 @@ from . import guest, linux
 from .native import Native
 from .native import Slot as Structure
 
-READY = b"ready"
+READY, LONGEST_MS = b"ready", (1 << 31) - 1  # of one poll: an int, 24 days
 
 
 class Report(NamedTuple):
@@ -150,7 +150,7 @@ class Slot:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.register(self._control, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(wall_s * 1000)}
+        ready = {fd for fd, _ in poll.poll(min(wall_s * 1000, LONGEST_MS))}
         os.close(pidfd)
         if pidfd in ready:
             return 0

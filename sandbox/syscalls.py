@@ -11,8 +11,7 @@ import errno
 import os
 
 # name:x86_64:aarch64 (a call that an architecture does not have has no number there)
-_ALLOWED = """
-read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70
+_ALLOWED = """read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70
 preadv2:327:286 pwritev2:328:287 open:2: openat:257:56 openat2:437:437 creat:85: close:3:57 close_range:436:436
 lseek:8:62 stat:4: fstat:5:80 lstat:6: newfstatat:262:79 statx:332:291 access:21: faccessat:269:48
 faccessat2:439:439 readlink:89: readlinkat:267:78 getdents:78: getdents64:217:61 getcwd:79:17 chdir:80:49
@@ -40,8 +39,7 @@ setsid:112:157 capget:125:90 prctl:157:167 arch_prctl:158: set_tid_address:218:9
 get_robust_list:274:100 rseq:334:293 futex:202:98 getrandom:318:278 uname:63:160 sysinfo:99:179
 getcpu:309:168 getrlimit:97:163 setrlimit:160:164 prlimit64:302:261 getrusage:98:165 getpriority:140:141
 setpriority:141:140 sched_yield:24:124 sched_getaffinity:204:123 sched_getparam:143:121 sched_getscheduler:145:120
-sched_get_priority_max:146:125 sched_get_priority_min:147:126
-"""
+sched_get_priority_max:146:125 sched_get_priority_min:147:126"""
 CLONE3 = 435  # the same number on every architecture
 NEWEST = 461  # numbers above it did not exist when this list was made
 

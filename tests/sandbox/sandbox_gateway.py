@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -33,7 +34,7 @@ class Server:
             return response.status, await response.json()
 
     async def post_bytes(self, path: str, body: bytes) -> tuple[int, Any]:
-        async with self.http.post(self.url + path, data=body, headers=JSON) as response:
+        async with self.http.post(self.url + path, data=io.BytesIO(body), headers=JSON) as response:
             return response.status, await response.json()
 
     async def metric(self, name: str) -> float:

@@ -2,6 +2,7 @@
 
 drop:21,...  capabilities by number, or drop:all
 filter       a seccomp filter as container engines have it by default: no new namespaces, no mounts
+limits       less memory to lock and fewer waiting signals than a call is given
 full-userns  no further user namespaces (a limit on their number, in a namespace of its own)
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 import sys
 from pathlib import Path
@@ -63,6 +65,9 @@ def main() -> None:
         drop(what)
     elif kind == "filter":
         install_filter()
+    elif kind == "limits":
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (32768, 32768))
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (500, 500))
     elif kind == "full-userns":
         fill_user_namespaces()
     else:

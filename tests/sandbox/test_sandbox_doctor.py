@@ -162,6 +162,12 @@ def test_a_jail_never_is_root_of_the_machine(situation: str) -> None:
     assert said.states["one session"] == "-"
 
 
+def test_limits_of_the_machine_that_are_lower_than_a_calls_are_no_errors_of_calls() -> None:
+    said = examine(situation="limits")
+    assert said.level in ("full", "no-cgroup")
+    assert said.states["one call"] == said.states["one session"] == "ok"
+
+
 def test_under_a_containers_seccomp_filter_it_refuses_and_names_the_option() -> None:
     said = examine(situation="filter")
     assert (said.level, said.status) == ("REFUSED", 1)

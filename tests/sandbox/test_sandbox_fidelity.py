@@ -34,14 +34,13 @@ TOPICS = {
 }
 PROGRAMS = {f"{topic}: {name}": code for topic, programs in TOPICS.items() for name, code in programs.items()}
 STDIN = {f"streams: {name}": text for name, text in streams.STDIN.items()}
-FRAMES = "frames of the sandbox lie below the program's: seen by frame walks, recursion depth, warnings at the end"
+FRAMES = "frames of the sandbox lie below the program's: seen by frame walks and recursion depth"
 DIFFERENT = {
     **dict.fromkeys(
         (
             *("errors: recursion", "errors: recursion by two", "errors: recursion depth", "errors: recursion in repr"),
             *("errors: traceback module", "errors: stack of a function", "errors: frames", "errors: faulthandler"),
-            *("errors: frames in a traceback", "errors: coroutine never awaited at the end"),
-            *("endings: atexit that exits", "parallel: asyncio run twice"),
+            *("errors: frames in a traceback", "endings: atexit that exits"),
         ),
         FRAMES,
     ),

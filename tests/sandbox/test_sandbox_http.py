@@ -17,10 +17,12 @@ from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
 from sandbox.http import is_loopback, make_app, token_of
-from sandbox.http_gateway import BODY_BYTES, Budget
+from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget
+from sandbox.wire import MAX_CODE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLEEP = "import time\ntime.sleep(60)"
+LONG = MAX_CODE_BYTES + 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -152,6 +154,11 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run/batch", b'{"submissions": [{"type": 3}], "submissions": 5}', 422, ("$.submissions[0].type",)),
         ("/judge", b'{"type": "cpp", "solution": ""}', 422, ("$.type", "'cpp'")),
         ("/run/batch", b'{"submissions": [{"type": "python", "solution": null}]}', 422, ("$.submissions[0].solution",)),
+        ("/run", b'{"x": ' + b"[" * 100_000, 400, ("no JSON", "recursion")),
+        ("/run", b'{"type": 3, "x": ' + b"[" * 100_000, 422, ("$.type",)),
+        ("/run", b'{"type": "python", "solution": "%s"}' % (b"#" * LONG), 422, ("8388608", f"got {LONG}")),
+        ("/run_code", b'{"code": "%s"}' % ("#é" + "é" * (LONG // 2 - 1)).encode(), 422, ("8388608", f"got {LONG}")),
+        ("/run_code", b'{"code": "1", "memory_limit_MB": 1e308}', 422, ("memory_limit_MB", "got 1e+308")),
         ("/judge/long-batch", b'{"submissions": []}', 422, ("$.submissions", ": []")),
         ("/run_code", b"[]", 422, ("object", "array")),
         ("/run_code", b'{"code": "1", "run_timeout": "1"}', 422, ("$.run_timeout", ": '1'")),
@@ -173,12 +180,34 @@ async def test_bad_requests_name_field_and_value(
 async def test_other_content_and_large_bodies_are_refused(server: Server) -> None:
     async with server.http.post(server.url + "/run", data=b"{}", headers={"Content-Type": "text/plain"}) as response:
         assert response.status == 415
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with aiohttp.ClientSession() as http, http.post(server.url + "/run", data=b"{}", headers=headers) as response:
+        assert response.status == 400
+        assert "headers" in (await response.json())["detail"]
     headers = {"Content-Type": "application/json", "Content-Length": str(BODY_BYTES + 1)}
     async with (
         aiohttp.ClientSession() as http,  # of its own: nothing can follow a body that is not sent
         http.post(server.url + "/run", data=b"", headers=headers) as response,
     ):
         assert response.status == 413
+
+
+async def test_clients_that_send_slowly_keep_no_small_request_waiting(server: Server) -> None:
+    head = f"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n{{"
+    connections = []
+    try:
+        for _ in range(HELD_BYTES // BODY_BYTES + 1):
+            connections.append(await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            connections[-1][1].write(head.encode())
+            await connections[-1][1].drain()
+        assert (await server.get("/ping"))[0] == 200  # what they sent has been read
+        async with asyncio.timeout(10):
+            status, answer = await server.post("/run", {"type": "python", "solution": "print(1)"})
+        assert (status, answer["stdout"]) == (200, "1\n")
+    finally:
+        for _, writer in connections:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_client_that_leaves_ends_its_calls(server: Server) -> None:

@@ -63,6 +63,12 @@ async def test_calls_do_what_they_do_in_a_jail() -> None:
     assert folders() == before
 
 
+async def test_a_wall_limit_of_any_size_is_waited_for() -> None:
+    async with Sandbox(CONFIG) as box:
+        result = await box.run("import time\ntime.sleep(0.2)", limits=Limits(wall_s=2.0**40))
+        assert (result.outcome, result.stderr) == ("ok", "")
+
+
 async def test_each_call_runs_its_own_program_from_its_own_folder() -> None:
     """/tmp is the machine's: a main.py there is not this call's."""
     before = found("/tmp/main.py")

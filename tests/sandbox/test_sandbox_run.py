@@ -168,6 +168,13 @@ async def test_output_limits(box: Sandbox) -> None:
     assert (await box.run(by_signal, limits=limits)).outcome == "output"
 
 
+async def test_a_limit_beyond_what_the_machine_allows_is_no_error_of_the_call(box: Sandbox) -> None:
+    limits = Limits(processes=1 << 40)
+    assert (await box.run("print(1)", limits=limits)).stdout == "1\n"
+    async with box.session(limits=limits) as session:
+        assert (await session.run("1")).display == "1"
+
+
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT"])
 async def test_killed_by_itself(box: Sandbox, signal: str) -> None:
     result = await box.run(f"import os, signal; os.kill(os.getpid(), signal.{signal})")

@@ -74,6 +74,11 @@ async def test_an_error_keeps_the_state_and_its_own_effects(box: Sandbox) -> Non
         assert brief(await session.run("x")) == ("ok", "", "2", "kept")
 
 
+async def test_a_wall_limit_of_any_size_is_waited_for(box: Sandbox) -> None:
+    async with box.session(limits=Limits(wall_s=2.0**40)) as session:
+        assert brief(await session.run("import time\ntime.sleep(0.2)\n1")) == ("ok", "", "1", "kept")
+
+
 async def test_a_timeout_interrupts_and_keeps_the_state(box: Sandbox) -> None:
     async with box.session() as session:
         await session.run("x = 1")

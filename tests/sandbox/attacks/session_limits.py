@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from .cells import COSTLY, HANGS, LITTLE, X_IS_1, Turn, X, attack
+from .cells import COSTLY, DIES, HANGS, LITTLE, X_IS_1, Turn, X, attack
+from .record import QUICK, SYSCALLS
+
+# processes that share this one's memory and end at once: 33,000 numbers in a second or two
+NUMBERS = (
+    SYSCALLS
+    + """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+stack, end = ctypes.create_string_buffer(1 << 16), ctypes.cast(libc._exit, ctypes.c_void_p)
+top = ctypes.c_void_p(ctypes.addressof(stack) + 65520 & -16)
+for _ in range(33_000): assert libc.clone(end, top, 0x4111, None) > 0
+"""
+)
 
 ATTACKS = (
     attack(
@@ -48,6 +61,20 @@ ATTACKS = (
             )
         ]
         * 3,
+        X_IS_1,
+    ),
+    attack(
+        "numbers_beyond_those_of_old_kernels",
+        "B9",
+        Turn(code="x = 1\n" + COSTLY),
+        Turn(code=NUMBERS, limits=QUICK),
+        Turn(
+            code="import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+            "    while True: open('late', 'a').write('.'); time.sleep(0.001)\n"
+            "while not os.path.exists('late'): time.sleep(0.01)"
+        ),
+        DIES,
+        Turn(code="size = os.stat('late').st_size\ntime.sleep(0.2)\nos.stat('late').st_size - size", display="0"),
         X_IS_1,
     ),
     attack(

@@ -99,4 +99,8 @@ PROGRAMS = {
     "error in a callback from C": "import ctypes\nf = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1/0)\nprint(f())",
     "originals of the streams deleted": "import sys\ndel sys.__stdout__, sys.__stderr__\nprint('x')",
     "open replaced": "import builtins\nbuiltins.open = None\n1/0",
+    "weakref callback with an error": "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda _: 1 / 0)\ndel a\nprint('end')",
+    "coroutine with an error in finally": "class Wait:\n    def __await__(self): return iter([1])\nasync def f():\n    try: await Wait()\n    finally: 1 / 0\nc = f()\nc.send(None)\ndel c\nprint('end')",
+    "fork hook with an error": "import os\nos.register_at_fork(before=lambda: 1 / 0)\nif os.fork() == 0: os._exit(0)\nos.wait()",
+    "file class closed at the end": "import io\nclass W(io.StringIO):\n    def close(self):\n        print('closing')\n        super().close()\nw = W()\nprint('end')",
 }

@@ -81,4 +81,8 @@ PROGRAMS = {
     "platform": "import platform, sysconfig\nprint(platform.python_version(), platform.python_implementation(), platform.system(), sysconfig.get_python_version())",
     "pydoc": "import pydoc\ndef f(a): 'doc'\nprint(pydoc.render_doc(f, renderer=pydoc.plaintext))",
     "user and host": "import getpass, os\ntry: print(len(os.getlogin()) > 0)\nexcept OSError: print('no login')",
+    "files by walk": "import os\nfor found in os.walk('.'): print(*found)",
+    "files by programs": "import os, subprocess\nos.system('ls')\nprint(os.popen('ls').read(), subprocess.run(['ls'], capture_output=True).stdout)",
+    "quine by code object": "import sys\nprint(open(sys._getframe().f_code.co_filename).read())",
+    "garbage of a program only": "import gc\nclass A: pass\na = A(); a.me = a\ndel a\nprint(gc.collect(), gc.collect())",
 }

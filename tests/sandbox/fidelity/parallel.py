@@ -46,7 +46,7 @@ PROGRAMS = {
     "subprocess times out": "import subprocess\ntry: subprocess.run(['sleep', '9'], timeout=0.1)\nexcept subprocess.TimeoutExpired as e: print(e.cmd, e.output)",
     "subprocess reads stdin": "import subprocess\nprint(subprocess.run(['cat'], input='given', capture_output=True, text=True).stdout)\nprint(subprocess.run(['cat'], capture_output=True, text=True).stdout)",
     "subprocess runs python": "import subprocess, sys\nr = subprocess.run([sys.executable, '-c', 'import sys; print(sys.argv, 1 + 1); sys.exit(2)'], capture_output=True, text=True)\nprint(r.returncode, r.stdout, r.stderr)",
-    "subprocess runs broken python": "import subprocess, sys\nr = subprocess.run([sys.executable, '-c', '1/0'], capture_output=True, text=True)\nprint(r.returncode, r.stderr)",
+    "subprocess runs broken python": "import subprocess, sys\nr = subprocess.run([sys.executable, '-c', '1/0'], capture_output=True, text=True)\nprint(r.returncode, r.stdout, r.stderr)",
     "os.system": "import os\nprint('a', flush=True)\nprint(os.system('echo b; exit 3') >> 8, os.popen('echo c').read())",
     "exec another program": "import os\nprint('lost')\nos.execvp('echo', ['echo', 'replaced'])",
     "child outlives": "import subprocess\nsubprocess.Popen(['sleep', '0.05'])\nprint('main ends')",
@@ -64,4 +64,5 @@ PROGRAMS = {
     "event loop left open": "import asyncio\nloop = asyncio.new_event_loop()\nprint(loop.run_until_complete(asyncio.sleep(0, 'x')))",
     "task pending at the end": "import asyncio\nasync def never(): await asyncio.Event().wait()\nloop = asyncio.new_event_loop()\nt = loop.create_task(never(), name='pending')\nloop.run_until_complete(asyncio.sleep(0))\nprint(t.done())",
     "socketpair": "import socket\na, b = socket.socketpair()\na.sendall(b'x'); print(b.recv(9))",
+    "subprocess imports a package": "import subprocess, sys\nr = subprocess.run([sys.executable, '-c', 'import msgspec; print(msgspec.to_builtins((1,)))'], capture_output=True, text=True)\nprint(r.returncode, r.stdout, r.stderr)",
 }
