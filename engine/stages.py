@@ -54,7 +54,7 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
     timeline.idle.flag("reward", 1, started)
     try:
         async with asyncio.timeout(deadline_s) as budget:
-            value = await reward(trajectory)
+            value = float(await reward(trajectory))  # the journal takes no bool, nor a number of numpy's
         if not math.isfinite(value):
             raise ValueError(f"the reward of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")
         return replace(trajectory, reward=value)
