@@ -25,8 +25,11 @@ def shared_memory() -> set[str]:
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     runs = tmp_path_factory.mktemp("runs")
     arguments = command(runs, "steps=10", "eval_every=10", "eval_problems=128")
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400)
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("tmp"))}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+    left = {path.name for path in Path(environment["TMPDIR"]).iterdir() if not path.name.startswith("torchinductor_")}
+    assert not left, "of the engines and the launcher; torch's cache is one folder for all runs"
     return runs / "quickstart", done.stdout
 
 
