@@ -221,6 +221,13 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_held_out_prompts_longer_than_a_replica_takes_kill_none(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path, *SMALL, "steps=1", "max_tokens=1"), capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "canary failed" not in (tmp_path / "quickstart" / "timeline.json").read_text()
+
+
+@pytest.mark.timeout(300)
 def test_a_killed_node_takes_everything_with_it(started: list[Run], tmp_path: Path) -> None:
     run = Run(command(tmp_path, *SMALL, "steps=1000"))
     started.append(run)
