@@ -183,8 +183,7 @@ class LearnerProcessConfig:
 
 def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> str:
     """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
-    there = environment.get("CUDA_VISIBLE_DEVICES")
-    if not there:
+    if not (there := environment.get("CUDA_VISIBLE_DEVICES")):
         return ",".join(map(str, devices))
     names = there.split(",")
     if not all(device in range(len(names)) for device in devices):
