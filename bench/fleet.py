@@ -19,7 +19,6 @@ import asyncio
 import gc
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -41,6 +40,7 @@ from engine.kv_aware import KvAware
 from engine.replica import ReplicaConfig, prepare_environment
 from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
 from engine.trace import Timeline
+from engine.workspace import workspace
 
 # By name, from the tokens that a trajectory has at most: those of the trace's longest. Intervals and buffers are those
 # of the rivals' sources, scaled as the traces are (tokens 1/14, seconds about 1/10).
@@ -210,8 +210,8 @@ def main() -> None:
     failures: list[str] = []
 
     def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            uvloop.run(measure(options, Path(folder), runs, failures))
+        with workspace() as folder:
+            uvloop.run(measure(options, folder, runs, failures))
 
     interruptible(run, lambda: show(options, machine, runs, failures), runs)
     if failures:

@@ -45,6 +45,7 @@ from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
 from engine.trace import Timeline
+from engine.workspace import workspace
 from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
@@ -251,7 +252,8 @@ def main() -> None:
     prepare_environment()
     options, machine = arguments(), environment()
     found: dict[str, Any] = {}
-    interruptible(lambda: measure(options, found), lambda: show(options, machine, found), found)
+    with workspace():
+        interruptible(lambda: measure(options, found), lambda: show(options, machine, found), found)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import gc
 import itertools
 import random
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import StopReason, Trajectory, Turn
+from engine.workspace import workspace
 from sandbox import Limits, Sandbox, SandboxConfig
 
 NAMES = [style.name for style in STYLES]
@@ -236,8 +236,8 @@ def main() -> None:
     runs: list[Run] = []
 
     def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            uvloop.run(measure(options, Path(folder), runs))
+        with workspace() as folder:
+            uvloop.run(measure(options, folder, runs))
 
     interruptible(run, lambda: show(options, machine, runs), runs)
 

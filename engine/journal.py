@@ -249,8 +249,8 @@ class Journal:
                     self._decided[record.lease, record.attempt] = record
                 case Grown() | Began() | Ended():
                     key = record.lease, record.attempt, record.sample
-                    log = self._logs.pop(key, None) or Log(self, key)
-                    self._logs[key] = log  # last now: `ended` gives the order of the ends
+                    # last now: `ended` gives the order of the ends
+                    log = self._logs[key] = self._logs.pop(key, Log(self, key))
                     log.read(record)
         if good < len(data):
             self.torn_bytes += len(data) - good

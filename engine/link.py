@@ -164,7 +164,7 @@ class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
     module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
-    before `--nproc-per-node=... -m module ...` (on several hosts: torchrun with its rendezvous).
+    before `--nproc-per-node=... --log-dir=... -m module ...` (on several hosts: torchrun with its rendezvous).
     """
 
     module: str
@@ -183,8 +183,7 @@ class LearnerProcessConfig:
 
 def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> str:
     """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
-    there = environment.get("CUDA_VISIBLE_DEVICES")
-    if not there:
+    if not (there := environment.get("CUDA_VISIBLE_DEVICES")):
         return ",".join(map(str, devices))
     names = there.split(",")
     if not all(device in range(len(names)) for device in devices):
@@ -204,7 +203,7 @@ class LearnerProcess:
     def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
         self.config = config
         self._visible = visible(config.devices)
-        self._address = f"ipc://{workspace}/learner"
+        self._workspace, self._address = workspace, f"ipc://{workspace}/learner"
         self._log = log
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -221,7 +220,7 @@ class LearnerProcess:
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}"],
+                *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}", f"--log-dir={self._workspace}"],
                 *["-m", self.config.module, "--connect", self._address],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -101,6 +101,7 @@ class Supervisor:
         self.canary = [list(ids) for ids in canary]
         self.canary_max_abs = 0.0
         self.deaths = 0
+        self._heard = ""  # why one died, where it was said
         self.live: dict[int, ReplicaPort] = {}
         self.weights: Weights | None = None
         self.open = asyncio.Event()
@@ -211,8 +212,7 @@ class Supervisor:
             try:
                 await act(replica)
             except ReplicaDied as error:
-                self._timeline.instant("fleet", str(error))
-                self.down(replica)
+                self.down(replica, error)
 
         async with asyncio.TaskGroup() as group:
             for index, replica in self.live.items():
@@ -226,8 +226,7 @@ class Supervisor:
                 return 0.0
             found = await replica.logprobs(self.canary)
         except ReplicaDied as error:
-            self._timeline.instant("fleet", str(error))
-            self.down(replica)
+            self.down(replica, error)
             return 0.0
         return compare(replica.index, found, weights, self.config.canary_tolerance)
 
@@ -250,7 +249,7 @@ class Supervisor:
                     up.set_result(None)
                 await self._watch(replica)
             except ReplicaDied as error:
-                self._timeline.instant("fleet", str(error))
+                self.down(replica, error)
                 if not up.done():
                     raise
             finally:
@@ -262,7 +261,7 @@ class Supervisor:
         self._timeline.instant("fleet", f"replica {index} died {deaths} times and is given up")
         self._supervised.remove(index)
         if not self._supervised:
-            end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times")
+            end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
             self._listener.on_end(end)
             raise end
 
@@ -302,9 +301,12 @@ class Supervisor:
         """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
         self.tasks.create_task(_raised(error), name="failed")
 
-    def down(self, replica: ReplicaPort) -> None:
+    def down(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
         """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
+        if error is not None:
+            self._heard = f"; last heard: {error}"
+            self._timeline.instant("fleet", str(error))
         if self.live.get(replica.index) is replica:  # else not admitted, or down already
             del self.live[replica.index]
             self._timeline.idle.down(replica.index, self._timeline.now())

@@ -61,6 +61,10 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...]
     answer: str
 
+    def __post_init__(self) -> None:  # said now: the journal would take another type, and no resume could read it
+        if not isinstance(self.id, str) or not isinstance(self.answer, str):
+            raise ValueError(f"Prompt: id and answer must be strings, got {self.id!r} and {self.answer!r}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:

@@ -1,4 +1,4 @@
-"""A run's private folder in shared memory: published weights and local sockets.
+"""A run's private folder in shared memory: published weights, local sockets, this process's temporary files.
 
 Invariant: it is gone when the node has ended; what a killed node left is removed by the next one.
 """
@@ -21,9 +21,11 @@ def workspace() -> Iterator[Path]:
     parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     _sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    before, tempfile.tempdir = tempfile.tempdir, str(path)  # vLLM leaves sockets and files in the temporary folder
     try:
         yield path
     finally:
+        tempfile.tempdir = before
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -187,7 +187,7 @@ class Quickstart:
             self.learner = await stack.enter_async_context(learner)
             box = await stack.enter_async_context(Sandbox(config.jail))
             chat = Chat.load(config.checkpoint)
-            self.canary = [chat.prompt_ids(prompt.messages) for prompt in self.held_out[:4]]
+            self.canary = [chat.prompt_ids(prompt.messages)[: config.max_tokens] for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
             several = FleetConfig(replicas=config.replicas, canary_tolerance=tolerance(config.replica.dtype))
             parts = several, partial(Replica, config.replica), balancer

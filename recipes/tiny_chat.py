@@ -28,6 +28,7 @@ from engine.parse import MalformedCall, ToolCall, ToolCallParser
 from engine.ports import ReplicaDied, Sampling, Tool
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.tools import PythonTool
+from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
@@ -58,6 +59,7 @@ async def main(config: Config, console: Console) -> None:
     chat = Chat.load(weights)
     settings = ReplicaConfig(checkpoint=str(weights), max_num_seqs=1, kv_blocks=64)
     async with AsyncExitStack() as stack:
+        stack.enter_context(workspace())
         with console.status("starting the model and the jail"):
             tool = PythonTool(await stack.enter_async_context(Sandbox(SandboxConfig(slots=1))), TOOL_NAME)
             replica = Replica(settings, index=0, core=None, on_step=lambda index, sample: None)

@@ -59,7 +59,8 @@ class Display:
             TimeRemainingColumn(),
         )
         self._bar = self._progress.add_task(self._phase, total=steps)
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        live = console.is_terminal and not console.is_dumb_terminal  # a dumb one shows a live view at its end only
+        self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def __enter__(self) -> Self:
         if self._live:

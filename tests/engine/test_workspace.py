@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ def test_the_folder_is_private_and_gone_afterwards():
             assert other != path
         assert path.is_dir(), "a second one of this process does not sweep the first"
     assert not path.exists()
+
+
+def test_temporary_files_of_this_process_lie_there():
+    before = tempfile.gettempdir()
+    with workspace() as path:
+        assert tempfile.gettempdir() == str(path)
+    assert tempfile.gettempdir() == before
 
 
 def test_it_is_gone_after_an_error_too():

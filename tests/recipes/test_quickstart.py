@@ -25,8 +25,11 @@ def shared_memory() -> set[str]:
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     runs = tmp_path_factory.mktemp("runs")
     arguments = command(runs, "steps=10", "eval_every=10", "eval_problems=128")
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400)
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("tmp"))}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+    left = {path.name for path in Path(environment["TMPDIR"]).iterdir() if not path.name.startswith("torchinductor_")}
+    assert not left, "of the engines and the launcher; torch's cache is one folder for all runs"
     return runs / "quickstart", done.stdout
 
 
@@ -215,6 +218,13 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert 'File "<string>", line 7, in __call__' in done.stderr, done.stderr
     assert done.stderr.endswith("ValueError: operands could not be broadcast together\n"), done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_held_out_prompts_longer_than_a_replica_takes_kill_none(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path, *SMALL, "steps=1", "max_tokens=1"), capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "canary failed" not in (tmp_path / "quickstart" / "timeline.json").read_text()
 
 
 @pytest.mark.timeout(300)

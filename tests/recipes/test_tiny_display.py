@@ -7,6 +7,14 @@ from engine.ports import KvSample
 from recipes.tiny_display import Display
 
 
+def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    written = io.StringIO()
+    with Display("a run", 10, None, 100, Console(file=written, force_terminal=True, width=100)) as display:
+        display.phase("training")
+        assert written.getvalue().startswith("training")
+
+
 def test_each_replica_is_shown_with_its_kv_use_or_as_down():
     fleet = SimpleNamespace(config=SimpleNamespace(replicas=3), live=[0, 2], last={0: KvSample(25, 7, 0, 0)})
     written = io.StringIO()
