@@ -88,7 +88,10 @@ class Checkpoints:
         return found
 
     def _state(self) -> dict[str, Any]:
+        new = not self._optimizer.state
         model, optimizer = get_state_dict(self._model, self._optimizer)
+        for moments in self._optimizer.state.values() if new else ():
+            moments["step"].zero_()  # they were made by a step that is none
         return {"model": model, "optimizer": optimizer} | {name: get() for name, (get, _) in self._random.items()}
 
     def _write(self, state: dict[str, Any], path: Path) -> None:

@@ -52,6 +52,18 @@ def test_what_goes_on_from_a_checkpoint_is_what_would_have_been(trainer, tmp_pat
     assert torch.equal(weights(first), weights(second))
 
 
+def test_a_checkpoint_before_the_first_update_changes_nothing_of_it(trainer, tmp_path):
+    """The batches before it may all have been empty."""
+    first, second, resumed = trainer(), trainer(), trainer()
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    resumed.restore(tmp_path / "step-000001")
+    for subject in (first, second, resumed):
+        subject.train(batch(16))
+    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(weights(resumed), weights(second))
+
+
 class OfOtherRanks(Checkpoints):
     """Of ranks that had no rank 0."""
 
