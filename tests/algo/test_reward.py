@@ -78,6 +78,8 @@ async def test_truncated_rollouts_get_nothing():
         ("<answer>\\boxed{3}</answer> <answer>\\boxed{4}", "3"),
         ("<answer><answer>\\boxed{5}</answer></answer>", "5"),
         ("<answer>\\boxed{\\{1,2\\}}</answer>", "\\{1,2\\}"),
+        ("<answer>\\boxed{\\begin{pmatrix}1\\\\{2}\\end{pmatrix}}</answer>", "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"),
+        ("<answer>\\boxed{1\\\\}</answer>", "1\\\\"),
         ("<answer>\\boxed{5</answer>", None),
         ("\\boxed{9} <answer>done</answer>", None),
     ],
