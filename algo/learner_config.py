@@ -73,11 +73,7 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "grad_clip", "lora_alpha"), lambda value: value > 0),
-            (
-                "None or positive",
-                ("steps", "peak_flops", "mismatch_tolerance"),
-                lambda value: value is None or value > 0,
-            ),
+            ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
             ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
             ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
             ("'float32' or 'bfloat16'", ("dtype",), lambda value: value in ("float32", "bfloat16")),

@@ -1,5 +1,6 @@
 """Checkpoints of the learner: what goes on from one is what would have been, and a write that fails is heard of."""
 
+import dataclasses
 import json
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_checkpoint_before_the_first_update_changes_nothing_of_it(trainer, tmp
         subject.train(batch(16))
     assert torch.equal(weights(first), weights(second))
     assert torch.equal(weights(resumed), weights(second))
+
+
+def test_what_goes_on_with_other_options_has_them(trainer, source, tmp_path):
+    first = trainer()
+    first.train(batch(16))
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    config = dataclasses.replace(CONFIG, lr=2e-3, weight_decay=0.5, betas=(0.8, 0.9))
+    second = Trainer(config, source, CANARY, tmp_path / "weights", seed=5)
+    second.restore(tmp_path / "step-000001")
+    second.train(batch(16, step=1))
+    [options] = second.optimizer.param_groups
+    assert (options["lr"], options["weight_decay"], options["betas"]) == (config.lr_at(2), 0.5, (0.8, 0.9))
 
 
 class OfOtherRanks(Checkpoints):
