@@ -145,6 +145,13 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_that_cannot_leave_with_the_tied_embeddings_is_refused(trainer, target):
+    """The head is not among the weights that leave; replicas and checkpoints would go without its adapter."""
+    with pytest.raises(ValueError, match=rf"LearnerConfig.lora_targets must not .*got \('q_proj', '{target}'\)"):
+        trainer(lora_rank=2, lora_targets=("q_proj", target))
+
+
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
 def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_sharded_model(trainer, config):
     subject = trainer(**config)
