@@ -119,7 +119,10 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """
     register()
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=config.attention)
+    wanted = {"dtype": torch.float32, "attn_implementation": config.attention, "output_loading_info": True}
+    model, found = AutoModelForCausalLM.from_pretrained(source, **wanted)
+    if missing := found["missing_keys"]:  # the library has made random numbers of them
+        raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
     if config.lora_rank:
         add_adapters(model, config)
     if config.activation_checkpointing:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from algo_fakes import batch, write_checkpoint
 from algo_gradients import CASES, build, gradient, gradients
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,6 +151,16 @@ def test_an_adapter_that_cannot_leave_with_the_tied_embeddings_is_refused(traine
     """The head is not among the weights that leave; replicas and checkpoints would go without its adapter."""
     with pytest.raises(ValueError, match=rf"LearnerConfig.lora_targets must not .*got \('q_proj', '{target}'\)"):
         trainer(lora_rank=2, lora_targets=("q_proj", target))
+
+
+def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
+    """The library would make random numbers of it. The name that a wrapped model has for it is as good as none."""
+    source = write_checkpoint(tmp_path / "tiny")
+    state = load_file(source / "model.safetensors")
+    state["module.norm.weight"] = state.pop("model.norm.weight")
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds no weight model\.norm\.weight"):
+        build(source, tmp_path)
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
