@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import algo.model
+from algo.attention import packed_attention
 from algo.learner_config import LearnerConfig
 from algo.pack import plan
 from algo.publish import full_state
@@ -161,6 +162,15 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"holds no weight model\.norm\.weight"):
         build(source, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux"])
+def test_attention_that_packed_cannot_do_is_refused(name):
+    states = torch.zeros(1, 1, 3, 4)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
+    packed_attention(None, states, states, states, None, **bounds, dropout=0.0, **{name: None})
+    with pytest.raises(ValueError, match=f"attention 'packed' has no .*{name}"):
+        packed_attention(None, states, states, states, None, **bounds, **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
