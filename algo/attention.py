@@ -62,8 +62,7 @@ def packed_attention(
     Raises ValueError for what would be left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux).
     """
     if (sliding_window and sliding_window < max_length_q) or {others.get("softcap"), others.get("s_aux")} != {None}:
-        what = "sliding windows, softcap or s_aux"
-        raise ValueError(f"attention {PACKED!r} has no {what}; this model needs another implementation")
+        raise ValueError(f"attention {PACKED!r} has no sliding windows, softcap or s_aux; this model needs another")
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)

@@ -1,6 +1,7 @@
 """Precision, checkpointing, adapters, kinds of attention: what they change of the update, on one rank and on two."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
     state["module.norm.weight"] = state.pop("model.norm.weight")
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"holds no weight model\.norm\.weight"):
+        build(source, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
+    source = write_checkpoint(tmp_path / "tiny")
+    fields = json.loads((source / "config.json").read_text())
+    for value in (None, 1.0):
+        (source / "config.json").write_text(json.dumps(fields | {name: value}))
+        build(source, tmp_path)
+    (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
+    with pytest.raises(ValueError, match=f"{name} changes the logits"):
         build(source, tmp_path)
 
 
