@@ -71,7 +71,7 @@ class Checkpoints:
             for name in self._random.keys() - saved.keys():
                 del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]
         set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -103,7 +103,7 @@ class Checkpoints:
             dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
             if dist.get_rank() == 0:
                 _finish(unfinished, path)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}") from error
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(trainer, tmp_p
     assert (step, len(faults)) == (0, 2)
 
 
-def test_what_cannot_be_written_or_read_says_why(trainer, tmp_path):
+def test_what_cannot_be_written_or_read_says_why(trainer, source, tmp_path):
     subject = trainer()
     (tmp_path / "file").write_text("")
     subject.checkpoint(tmp_path / "file" / "step-000001", 1)
@@ -124,6 +125,18 @@ def test_what_cannot_be_written_or_read_says_why(trainer, tmp_path):
         subject.checkpoint(tmp_path / "step-000002", 2)
     with pytest.raises(CheckpointFailed, match=f"cannot read checkpoint {tmp_path}/nowhere: FileNotFoundError"):
         subject.restore(tmp_path / "nowhere")
+    (tmp_path / ".step-000002").symlink_to("/proc")  # where no file can be written
+    subject.checkpoint(tmp_path / "step-000002", 2)
+    with pytest.raises(CheckpointFailed, match=r"cannot write checkpoint .*/step-000002: rank 0: FileNotFoundError"):
+        subject.checkpoints.wait()
+    (tmp_path / ".step-000002").unlink()
     subject.checkpoint(tmp_path / "step-000002", 2)
     subject.checkpoints.wait()
     assert json.loads((tmp_path / "step-000002" / "manifest.json").read_text())
+    other = Trainer(dataclasses.replace(CONFIG, lora_rank=2), source, CANARY, tmp_path / "weights", seed=5)
+    with pytest.raises(CheckpointFailed, match=r"cannot read .*/step-000002: rank 0: RuntimeError: Missing key"):
+        other.restore(tmp_path / "step-000002")
+    [shard] = (tmp_path / "step-000002").glob("*.distcp")
+    os.truncate(shard, 100)
+    with pytest.raises(CheckpointFailed, match=r"cannot read .*/step-000002: rank 0: "):
+        subject.restore(tmp_path / "step-000002")
