@@ -12,6 +12,7 @@ import re
 END_OF_TURN = "<|im_end|>"
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or what a backslash takes with it: after a line break a brace is one
 
 
 def answers(text: str) -> list[str]:
@@ -40,9 +41,8 @@ def boxed_answer(text: str) -> str | None:
     if not box:
         return None
     depth = 1
-    for index, character in enumerate(rest):
-        escaped = index > 0 and rest[index - 1] == "\\"
-        depth += 0 if escaped else (character == "{") - (character == "}")
+    for found in _BRACE.finditer(rest):
+        depth += (found[0] == "{") - (found[0] == "}")
         if depth == 0:
-            return rest[:index].strip()
+            return rest[: found.start()].strip()
     return None

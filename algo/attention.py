@@ -55,11 +55,14 @@ def packed_attention(
     max_length_q: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: returns [1, L, H, D] and no weights. Raises ValueError for a window that would cut."""
-    if sliding_window and sliding_window < max_length_q:
-        raise ValueError(f"attention {PACKED!r} has no sliding windows; this model needs another implementation")
+    """transformers' interface: returns [1, L, H, D] and no weights.
+
+    Raises ValueError for what would be left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux).
+    """
+    if (sliding_window and sliding_window < max_length_q) or {others.get("softcap"), others.get("s_aux")} != {None}:
+        raise ValueError(f"attention {PACKED!r} has no sliding windows, softcap or s_aux; this model needs another")
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)

@@ -71,7 +71,7 @@ class Checkpoints:
             for name in self._random.keys() - saved.keys():
                 del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]
         set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -88,7 +88,10 @@ class Checkpoints:
         return found
 
     def _state(self) -> dict[str, Any]:
+        new = not self._optimizer.state
         model, optimizer = get_state_dict(self._model, self._optimizer)
+        for moments in self._optimizer.state.values() if new else ():
+            moments["step"].zero_()  # they were made by a step that is none
         return {"model": model, "optimizer": optimizer} | {name: get() for name, (get, _) in self._random.items()}
 
     def _write(self, state: dict[str, Any], path: Path) -> None:
@@ -100,7 +103,7 @@ class Checkpoints:
             dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
             if dist.get_rank() == 0:
                 _finish(unfinished, path)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}") from error
 
 

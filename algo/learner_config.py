@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from algo.losses import PpoClip
+from algo.losses import PpoClip, require
 from algo.plain import build, plain
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class LearnerConfig:
     weights_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
-        object.__setattr__(self, "lora_targets", tuple(self.lora_targets))
+        for name in ("betas", "lora_targets"):
+            if isinstance(value := getattr(self, name), list):  # as the wire has it
+                object.__setattr__(self, name, tuple(value))
         try:
             loss = build(self.loss)
             object.__setattr__(self, "loss", plain(loss))
@@ -73,26 +74,20 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "grad_clip", "lora_alpha"), lambda value: value > 0),
-            (
-                "None or positive",
-                ("steps", "peak_flops", "mismatch_tolerance"),
-                lambda value: value is None or value > 0,
-            ),
+            ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
             ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
             ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
-            ("'float32' or 'bfloat16'", ("dtype",), lambda value: value in ("float32", "bfloat16")),
+            ("'float32' or 'bfloat16'", ("dtype", "weights_dtype"), ("float32", "bfloat16").__contains__),
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
-            ("one name or more", ("lora_targets",), len),
-            ("at least 0", ("warmup_steps", "weight_decay", "lora_rank"), lambda value: value >= 0),
-            ("at least 1", ("minibatches", "micro_batch_tokens", "threads"), lambda value: value >= 1),
+            ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
+            ("at least 0", ("weight_decay",), lambda value: value >= 0),
+            ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
+            ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
             ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),
-            ("float32 or bfloat16", ("weights_dtype",), ("float32", "bfloat16").__contains__),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
         )
         for rule, names, holds in rules:
-            for name in names:
-                if not holds(getattr(self, name)):
-                    raise ValueError(f"LearnerConfig.{name} must be {rule}, got {getattr(self, name)!r}")
+            require(self, rule, holds, *names)
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 

@@ -16,16 +16,25 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from algo.learner_config import LearnerConfig
 
 BASE = ".base_layer"  # peft's name for the layer that an adapter wraps
 ADAPTER = "default"
 
 
-def add_adapters(model: nn.Module, config: LearnerConfig) -> None:
-    """Wraps the layers named in `lora_targets` and freezes everything else. Raises ValueError when there are none."""
+def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
+    """Wraps the layers named in `lora_targets` and freezes everything else.
+
+    Raises ValueError when there are none, and for the embeddings and a head tied to them: these leave unmerged.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
+    embedded = model.get_input_embeddings().weight
+    tied = [name for name, layer in model.named_modules() if getattr(layer, "weight", None) is embedded]
+    if wrong := {name.rpartition(".")[2] for name in tied}.intersection(config.lora_targets):
+        raise ValueError(f"LearnerConfig.lora_targets must not hold {min(wrong)!r} here, got {config.lora_targets}")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
     inject_adapter_in_model(lora, model, ADAPTER)
 

@@ -17,6 +17,7 @@ Shape legend: M positions with loss; a ratio is learner / sampler unless `proxim
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -52,9 +53,9 @@ class Correction:
     veto: float | None = None
 
     def __post_init__(self) -> None:
-        _require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
-        _require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
-        _require(self, "None or at least 0", lambda value: value is None or value >= 0, "lower", "upper", "veto")
+        require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
+        require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
+        require(self, "None or at least 0", lambda value: value is None or value >= 0, "lower", "upper", "veto")
         if self.lower is None and self.upper is None and self.veto is None:
             raise ValueError("Correction.upper must be a number where lower and veto are None, got None")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
@@ -105,7 +106,7 @@ class _Policy:
 
     def __post_init__(self) -> None:
         _check_aggregate(self)
-        _require(self, "at least 0", lambda value: value >= 0, "kl_coef")
+        require(self, "at least 0", lambda value: value >= 0, "kl_coef")
         if self.correction and self.correction.kind != "mask" and not self.proximal:
             words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
             raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
@@ -142,9 +143,9 @@ class PpoClip(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        _require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        _require(self, "positive", lambda value: value > 0, "clip_high")
-        _require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
+        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo import objective
@@ -168,8 +169,8 @@ class Gspo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        _require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        _require(self, "positive", lambda value: value > 0, "clip_high")
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo import correction, objective
@@ -194,8 +195,8 @@ class Cispo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        _require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        _require(self, "positive", lambda value: value > 0, "clip_high")
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo import correction, objective
@@ -223,9 +224,9 @@ class Dppo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        _require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
-        _require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
-        _require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
+        require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
+        require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
+        require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo import objective
@@ -246,7 +247,7 @@ class Sapo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        _require(self, "positive", lambda value: value > 0, "tau_positive", "tau_negative")
+        require(self, "positive", lambda value: value > 0, "tau_positive", "tau_negative")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo import objective
@@ -281,13 +282,13 @@ def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high:
 
 
 def _check_aggregate(owner: Any) -> None:
-    if isinstance(owner.aggregate, str):
-        _require(owner, "'token', 'sequence' or a number", lambda value: value in ("token", "sequence"), "aggregate")
-    else:
-        _require(owner, "positive", lambda value: value > 0, "aggregate")
+    require(owner, "'token', 'sequence' or positive", lambda x: x in ("token", "sequence") or x > 0, "aggregate")
 
 
-def _require(owner: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+def require(owner: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+    """Raises ValueError naming field and value; of one that `holds` cannot compare (None, "3e-4"), too."""
     for name in names:
-        if not holds(getattr(owner, name)):
-            raise ValueError(f"{type(owner).__name__}.{name} must be {rule}, got {getattr(owner, name)!r}")
+        with suppress(TypeError):
+            if holds(getattr(owner, name)):
+                continue
+        raise ValueError(f"{type(owner).__name__}.{name} must be {rule}, got {getattr(owner, name)!r}")

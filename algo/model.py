@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
+# What transformers' models do to the head's output, which `Scorer` takes as it is; None or 1 does nothing.
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 # What PyTorch hands to MKL's vector functions on the CPU.
 VECTOR_FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p"]
 VECTOR_FUNCTIONS += ["log2", "sin", "sqrt", "tan", "tanh"]
@@ -119,7 +121,12 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """
     register()
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=config.attention)
+    wanted = {"dtype": torch.float32, "attn_implementation": config.attention, "output_loading_info": True}
+    model, found = AutoModelForCausalLM.from_pretrained(source, **wanted)
+    if missing := found["missing_keys"]:  # the library has made random numbers of them
+        raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
+    if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
+        raise ValueError(f"its {changes[0]} changes the logits, which the learner does not know")
     if config.lora_rank:
         add_adapters(model, config)
     if config.activation_checkpointing:

@@ -130,7 +130,8 @@ def trusted(
 
 
 def _two_outcome_kl(q_M: Tensor, p_M: Tensor) -> Tensor:
-    return torch.xlogy(q_M, q_M / p_M) + torch.xlogy(1 - q_M, (1 - q_M) / (1 - p_M))
+    # Rounding to float32 makes 0 of a 1 - p that is less.
+    return torch.xlogy(q_M, q_M / p_M) + torch.xlogy(1 - q_M, (1 - q_M) / (1 - p_M).clamp(min=1e-7))
 
 
 def dppo(

@@ -43,11 +43,11 @@ class Publisher:
         Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
         """
         if self._transport is None:
-            shapes = {name: tuple(weight.shape) for name, weight in named_weights(self._scorer)}
+            shapes = {name: tuple(wait_tensor(weight).shape) for name, weight in named_weights(self._scorer)}
             self._transport = self._make(Layout(shapes, self._dtype))
-        weights = _ahead(named_weights(self._scorer))
         with self._transport.writing(version) as views:
-            for name, weight in weights:
+            for name, weight in _ahead(named_weights(self._scorer)):
+                wait_tensor(weight)
                 if views:
                     views[name].copy_(weight)
         return self._transport.address(version)
@@ -82,7 +82,8 @@ def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[st
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there.
 
-    A collective. Where they have to be gathered, this has begun when a weight is given out, and who uses it waits.
+    A collective. Where they have to be gathered, this has begun when a weight is given out. Who gets one waits for it,
+    also if he has no use for it: PyTorch keeps what was gathered until somebody has waited.
     """
     for name, weight in merged(scorer, _full):
         yield name.removeprefix("model."), weight

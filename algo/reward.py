@@ -21,7 +21,7 @@ from sandbox.wire import Limits
 
 _SPACING = re.compile(r"\\[,;:! ]|\s+|\$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d*)?")
-_INTEGER = re.compile(r"([+-]?)0*(\d+)\.?")
+_INTEGER = re.compile(r"([+-]?)(?>0*(?=\d))(\d+)\.?")  # atomic: else it takes the square of the zeros
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 

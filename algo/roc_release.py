@@ -31,13 +31,14 @@ def response_text(trajectory: Trajectory) -> str:
 
 def error_penalty(text: str) -> float:
     """p_err: share of the tool responses that say "error" in any case; 0.5 without one."""
-    responses = _RESPONSE.findall(text)
+    # Up to the last end only: openings after it would each be searched to the end of the text.
+    responses = _RESPONSE.findall("".join(text.rpartition("</tool_response>")[:2]))
     return sum("error" in response.lower() for response in responses) / len(responses) if responses else 0.5
 
 
 def format_penalty(text: str) -> float:
     """p_format: min(1, (answers - 1) / turns), over closed turns after the first; 1 without any or with odd tags."""
-    answers, turns = text.count("<answer>"), len(_TURN.findall(text))
+    answers, turns = text.count("<answer>"), len(_TURN.findall("".join(text.rpartition(END_OF_TURN)[:2])))
     if not answers or answers != text.count("</answer>") or not turns:
         return 1.0
     return min(1.0, (answers - 1) / turns)

@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +83,10 @@ class Trainer:
         self.scorer, self.cost = load(config, source)
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
-        self.peak_flops = config.peak_flops or (
-            peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
-        )
+        self.options: dict[str, Any] = {"betas": config.betas, "weight_decay": config.weight_decay}
+        self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, fused=True, **self.options)
+        known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+        self.peak_flops = config.peak_flops or known
         self.tight = is_tight(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.canary_scorer = Whole(self.scorer, config) if Whole.fits(config) else self.scorer
@@ -116,7 +113,7 @@ class Trainer:
         if minibatches:
             self.trained_batches += 1
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr_at(self.trained_batches)
+                group.update(self.options, lr=self.config.lr_at(self.trained_batches))  # a checkpoint brings its own
             metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
             if version is not None:
@@ -231,17 +228,16 @@ class Trainer:
         self, micro: MicroBatch, totals: Totals, proximal_M: Tensor | None, live: int | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
-        here = partial(_tensor, device=self.device)
         logprobs_M, entropy_M = self._forward(micro)
         if self.proximal and proximal_M is None:
             proximal_M = logprobs_M.detach()
         tokens = Tokens(
             logprobs_M=logprobs_M,
-            old_logprobs_M=here(micro.old_logprobs_M),
-            advantages_M=here(micro.advantages_M),
-            sequence_M=here(micro.sequence_M),
+            old_logprobs_M=self._here(micro.old_logprobs_M),
+            advantages_M=self._here(micro.advantages_M),
+            sequence_M=self._here(micro.sequence_M),
             sequences=micro.sequences,
-            versions_M=here(micro.versions_M),
+            versions_M=self._here(micro.versions_M),
             proximal_logprobs_M=proximal_M,
         )
         loss, counts = self.loss(tokens, totals)
@@ -251,9 +247,8 @@ class Trainer:
 
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the targets, [M]."""
-        here = partial(_tensor, device=self.device)
-        inputs = here(micro.token_ids_RL), here(micro.position_ids_RL), micro.lengths_S.tolist()
-        return self.scorer(*inputs, here(micro.positions_M), here(micro.targets_M))
+        inputs = self._here(micro.token_ids_RL), self._here(micro.position_ids_RL), micro.lengths_S.tolist()
+        return self.scorer(*inputs, self._here(micro.positions_M), self._here(micro.targets_M))
 
     @torch.no_grad()
     def _logprobs(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
@@ -288,10 +283,9 @@ class Trainer:
         inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
         targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
         rows = np.concatenate(inputs)[None], np.concatenate([np.arange(len(ids)) for ids in inputs])[None]
-        here = partial(_tensor, device=self.device)
         with torch.no_grad():
-            chosen = here(np.arange(len(targets_M))), here(targets_M)
-            logprobs_M, _ = self.canary_scorer(*map(here, rows), [len(ids) for ids in inputs], *chosen)
+            chosen = self._here(np.arange(len(targets_M))), self._here(targets_M)
+            logprobs_M, _ = self.canary_scorer(*map(self._here, rows), [len(ids) for ids in inputs], *chosen)
         reshard(self.scorer)
         return logprobs_M.cpu().numpy()
 
@@ -309,6 +303,5 @@ class Trainer:
         self.trained_batches = counters["trained_batches"]
         return counters["version"]
 
-
-def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    def _here(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _get_work_registry_size
 
 CASES = {
     "plain": {},
@@ -66,6 +67,8 @@ def gradients(checkpoint, folder):
         tokens, ranks = trainer.config.micro_batch_tokens, trainer.world_size
         (minibatch,) = plan(batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, seed=seed)
         found[case] = gradient(trainer, minibatch)
+    trainer.publisher.publish(0)
+    assert _get_work_registry_size() == 0, "PyTorch keeps what was gathered until somebody has waited for it"
     return found, full_state(trainer.scorer)
 
 

@@ -1,6 +1,8 @@
 """Checkpoints of the learner: what goes on from one is what would have been, and a write that fails is heard of."""
 
+import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -52,6 +54,31 @@ def test_what_goes_on_from_a_checkpoint_is_what_would_have_been(trainer, tmp_pat
     assert torch.equal(weights(first), weights(second))
 
 
+def test_a_checkpoint_before_the_first_update_changes_nothing_of_it(trainer, tmp_path):
+    """The batches before it may all have been empty."""
+    first, second, resumed = trainer(), trainer(), trainer()
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    resumed.restore(tmp_path / "step-000001")
+    for subject in (first, second, resumed):
+        subject.train(batch(16))
+    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(weights(resumed), weights(second))
+
+
+def test_what_goes_on_with_other_options_has_them(trainer, source, tmp_path):
+    first = trainer()
+    first.train(batch(16))
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    config = dataclasses.replace(CONFIG, lr=2e-3, weight_decay=0.5, betas=(0.8, 0.9))
+    second = Trainer(config, source, CANARY, tmp_path / "weights", seed=5)
+    second.restore(tmp_path / "step-000001")
+    second.train(batch(16, step=1))
+    [options] = second.optimizer.param_groups
+    assert (options["lr"], options["weight_decay"], options["betas"]) == (config.lr_at(2), 0.5, (0.8, 0.9))
+
+
 class OfOtherRanks(Checkpoints):
     """Of ranks that had no rank 0."""
 
@@ -90,7 +117,7 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(trainer, tmp_p
     assert (step, len(faults)) == (0, 2)
 
 
-def test_what_cannot_be_written_or_read_says_why(trainer, tmp_path):
+def test_what_cannot_be_written_or_read_says_why(trainer, source, tmp_path):
     subject = trainer()
     (tmp_path / "file").write_text("")
     subject.checkpoint(tmp_path / "file" / "step-000001", 1)
@@ -98,6 +125,18 @@ def test_what_cannot_be_written_or_read_says_why(trainer, tmp_path):
         subject.checkpoint(tmp_path / "step-000002", 2)
     with pytest.raises(CheckpointFailed, match=f"cannot read checkpoint {tmp_path}/nowhere: FileNotFoundError"):
         subject.restore(tmp_path / "nowhere")
+    (tmp_path / ".step-000002").symlink_to("/proc")  # where no file can be written
+    subject.checkpoint(tmp_path / "step-000002", 2)
+    with pytest.raises(CheckpointFailed, match=r"cannot write checkpoint .*/step-000002: rank 0: FileNotFoundError"):
+        subject.checkpoints.wait()
+    (tmp_path / ".step-000002").unlink()
     subject.checkpoint(tmp_path / "step-000002", 2)
     subject.checkpoints.wait()
     assert json.loads((tmp_path / "step-000002" / "manifest.json").read_text())
+    other = Trainer(dataclasses.replace(CONFIG, lora_rank=2), source, CANARY, tmp_path / "weights", seed=5)
+    with pytest.raises(CheckpointFailed, match=r"cannot read .*/step-000002: rank 0: RuntimeError: Missing key"):
+        other.restore(tmp_path / "step-000002")
+    [shard] = (tmp_path / "step-000002").glob("*.distcp")
+    os.truncate(shard, 100)
+    with pytest.raises(CheckpointFailed, match=r"cannot read .*/step-000002: rank 0: "):
+        subject.restore(tmp_path / "step-000002")

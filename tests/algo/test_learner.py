@@ -325,6 +325,14 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("weight_decay", -0.1),
         ("weight_transfer", "files"),
         ("weights_dtype", "float16"),
+        ("grad_clip", None),
+        ("lr", "3e-4"),
+        ("steps", "100"),
+        ("minibatches", 1.5),
+        ("lora_rank", 8.0),
+        ("warmup_steps", None),
+        ("betas", 0.9),
+        ("lora_targets", "all-linear"),
     ],
 )
 def test_config_names_the_wrong_field_and_its_value(field, value):

@@ -279,9 +279,10 @@ def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
     ("make", "words"),
     [
         (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
+        (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
         (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
-        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or a number.*'prompt'"),
-        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be positive, got 0"),
+        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
+        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
         (lambda: PpoClip(kl_coef=-1.0), r"PpoClip.kl_coef must be at least 0, got -1.0"),
         (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind must be 'mask'"),
         (lambda: Dppo(proximal=True), r"Dppo.proximal must be False.*got True"),

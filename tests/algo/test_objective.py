@@ -144,6 +144,8 @@ def test_the_trust_region_stops_only_the_step_that_leads_out_of_it():
         assert inside(both_sides=True).tolist() == [False] * 4
         certain = torch.zeros(2)  # p = q = 1: the divergence of the two outcomes is 0 / 0 there
         assert trusted(certain, certain, advantages[:2], low=0, high=0, divergence=divergence).all()
+        # what float32 rounds to p = 1 is as far from q as it is without rounding
+        assert trusted(certain, certain - 1e-4, advantages[:2], low=0.01, high=0.01, divergence=divergence).all()
 
 
 def test_the_two_gradients_of_gspo_agree_where_the_advantage_is_constant_in_a_sequence():

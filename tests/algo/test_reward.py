@@ -1,4 +1,5 @@
 import re
+import time
 
 import pytest
 from algo_fakes import trajectory
@@ -52,6 +53,14 @@ async def test_integers_only(answer, reference, expected):
     assert await reward(trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer=reference)) == expected
 
 
+async def test_a_box_full_of_zeros_takes_no_time():
+    """Of a policy that repeats itself; this runs on the node's loop."""
+    started = time.process_time()
+    for answer, expected in ((20000 * "0" + "x", 0.0), (20000 * "0" + "1.", 1.0), (20000 * "0", 0.0)):
+        assert await MathReward()(trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer="1")) == expected
+    assert time.process_time() - started < 1.0
+
+
 async def test_truncated_rollouts_get_nothing():
     text = "<answer>\\boxed{1}</answer>"
     assert await MathReward()(trajectory(text)) == 1.0
@@ -69,6 +78,8 @@ async def test_truncated_rollouts_get_nothing():
         ("<answer>\\boxed{3}</answer> <answer>\\boxed{4}", "3"),
         ("<answer><answer>\\boxed{5}</answer></answer>", "5"),
         ("<answer>\\boxed{\\{1,2\\}}</answer>", "\\{1,2\\}"),
+        ("<answer>\\boxed{\\begin{pmatrix}1\\\\{2}\\end{pmatrix}}</answer>", "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"),
+        ("<answer>\\boxed{1\\\\}</answer>", "1\\\\"),
         ("<answer>\\boxed{5</answer>", None),
         ("\\boxed{9} <answer>done</answer>", None),
     ],

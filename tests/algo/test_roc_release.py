@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,17 @@ def test_penalties_match_the_release(row):
     text, outputs = row["inputs"]["text"], row["outputs"]
     assert error_penalty(text) == outputs["p_err"]
     assert format_penalty(text) == outputs["p_format"]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "text", "expected"),
+    [(error_penalty, "<tool_response>", 0.5), (format_penalty, "<answer></answer><|im_start|>assistant", 1.0)],
+)
+def test_openings_that_nothing_closes_take_no_time(penalty, text, expected):
+    """A policy may say them as often as it has tokens; this runs on the node's loop."""
+    started = time.process_time()
+    assert penalty(text * 8000) == expected
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("row", rows("roc_quota"), ids=name)

@@ -1,6 +1,7 @@
 """Precision, checkpointing, adapters, kinds of attention: what they change of the update, on one rank and on two."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 import torch.distributed as dist
 from algo_fakes import batch, write_checkpoint
 from algo_gradients import CASES, build, gradient, gradients
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import algo.model
+from algo.attention import packed_attention
 from algo.learner_config import LearnerConfig
 from algo.pack import plan
 from algo.publish import full_state
@@ -143,6 +146,44 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     ids = torch.tensor(subject.canary)
     logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_that_cannot_leave_with_the_tied_embeddings_is_refused(trainer, target):
+    """The head is not among the weights that leave; replicas and checkpoints would go without its adapter."""
+    with pytest.raises(ValueError, match=rf"LearnerConfig.lora_targets must not .*got \('q_proj', '{target}'\)"):
+        trainer(lora_rank=2, lora_targets=("q_proj", target))
+
+
+def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
+    """The library would make random numbers of it. The name that a wrapped model has for it is as good as none."""
+    source = write_checkpoint(tmp_path / "tiny")
+    state = load_file(source / "model.safetensors")
+    state["module.norm.weight"] = state.pop("model.norm.weight")
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds no weight model\.norm\.weight"):
+        build(source, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
+    source = write_checkpoint(tmp_path / "tiny")
+    fields = json.loads((source / "config.json").read_text())
+    for value in (None, 1.0):
+        (source / "config.json").write_text(json.dumps(fields | {name: value}))
+        build(source, tmp_path)
+    (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
+    with pytest.raises(ValueError, match=f"{name} changes the logits"):
+        build(source, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux"])
+def test_attention_that_packed_cannot_do_is_refused(name):
+    states = torch.zeros(1, 1, 3, 4)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
+    packed_attention(None, states, states, states, None, **bounds, dropout=0.0, **{name: None})
+    with pytest.raises(ValueError, match=f"attention 'packed' has no .*{name}"):
+        packed_attention(None, states, states, states, None, **bounds, **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
