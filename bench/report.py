@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from engine.watch import leave
+
 T = TypeVar("T")
 
 
@@ -47,7 +49,7 @@ def interruptible(measure: Callable[[], object], show: Callable[[], None] = lamb
         say(f"interrupted: {'what follows is of the finished rounds' if whole else 'no round was finished'}")
         if whole:
             show()
-        sys.exit(130)
+        leave(130)
     show()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
 import sys
 import warnings
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def prepare_environment() -> None:
         raise RuntimeError("engine.replica.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # To ask a run too early what it waits for (engine.watch) is no death. Not ignored: children would inherit it.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # an engine is forked from a thread, and a thread's own arena keeps no freed pages
         libc.mallopt(_M_ARENA_MAX, 1)

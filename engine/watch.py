@@ -1,16 +1,20 @@
 """No silent hang: a report of what every task waits for, on demand (SIGUSR1) and when nothing moves any more.
 
-Invariant: a run in which `progress` stands still for `silence_s` ends with `Stuck`, which carries the report.
+Invariants
+- A run in which `progress` stands still for `silence_s` ends with `Stuck`, which carries the report.
+- A run that failed or was interrupted ends, whatever its threads do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.stage import StageStats
 
@@ -53,6 +57,18 @@ async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats
 def dump(stats: Callable[[], list[StageStats]]) -> None:
     """For a signal handler."""
     print(report(stats), file=sys.stderr, flush=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process. With a status other than 0 its threads are left alone: nothing can interrupt one that waits for
+    an engine to start, for minutes where that engine is dead.
+    """
+    if status:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(0)
 
 
 def _place(waiter: Any) -> str:

@@ -61,7 +61,7 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage, StageStats
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.watch import Stuck, dump, watch
+from engine.watch import Stuck, dump, leave, watch
 from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_book import Book
@@ -347,4 +347,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -28,6 +28,7 @@ from engine.parse import MalformedCall, ToolCall, ToolCallParser
 from engine.ports import ReplicaDied, Sampling, Tool
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.tools import PythonTool
+from engine.watch import leave
 from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
@@ -153,6 +154,7 @@ if __name__ == "__main__":
         asyncio.run(main(options, Console()))
     except KeyboardInterrupt:
         print()
+        leave(130)
     except (ValueError, SandboxUnavailable, ReplicaDied) as failure:
         print(f"error: {failure}", file=sys.stderr)
-        sys.exit(1)
+        leave(1)

@@ -58,6 +58,7 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import StopReason, Trajectory
+from engine.watch import leave
 from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
@@ -259,4 +260,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.recipes.runs import QUICKSTART, ROOT, SMALL, Run, command, metrics
@@ -179,6 +180,26 @@ def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) ->
     assert shared_memory() == before
     assert len(metrics(tmp_path / "quickstart")) >= 2
     assert (tmp_path / "quickstart" / "timeline.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_engines_start_waits_for_none(started: list[Run], tmp_path: Path) -> None:
+    """An engine that stands still is one that never answers: vLLM's thread would wait for it."""
+    before = shared_memory()
+    run = Run(command(tmp_path, *SMALL))
+    started.append(run)
+    node = psutil.Process(run.process.pid)
+    while not (engines := [child for child in node.children() if "EngineCor" in child.name()]):
+        assert run.process.poll() is None, run.end()
+        time.sleep(0.02)
+    for engine in engines:
+        engine.suspend()
+    os.kill(run.process.pid, signal.SIGUSR1)
+    run.until(" x ")
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert run.left() == []
+    assert shared_memory() == before
 
 
 @pytest.mark.timeout(300)
