@@ -24,6 +24,8 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found = []
     for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"message {at}: must be an object with a role, got {message!r}")
         calls = message.get("tool_calls") or ()
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not calls):

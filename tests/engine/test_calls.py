@@ -94,6 +94,8 @@ def with_calls(*calls, content=""):
         (with_calls({"function": GOOD}, content="<tool_call>{"), "where a rollout reads"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "content must be a string, got None"),
         ({"role": "user", "content": "", "tool_calls": [{"function": GOOD}]}, "the assistant's, .* role 'user'"),
+        ({"content": "x"}, "must be an object with a role, got {'content': 'x'}"),
+        ("x", "must be an object with a role, got 'x'"),
     ],
 )
 def test_what_cannot_be_rendered_names_example_message_and_field(message, wrong):
