@@ -228,7 +228,9 @@ def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
         assert torch.equal(written[name], tensor.bfloat16())
         assert torch.equal(state[name], written[name])
     names = {path.name for path in checkpoint.iterdir()}
-    assert {path.name for path in type(checkpoint)(one.saved.path).iterdir()} == names
+    files = {path.name: path.stat().st_mode for path in type(checkpoint)(one.saved.path).iterdir()}
+    assert files.keys() == names
+    assert files["model.safetensors"] == files["config.json"], "who may read the one may read the other"
 
 
 def test_a_save_that_cannot_be_written_names_the_path_and_leaves_the_learner_serving(one):
