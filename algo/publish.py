@@ -67,7 +67,9 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
                 if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
                     shutil.copy(file, unfinished)
             save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-            shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # else nobody else may read it
+            shutil.copymode(
+                unfinished / "config.json", unfinished / "model.safetensors"
+            )  # else its owner alone reads it
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -45,9 +45,9 @@ class Refused(Exception):
 
 
 class Budget:
-    """At most `total` units are held at once; who wants more than are free waits, in order.
+    """At most `total` units are held at once; who wants more than are free waits, in order. keep(n) returns the rest.
 
-    >>> async with budget.hold(len(body)): ...
+    >>> async with budget.hold(BODY_BYTES) as keep: ...
     """
 
     def __init__(self, total: int) -> None:
@@ -56,17 +56,22 @@ class Budget:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def hold(self, amount: int) -> AsyncIterator[None]:
+    async def hold(self, amount: int) -> AsyncIterator[Callable[[int], None]]:
+        def keep(part: int) -> None:
+            nonlocal amount
+            self._free += amount - part
+            amount = part
+            self._freed.set()
+
         async with self._turn:
             while amount > self._free:
                 self._freed.clear()
                 await self._freed.wait()
             self._free -= amount
         try:
-            yield
+            yield keep
         finally:
-            self._free += amount
-            self._freed.set()
+            keep(0)
 
 
 class Gateway:
@@ -93,8 +98,10 @@ class Gateway:
             size = BODY_BYTES if declared is None else declared
             if size > BODY_BYTES:
                 raise Refused(413, f"the body must be at most {BODY_BYTES} bytes, got {size}")
-            async with self._bodies.hold(size) if size > SMALL_BYTES else nullcontext():
-                return await answer(decode(decoder, await _body(request)))
+            async with self._bodies.hold(size) if size > SMALL_BYTES else nullcontext(lambda _: None) as keep:
+                body = await _body(request)
+                keep(len(body))
+                return await answer(decode(decoder, body))
 
         return web.post(path, handle)
 

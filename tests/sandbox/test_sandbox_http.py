@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from sandbox_gateway import Server, command, output_of, serving, started
+from sandbox_gateway import JSON, Server, command, output_of, serving, started
 from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
@@ -210,6 +212,24 @@ async def test_clients_that_send_slowly_keep_no_small_request_waiting(server: Se
             await writer.wait_closed()
 
 
+async def test_bodies_without_a_length_hold_what_they_turn_out_to_be(server: Server) -> None:
+    calls = HELD_BYTES // BODY_BYTES + 1
+    body = msgspec.json.encode({"type": "python", "solution": SLEEP})
+
+    async def post() -> None:
+        with contextlib.suppress(TimeoutError):
+            timeout = aiohttp.ClientTimeout(total=10)
+            async with server.http.post(server.url + "/run", data=body, headers=JSON, chunked=True, timeout=timeout):
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(post(), name=f"post-{number}") for number in range(calls)]
+        await server.until_metric("calls_in_flight", calls)
+        for task in tasks:
+            task.cancel()
+    await server.until_metric("calls_in_flight", 0)
+
+
 async def test_a_client_that_leaves_ends_its_calls(server: Server) -> None:
     sleeper = {"type": "python", "solution": SLEEP}
     for path, message, calls in (
@@ -285,5 +305,9 @@ async def test_a_budget_is_given_in_order_and_given_back() -> None:
         await asyncio.sleep(0.01)
         assert held == [8, 7, 1]
         rest.set()
+    async with budget.hold(10) as keep:
+        keep(1)
+        async with budget.hold(9):
+            pass
     async with budget.hold(10):
         pass
