@@ -111,6 +111,8 @@ class Config:
         for field, least in {**dict.fromkeys(counts.split(), 1), "group_size": 2, "eval_replicas": 0}.items():
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"name must be that of a folder, got {self.name!r}")
         if self.eval_replicas and self.devices:
             raise ValueError(f"eval_replicas must be 0 on GPUs, got {self.eval_replicas}")
         if self.learning_rate <= 0:
@@ -120,10 +122,8 @@ class Config:
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
         _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail, visible(self.devices)
         if not (self.checkpoint / "config.json").is_file():
-            raise ValueError(
-                f"checkpoint: no config.json in {str(self.checkpoint)!r}; give a Hugging Face folder, or make one with "
-                f"{sys.executable} recipes/tiny_cold_start.py"
-            )
+            make = f"give a Hugging Face folder, or make one with {sys.executable} recipes/tiny_cold_start.py"
+            raise ValueError(f"checkpoint: no config.json in {str(self.checkpoint)!r}; {make}")
 
     @property
     def selector(self) -> Selector:
