@@ -149,6 +149,9 @@ class Replica:
         )
         self._enter()
         try:
+            known = self._engine.vllm_config.model_config.get_vocab_size()
+            if (largest := max(token_ids, default=0)) >= known:  # vLLM does not look, and dies of it
+                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
             # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
             async with aclosing(
                 self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)

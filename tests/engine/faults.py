@@ -208,6 +208,11 @@ async def under_faults(found):
         found["live"] = fleet.live
         found["in_books"] = [*balancer.waiting, *balancer.running]
         await check_replica(fleet._supervisor.live[1], [5, 6, 7, 8], 2, f"{CHECKPOINT}/model.safetensors", 2)
+        try:
+            await load.play([5, 512])
+        except ValueError as error:
+            found["refused"] = str(error)
+        found["unharmed"] = await load.all() == quiet
     found["left"] = [pid for pid in ours if alive(pid)]
 
 

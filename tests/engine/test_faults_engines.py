@@ -62,6 +62,12 @@ def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
     assert found["drained"]
 
 
+def test_a_prompt_from_beyond_the_vocabulary_is_refused_and_kills_no_engine(found):
+    """As from a tokenizer that knows more tokens than the model."""
+    assert found["refused"] == "replica 1 refuses the request: token id 512 is beyond the model's vocabulary of 512"
+    assert found["unharmed"]
+
+
 def test_the_death_of_an_idle_engine_is_noticed(found):
     assert found["noticed"]
 
