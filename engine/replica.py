@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +87,8 @@ class Replica:
         loop.add_reader(process, end)
 
     def _build(self) -> None:
+        if not Path(self.config.checkpoint, "config.json").is_file():  # vLLM would say that it may not go online
+            raise ValueError(f"no config.json in {self.config.checkpoint!r}")
         if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
         with scipy_absent():
