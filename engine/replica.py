@@ -94,11 +94,14 @@ class Replica:
         with scipy_absent():
             from vllm import AsyncEngineArgs
             from vllm.config import WeightTransferConfig
+            from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
 
             import engine.weights
             from engine.kv_tap import kv_tap
 
+        if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
+            raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
         if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
         settings = AsyncEngineArgs(

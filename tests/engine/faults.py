@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from engine.balance import Place
@@ -257,6 +258,10 @@ async def main():
     found = {}
     await under_faults(found)
     await all_dead(found)
+    try:
+        await Replica(replace(CONFIG, devices=(0,)), 0, None, lambda *_: None).start()
+    except ReplicaDied as error:
+        found["no_gpu"] = str(error)
     print(json.dumps(found))
 
 

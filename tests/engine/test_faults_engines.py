@@ -22,6 +22,11 @@ def found():
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def test_a_gpu_that_is_not_there_is_no_cpu(found):
+    """The engines here are vLLM's for the CPU."""
+    assert found["no_gpu"] == "replica 0 did not start: vLLM finds no GPU here, and devices are (0,)"
+
+
 def test_an_undisturbed_run_gives_every_turn_its_length(found):
     assert found["quiet"] == [80]
     assert found["prefilled"] > 0
