@@ -258,16 +258,15 @@ class Fleet:
         if self._ended is not None or not self._supervisor.open.is_set():
             return
         try:
-            places = self._balancer.decide(self._timeline.now())
+            for place in self._balancer.decide(self._timeline.now()):
+                turn = self._turns.get(place.key)
+                if turn is not None:  # else it was closed in this tick
+                    reasons = {name: getattr(place, name) for name in _REASONS}
+                    self._timeline.instant("fleet", place.rule, **reasons)
+                    self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
             self._supervisor.fail(error)
             return
-        for place in places:
-            turn = self._turns.get(place.key)
-            if turn is not None:  # else it was closed in this tick
-                reasons = {name: getattr(place, name) for name in _REASONS}
-                self._timeline.instant("fleet", place.rule, **reasons)
-                self._send(turn, self._supervisor.live[place.replica])
         self._later = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None
 
     def _send(self, turn: _Turn, replica: ReplicaPort) -> None:

@@ -18,6 +18,7 @@ from engine.ports import KvSample
 H = len(HORIZONS)
 WAITING = ("ready", "parked", "fresh")
 SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
+KNOWN = 4096  # reservations that are remembered: where all fit, growth is never learnt and its version stays
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ class Books:
 
     def reservation(self, item: Item, block_size: int) -> Ints:
         """Tokens (H) that it is expected to hold beyond its group's prompt, half a block lost at its end included."""
-        if self._version != self.growth.version:
+        if self._version != self.growth.version or len(self._known) == KNOWN:
             self._known.clear()
             self._version = self.growth.version
         size = max(0, self.length(item) - item.kin.prompt_tokens)

@@ -103,7 +103,7 @@ class RunFolder:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
         with self.writing("metrics.jsonl"):
-            line = msgspec.json.encode({"step": step, **metrics}) + b"\n"
+            line = msgspec.json.encode({"step": step, **metrics}, enc_hook=float) + b"\n"
             append(self._metrics, line)
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -86,16 +87,21 @@ class Replica:
         loop.add_reader(process, end)
 
     def _build(self) -> None:
+        if not Path(self.config.checkpoint, "config.json").is_file():  # vLLM would say that it may not go online
+            raise ValueError(f"no config.json in {self.config.checkpoint!r}")
         if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
         with scipy_absent():
             from vllm import AsyncEngineArgs
             from vllm.config import WeightTransferConfig
+            from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
 
             import engine.weights
             from engine.kv_tap import kv_tap
 
+        if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
+            raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
         if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
         settings = AsyncEngineArgs(
@@ -149,6 +155,9 @@ class Replica:
         )
         self._enter()
         try:
+            known = self._engine.vllm_config.model_config.get_vocab_size()
+            if (largest := max(token_ids, default=0)) >= known:  # vLLM does not look, and dies of it
+                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
             # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
             async with aclosing(
                 self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)

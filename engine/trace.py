@@ -70,7 +70,7 @@ class Timeline:
         with path.open("wb") as file:
             file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
             for number, event in enumerate(self._events()):
-                file.write((b",\n" if number else b"") + msgspec.json.encode(event))
+                file.write((b",\n" if number else b"") + msgspec.json.encode(event, enc_hook=float))
             file.write(b"]}\n")
 
     def _events(self) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from engine.balance import Place
@@ -208,6 +209,11 @@ async def under_faults(found):
         found["live"] = fleet.live
         found["in_books"] = [*balancer.waiting, *balancer.running]
         await check_replica(fleet._supervisor.live[1], [5, 6, 7, 8], 2, f"{CHECKPOINT}/model.safetensors", 2)
+        try:
+            await load.play([5, 512])
+        except ValueError as error:
+            found["refused"] = str(error)
+        found["unharmed"] = await load.all() == quiet
     found["left"] = [pid for pid in ours if alive(pid)]
 
 
@@ -252,6 +258,10 @@ async def main():
     found = {}
     await under_faults(found)
     await all_dead(found)
+    try:
+        await Replica(replace(CONFIG, devices=(0,)), 0, None, lambda *_: None).start()
+    except ReplicaDied as error:
+        found["no_gpu"] = str(error)
     print(json.dumps(found))
 
 

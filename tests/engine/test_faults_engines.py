@@ -22,6 +22,11 @@ def found():
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def test_a_gpu_that_is_not_there_is_no_cpu(found):
+    """The engines here are vLLM's for the CPU."""
+    assert found["no_gpu"] == "replica 0 did not start: vLLM finds no GPU here, and devices are (0,)"
+
+
 def test_an_undisturbed_run_gives_every_turn_its_length(found):
     assert found["quiet"] == [80]
     assert found["prefilled"] > 0
@@ -60,6 +65,12 @@ def test_afterwards_the_fleet_is_whole_and_nothing_is_left(found):
 def test_what_a_drained_engine_still_has_goes_on_elsewhere(found):
     assert found["live"] == [1]
     assert found["drained"]
+
+
+def test_a_prompt_from_beyond_the_vocabulary_is_refused_and_kills_no_engine(found):
+    """As from a tokenizer that knows more tokens than the model."""
+    assert found["refused"] == "replica 1 refuses the request: token id 512 is beyond the model's vocabulary of 512"
+    assert found["unharmed"]
 
 
 def test_the_death_of_an_idle_engine_is_noticed(found):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -554,6 +555,16 @@ async def test_a_bug_of_the_policy_ends_the_run(method):
     replicas = Replicas()
     with pytest.raises(LookupError, match=f"in {method}"):
         await run()
+
+
+async def test_a_policy_that_places_on_a_replica_that_is_not_there_ends_the_run():
+    class Astray(KvAware):
+        def decide(self, now):
+            return [replace(place, replica=7) for place in super().decide(now)]
+
+    with pytest.raises(KeyError, match="7"):
+        async with asyncio.timeout(30), fleet_of(Replicas(), balancer=Astray(max_tokens=1000)) as fleet:
+            await play(fleet)
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0)])

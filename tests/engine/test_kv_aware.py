@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.kv_aware import KvAware
+from engine.kv_books import KNOWN
 from engine.ports import KvSample
 
 BLOCK = 32
@@ -247,6 +248,15 @@ def test_no_forecast_is_made_while_all_fit_even_at_their_bound():
     arrive(policy, 30, 31, group=0)
     assert len(decided(policy)) == 2, "it is known by now that they end at 200"
     assert policy.growth.version > learnt
+
+
+def test_what_was_predicted_for_groups_that_are_gone_is_forgotten_also_while_all_fit():
+    policy = balancer(blocks=1000)
+    for key in range(10_000):
+        arrive(policy, key)
+        assert len(decided(policy)) == 1
+        policy.leave(key, 40, True)
+    assert len(policy._books._known) <= KNOWN
 
 
 def test_a_place_is_held_as_long_as_computing_a_full_cache_takes():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.record import DiskFull, RunFolder, versions
@@ -24,7 +25,7 @@ def test_a_name_is_never_reused(tmp_path):
 def test_each_step_is_on_disk_when_step_returns(tmp_path):
     with RunFolder.open(tmp_path, "run") as run:
         for step in (1, 2):
-            run.step(step, {"reward": step / 2, "tokens": step})
+            run.step(step, {"reward": np.float64(step / 2), "tokens": step})  # as a user's own estimate may give it
             lines = (run.path / "metrics.jsonl").read_text().splitlines()
             assert [json.loads(line) for line in lines][-1] == {"step": step, "reward": step / 2, "tokens": step}
     assert len(lines) == 2

@@ -4,13 +4,16 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from engine.ports import ReplicaDied
 from engine.replica import Replica, ReplicaConfig
 from engine.replica_config import ENVIRONMENT
 
+TINY = str(Path(__file__).parents[2] / "recipes/tiny")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
@@ -39,6 +42,12 @@ def test_the_end_of_a_process_is_seen(factory, when):
         runner.run(watched(process))
 
 
+async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    replica = Replica(ReplicaConfig(checkpoint=str(tmp_path)), 3, None, lambda *_: None)
+    with pytest.raises(ReplicaDied, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
+        await replica.start()
+
+
 @pytest.mark.parametrize(("devices", "disabled"), [((), "1"), ((0,), None)])
 async def test_before_vllm_is_imported_compilation_is_disabled_on_the_cpu_alone(monkeypatch, devices, disabled):
     """On GPUs vLLM compiles the model, and says that it cannot where this is disabled."""
@@ -48,5 +57,5 @@ async def test_before_vllm_is_imported_compilation_is_disabled_on_the_cpu_alone(
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ImportError, match="vllm"):
-        Replica(ReplicaConfig(checkpoint="nowhere", devices=devices), 0, None, lambda *_: None)._build()
+        Replica(ReplicaConfig(checkpoint=TINY, devices=devices), 0, None, lambda *_: None)._build()
     assert os.environ.get("TORCHDYNAMO_DISABLE") == disabled

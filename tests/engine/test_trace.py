@@ -5,6 +5,7 @@ import json
 import tracemalloc
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,15 @@ def test_the_file_is_valid_and_begins_at_zero(tmp_path):
     assert (instant["ts"], instant["args"]) == (0.0, {"pid": 17})
     assert (blocks["name"], blocks["args"], blocks["ts"]) == ("replica 0 KV blocks", {"used": 12}, 500_000.0)
     assert requests["args"] == {"running": 3, "waiting": 1}
+
+
+def test_numpy_numbers_in_an_event_are_numbers(tmp_path):
+    """As in the places of somebody's own policy."""
+    timeline = Timeline(Clock())
+    timeline.instant("fleet", "mine", replica=np.int64(1), headroom_blocks=np.float64(2.5), stay_s=np.float32(0.5))
+    timeline.write(path := tmp_path / "timeline.json")
+    [event] = (event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "i")
+    assert event["args"] == {"replica": 1, "headroom_blocks": 2.5, "stay_s": 0.5}
 
 
 def test_writing_holds_one_event_at_a_time(tmp_path):
