@@ -15,6 +15,7 @@ Shape legend: H heads, L tokens of the row, D width of a head, S trajectories.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +27,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 PACKED = "packed"
+# PyTorch 2.11 takes fewer heads of keys than of queries without being told; later ones ask for a word.
+GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
@@ -66,7 +69,7 @@ def packed_attention(
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)
-        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)[None], None
+        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=(-1, 0), **GROUPED)[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     parts = zip(*(states.split(lengths, dim=2) for states in (query_1HLD, key_1HLD, value_1HLD)), strict=True)
     alone = [

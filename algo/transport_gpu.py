@@ -1,4 +1,4 @@
-"""The learner's half of weight transfer on GPUs. Written against vLLM 0.32 and torch 2.13; not yet run on a GPU.
+"""The learner's half of weight transfer on GPUs. Written against vLLM 0.26 to 0.32; not yet run on a GPU.
 
     nccl  replicas pull from the GPU of rank 0, each over a communicator of its own
     ipc   replicas read the memory of the learner's GPU that they share (`engine.weights_gpu`)

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,7 @@ class Replica:
         self._on_step = on_step
         self._updating = False
         self._asleep = False
+        self._ends: dict[str, list[tuple[int, float]]] = {}  # of each request: (version, its tokens until the next one)
         self._engine: Any = None
         self._unwatch: Callable[[], None] = _nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.orphans`).
@@ -66,7 +68,7 @@ class Replica:
                 self._watch(os.pidfd_open(self.pid))
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
-                await self._engine.init_weight_transfer_engine(_init_request())
+                await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                 # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
                 await self._engine.get_supported_tasks()
         except Exception as error:
@@ -154,6 +156,7 @@ class Replica:
             extra_args=None if sampling.deliver_at is None else {"deliver_at": list(sampling.deliver_at)},
         )
         self._enter()
+        ends, total = self._ends.setdefault(request_id, []), 0
         try:
             known = self._engine.vllm_config.model_config.get_vocab_size()
             if (largest := max(token_ids, default=0)) >= known:  # vLLM does not look, and dies of it
@@ -164,8 +167,9 @@ class Replica:
             ) as outputs:
                 async for output in outputs:
                     part = output.outputs[0]
+                    total += len(part.token_ids)
                     logprobs = part.logprobs.logprobs if part.logprobs else []
-                    spans = _spans(part.weight_versions) if part.finish_reason else ()
+                    spans = _spans([*ends, (self.version, total)], total) if part.finish_reason else ()
                     yield Delta(
                         part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
                     )
@@ -176,6 +180,7 @@ class Replica:
             raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
+            del self._ends[request_id]
 
     async def abort(self, request_id: str) -> None:
         """Ends the request: its stream gives what it has and finish "abort". Nothing if it has ended."""
@@ -238,10 +243,20 @@ class Replica:
         await self._engine.start_weight_update()
         published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
         await self._engine.update_weights(WeightTransferUpdateRequest(published))
-        await self._engine.finish_weight_update(str(version))
+        await self._engine.finish_weight_update()
+        await self._end_version()
         self.version = version
         if paused:
             await self._engine.resume_generation()
+
+    async def _end_version(self) -> None:
+        """What the engine has sampled so far is of the version until now. vLLM tells that from 0.32 on only."""
+        while self._ends and not self._engine.engine_core.outputs_queue._getters:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # its last step is still being read
+        states = self._engine.output_processor.request_states.values()
+        sampled = {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
+        for request_id, ends in self._ends.items():  # one that vLLM has forgotten has ended
+            ends.append((self.version, sampled.get(request_id, math.inf)))
 
     async def _pause(self, *, clear_cache: bool) -> None:
         """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
@@ -320,9 +335,10 @@ class Replica:
 def _nothing() -> None: ...
 
 
-def _spans(versions: Any) -> Sequence[tuple[int, int, int]]:
-    """vLLM's spans; a label that is not a number is the engine's own before the first update."""
-    return [(int(span.version), span.start, span.end) for span in versions or () if span.version.isdigit()]
+def _spans(ends: Sequence[tuple[int, float]], total: int) -> list[tuple[int, int, int]]:
+    """(version, start, end) of each version that has tokens. ends: in order, see `Replica`; total: tokens."""
+    bounds = pairwise([0, *(int(min(end, total)) for _, end in ends)])
+    return [(version, *bound) for (version, _), bound in zip(ends, bounds, strict=True) if bound[0] < bound[1]]
 
 
 def _end(engine: Any) -> None:
@@ -330,9 +346,3 @@ def _end(engine: Any) -> None:
     engine.shutdown(0.1)
     for process in processes:
         process.join(5.0)  # else one that had to be killed stays a zombie
-
-
-def _init_request() -> Any:
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-    return WeightTransferInitRequest({})

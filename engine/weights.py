@@ -58,6 +58,7 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 
     init_info_cls = NoRendezvous
     update_info_cls = Published
+    trainer_send_weights = None  # which vLLM 0.26 asks for: that half is `algo.transport`
     _direct: Direct | None
 
     def init_transfer_engine(self, init_info: NoRendezvous) -> None:

@@ -41,7 +41,7 @@ class Direct:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+        self._head = model.lm_head
         self._targets = {name: target for target in _targets(model) for name in target.names}
         self._missing = set(self._targets)
         self._parts: dict[str, Tensor] = {}  # of targets that are not whole yet
@@ -59,8 +59,7 @@ class Direct:
     def finish(self) -> None:
         if self._missing:
             raise RuntimeError(f"{len(self._missing)} weights did not come, {min(self._missing)} among them")
-        for head in self._heads:
-            _pack(head)
+        _pack(self._head)
 
     def _fill(self, target: Target, parts: list[Tensor]) -> None:
         module, shape = target.module, (sum(map(len, parts)), *parts[0].shape[1:])

@@ -1,4 +1,4 @@
-"""The replica's half of "nccl" and "ipc". Written against vLLM 0.32 and torch 2.13; not yet run on a GPU.
+"""The replica's half of "nccl" and "ipc". Written against vLLM 0.26 to 0.32; not yet run on a GPU.
 
 Runs inside the engine's workers, each of which has a GPU. The learner's half is `algo.transport_gpu`.
 """
