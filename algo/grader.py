@@ -55,14 +55,14 @@ def read(latex: str) -> list[Any]:
     text = normalize_latex(latex.strip().removesuffix("."), config=NORMALIZATION)
     try:
         meaning = parse_latex_cached(text)
+        if isinstance(meaning, sympy.Expr):  # exact: only so is 0.333333 not 1/3, and 0.1 + 0.2 is 0.3
+            meaning = meaning.xreplace({value: sympy.Rational(str(value)) for value in meaning.atoms(sympy.Float)})
+        if isinstance(meaning, sympy.Mul) and "%" in text:
+            meaning = meaning.doit()  # its value: for Math-Verify 5 % is 0.05 and also 5
     except Exception as error:
         if type(error) not in REFUSALS:
             raise
         return [text]
-    if isinstance(meaning, sympy.Float):
-        meaning = sympy.Rational(str(meaning))  # exact: only so is 0.333333 not 1/3
-    elif isinstance(meaning, sympy.Mul) and "%" in text:
-        meaning = meaning.doit()  # its value: for Math-Verify 5 % is 0.05 and also 5
     return [meaning, text]
 
 
