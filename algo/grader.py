@@ -28,6 +28,7 @@ import sympy
 import sympy.physics.units  # imported by `simplify` at its first use, and itself evaluates text
 from latex2sympy2_extended.latex2sympy2 import normalize_latex
 from math_verify.parser import LatexExtractionConfig, parse_latex_cached
+from sympy import NonSquareMatrixError, ShapeError
 from sympy.parsing import sympy_parser
 
 NORMALIZATION = LatexExtractionConfig().normalization_config
@@ -35,9 +36,10 @@ NORMALIZATION = LatexExtractionConfig().normalization_config
 DECIMALS = 12
 LIBRARIES = ("antlr4", "latex2sympy2_extended", "math_verify", "mpmath", "sympy")
 # Exactly these types, not their subclasses, say that a text cannot be read or compared. Exception: all that the parser
-# itself raises, without a type of its own. ValueError: sympy's constructors ("mismatched dimensions"). TypeError and
-# NotImplementedError: comparisons that sympy does not define or decide. RecursionError: nested too deep for the parser.
-REFUSALS = (Exception, ValueError, TypeError, NotImplementedError, RecursionError)
+# itself raises, without a type of its own. ValueError: sympy's constructors ("mismatched dimensions"); so do the two
+# of matrices that do not fit. TypeError and NotImplementedError: comparisons that sympy does not define or decide.
+# RecursionError: nested too deep for the parser.
+REFUSALS = (Exception, ValueError, TypeError, NotImplementedError, RecursionError, ShapeError, NonSquareMatrixError)
 NUMBER = re.compile(r"(?:Integer|Float) ?\('?[0-9.eE+-]+'? ?\)")
 
 evaluate = sympy_parser.eval_expr

@@ -88,6 +88,8 @@ WRONG = [
     ("13", r"13\neq 14"),
     ("13", "x"),
     (r"\frac{1}{2}", ""),
+    ("13", r"\begin{vmatrix}13&0\end{vmatrix}"),
+    ("13", r"\begin{pmatrix}1\\2\end{pmatrix}\cdot\begin{pmatrix}1\\2\end{pmatrix}"),
 ]
 STRICTER = [  # wrong here, right for Math-Verify: it rounds to 6 decimals, and for it 5 % is 0.05 and also 5
     (r"\frac{1}{3}", "0.333333"),
