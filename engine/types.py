@@ -53,6 +53,9 @@ class RolloutError:
 class Prompt:
     """One problem: chat messages for the model, a reference answer for the reward.
 
+    id: the seeds of sampling and selection come from it. A prompt that comes again, in another epoch, needs another id:
+    under the same one it is rolled out with the same random numbers.
+
     >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
     'train-7'
     """
