@@ -119,7 +119,7 @@ def _finish(unfinished: Path, path: Path) -> None:
         shutil.rmtree(path)
     unfinished.rename(path)
     _sync(path.parent)
-    for old in sorted(path.parent.glob("step-*"))[:-KEPT]:
+    for old in sorted(each for each in path.parent.glob("step-*") if each.name[5:].isdecimal())[:-KEPT]:
         shutil.rmtree(old)
 
 

@@ -28,6 +28,7 @@ import sympy
 import sympy.physics.units  # imported by `simplify` at its first use, and itself evaluates text
 from latex2sympy2_extended.latex2sympy2 import normalize_latex
 from math_verify.parser import LatexExtractionConfig, parse_latex_cached
+from sympy import NonSquareMatrixError, ShapeError
 from sympy.parsing import sympy_parser
 
 NORMALIZATION = LatexExtractionConfig().normalization_config
@@ -35,9 +36,10 @@ NORMALIZATION = LatexExtractionConfig().normalization_config
 DECIMALS = 12
 LIBRARIES = ("antlr4", "latex2sympy2_extended", "math_verify", "mpmath", "sympy")
 # Exactly these types, not their subclasses, say that a text cannot be read or compared. Exception: all that the parser
-# itself raises, without a type of its own. ValueError: sympy's constructors ("mismatched dimensions"). TypeError and
-# NotImplementedError: comparisons that sympy does not define or decide. RecursionError: nested too deep for the parser.
-REFUSALS = (Exception, ValueError, TypeError, NotImplementedError, RecursionError)
+# itself raises, without a type of its own. ValueError: sympy's constructors ("mismatched dimensions"); so do the two
+# of matrices that do not fit. TypeError and NotImplementedError: comparisons that sympy does not define or decide.
+# RecursionError: nested too deep for the parser.
+REFUSALS = (Exception, ValueError, TypeError, NotImplementedError, RecursionError, ShapeError, NonSquareMatrixError)
 NUMBER = re.compile(r"(?:Integer|Float) ?\('?[0-9.eE+-]+'? ?\)")
 
 evaluate = sympy_parser.eval_expr
@@ -55,14 +57,14 @@ def read(latex: str) -> list[Any]:
     text = normalize_latex(latex.strip().removesuffix("."), config=NORMALIZATION)
     try:
         meaning = parse_latex_cached(text)
+        if isinstance(meaning, sympy.Expr):  # exact: only so is 0.333333 not 1/3, and 0.1 + 0.2 is 0.3
+            meaning = meaning.xreplace({value: sympy.Rational(str(value)) for value in meaning.atoms(sympy.Float)})
+        if isinstance(meaning, sympy.Mul) and "%" in text:
+            meaning = meaning.doit()  # its value: for Math-Verify 5 % is 0.05 and also 5
     except Exception as error:
         if type(error) not in REFUSALS:
             raise
         return [text]
-    if isinstance(meaning, sympy.Float):
-        meaning = sympy.Rational(str(meaning))  # exact: only so is 0.333333 not 1/3
-    elif isinstance(meaning, sympy.Mul) and "%" in text:
-        meaning = meaning.doit()  # its value: for Math-Verify 5 % is 0.05 and also 5
     return [meaning, text]
 
 

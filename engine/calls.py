@@ -30,6 +30,8 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not calls):
             raise ValueError(f"message {at}: content must be a string, got {content!r}")
+        if content and content != content.encode(errors="replace").decode():  # half a surrogate pair has no tokens
+            raise ValueError(f"message {at}: content must be text, got {content!r}")
         if calls and message["role"] != "assistant":
             raise ValueError(f"message {at}: tool_calls are the assistant's, got some of role {message['role']!r}")
         rest = {name: value for name, value in message.items() if name != "tool_calls"}

@@ -29,7 +29,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Those that are complete, ascending."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.path.glob("step-*"))
+        return sorted(int(path.name[5:]) for path in self.path.glob("step-*") if path.name[5:].isdecimal())
 
     def clear_drafts(self) -> None:
         """Deletes what a learner that was killed had begun."""

@@ -73,8 +73,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
         rows = [row for row in rows if row["step"] <= step]
-        os.close(self._metrics)
         write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        os.close(self._metrics)
         self._metrics = os.open(path, _APPEND, 0o644)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -87,7 +87,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        empty = os.fstat(self._metrics).st_size == 0
+        empty = os.fstat(self._metrics).st_size == 0 and not self.resumed
         os.close(self._metrics)
         with contextlib.suppress(OSError):  # each step was flushed when it was written
             self._board.close()

@@ -53,6 +53,9 @@ class RolloutError:
 class Prompt:
     """One problem: chat messages for the model, a reference answer for the reward.
 
+    id: the seeds of sampling and selection come from it. A prompt that comes again, in another epoch, needs another id:
+    under the same one it is rolled out with the same random numbers.
+
     >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
     'train-7'
     """
@@ -61,9 +64,12 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...]
     answer: str
 
-    def __post_init__(self) -> None:  # said now: the journal would take another type, and no resume could read it
-        if not isinstance(self.id, str) or not isinstance(self.answer, str):
-            raise ValueError(f"Prompt: id and answer must be strings, got {self.id!r} and {self.answer!r}")
+    def __post_init__(self) -> None:  # said now: the journal would take other types, and no resume could read them
+        fields = [text for message in self.messages for field in message.items() for text in field]
+        try:
+            "".join([self.id, self.answer, *fields]).encode()
+        except (TypeError, UnicodeEncodeError) as error:
+            raise ValueError(f"id, answer and all in messages must be text, got {self!r}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,11 +5,12 @@ Invariant: it is gone when the node has ended; what a killed node left is remove
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "rocstar-"
@@ -23,7 +24,8 @@ def workspace() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
     before, tempfile.tempdir = tempfile.tempdir, str(path)  # vLLM leaves sockets and files in the temporary folder
     try:
-        yield path
+        with _held(path):
+            yield path
     finally:
         tempfile.tempdir = before
         shutil.rmtree(path, ignore_errors=True)
@@ -34,4 +36,16 @@ def _sweep(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError), _held(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Raises OSError where a node holds it: of one in another container the process is not seen, but the lock is."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(folder)

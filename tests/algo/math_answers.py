@@ -59,6 +59,8 @@ RIGHT = [
     ("5\\%", "0.05"),
     (r"\frac{1}{20}", "5\\%"),
     ("5\\%", "5%"),
+    ("0.3", r"0.1\cdot 3"),
+    (r"1.6\times10^{-19}", "0.00000000000000000016"),
 ]
 WRONG = [
     (r"\frac{1}{2}", r"\frac{1}{3}"),
@@ -86,6 +88,8 @@ WRONG = [
     ("13", r"13\neq 14"),
     ("13", "x"),
     (r"\frac{1}{2}", ""),
+    ("13", r"\begin{vmatrix}13&0\end{vmatrix}"),
+    ("13", r"\begin{pmatrix}1\\2\end{pmatrix}\cdot\begin{pmatrix}1\\2\end{pmatrix}"),
 ]
 STRICTER = [  # wrong here, right for Math-Verify: it rounds to 6 decimals, and for it 5 % is 0.05 and also 5
     (r"\frac{1}{3}", "0.333333"),
@@ -94,4 +98,5 @@ STRICTER = [  # wrong here, right for Math-Verify: it rounds to 6 decimals, and 
     ("5\\%", "5"),
     (r"\sqrt{2}", "1.41421356"),
     (r"\pi", "3.14159265"),
+    (r"\frac{0.1234567890123456789}{1}", r"\frac{0.1234567890123456788}{1}"),
 ]

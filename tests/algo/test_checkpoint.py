@@ -99,12 +99,14 @@ def test_a_rank_that_was_not_there_goes_on_with_random_numbers_of_its_own_seed(t
 def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(trainer, tmp_path):
     subject, folder = trainer(), CheckpointFolder(tmp_path / "checkpoints")
     (folder.path / ".step-000003").mkdir(parents=True)  # of a learner that was killed
+    (copied := folder.path / "step-000002.bak").mkdir()  # by the user
     for step in (1, 2, 3):
         subject.checkpoint(folder.of(step), step)
     subject.checkpoints.wait()
     assert folder.steps() == [2, 3]
     assert len(folder.steps()) == KEPT
     assert folder.newest() == (3, [])
+    assert copied.exists()
     [shard] = folder.of(3).glob("*.distcp")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1

@@ -85,10 +85,12 @@ async def test_whatever_the_model_calls_is_answered_and_read_back(called):
         assert same(Journal(Path(folder)).log(0, 0, 0).finished, whole)
 
 
-@pytest.mark.parametrize("field", ["id", "answer"])
-def test_a_prompt_that_could_not_be_read_back_is_refused_at_once(field):
-    with pytest.raises(ValueError, match=r"id and answer must be strings, got .*5"):
-        replace(a_prompt(), **{field: 5})
+@pytest.mark.parametrize(
+    "fields", [{"id": 5}, {"answer": 5}, {"id": "\ud83d"}, *({"messages": ({"name": x},)} for x in (None, 5, "\ud83d"))]
+)
+def test_a_prompt_that_could_not_be_written_or_read_back_is_refused_at_once(fields):
+    with pytest.raises(ValueError, match=r"id, answer and all in messages must be text, got "):
+        replace(a_prompt(), **fields)
 
 
 def test_a_journal_of_another_version_is_refused(tmp_path):

@@ -46,6 +46,17 @@ def test_what_a_killed_node_left_is_removed_and_a_live_ones_folder_is_not(tmp_pa
     )
 
 
+def test_a_node_in_another_container_leaves_the_folder_alone():
+    """The two share /dev/shm, but neither sees the other's processes."""
+    code = "from engine.workspace import workspace\nwith workspace() as path: print(path)"
+    with workspace() as path:
+        elsewhere = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", code]
+        done = subprocess.run(elsewhere, cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True)
+        assert Path(done.stdout.strip()).parent == path.parent, done.stderr
+        assert path.is_dir()
+    assert not path.exists()
+
+
 def test_there_is_a_place_for_it():
     with workspace() as path:
         assert path.parent in (Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp")))
