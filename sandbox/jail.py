@@ -247,6 +247,7 @@ def _stage(packages: list[Path]) -> Path:
     for folder in ("tmp", "dev", "usr"):
         (tree / folder).mkdir(parents=True)
     (tree / "dev/shm").symlink_to("/tmp")
+    (tree / "dev/stdin").symlink_to("/tmp/.stdin")
     for path, target in links.items():
         _inside(tree, path).symlink_to(target)
     done: list[Path] = []

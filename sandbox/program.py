@@ -45,7 +45,8 @@ LAST = "modules.pop('__main__', None); modules.__setitem__('io', None); collect(
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
-    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85"
+    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85|"
+    rb"/dev/stdin"
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
@@ -113,11 +114,17 @@ def die(number: int) -> NoReturn:
 
 
 def write_main(code: bytes) -> None:
-    """Put main.py where `python main.py` would have found it: tracebacks made in C read it."""
+    """Put main.py where `python main.py` would have found it: tracebacks made in C read it. And what /dev/stdin is."""
     with contextlib.suppress(OSError):
         fd = os.open(FILENAME, CREATE, 0o644)
         os.write(fd, code)
         os.close(fd)
+        if b"/dev/stdin" in code:  # which is this copy: all of stdin, or none
+            name, size = f"{os.path.dirname(FILENAME)}/.stdin", os.fstat(0).st_size
+            fd = os.open(name, CREATE, 0o600)
+            if os.sendfile(fd, 0, 0, size) < size:
+                os.unlink(name)
+            os.close(fd)
 
 
 def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
