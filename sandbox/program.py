@@ -40,8 +40,13 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
-# as one line; without io tracebacks have no source lines
-LAST = "modules.pop('__main__', None); modules.__setitem__('io', None); collect()"
+# as one line; without tracemalloc warnings have no hint, without io tracebacks no source lines; and what other modules
+# hold of the main program (a handler, a callback) does not keep its objects
+LAST = (
+    "modules['tracemalloc'] = None; modules.pop('__mp_main__', None); modules.pop('__main__', None); "
+    "modules['io'] = None; collect(); any(main.pop(name) is main for main in [main for main in objects() if "
+    "type(main) is dict and main.get('__name__') == '__main__'] for name in [*main] if hasattr(main[name], '__del__'))"
+)
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
@@ -51,7 +56,7 @@ NEED_FILE = re.compile(
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
-FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close")
+FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 _source = [b""]  # the code that runs, for linecache
 
@@ -253,7 +258,10 @@ def _finalise(stdout: Any, stderr: Any) -> None:
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.stdout, sys.stderr = stdout, stderr
     # as warnings say it that come when no frame is left
-    exec(compile(LAST, "sys", "exec"), {"__name__": "sys", "modules": sys.modules, "collect": gc.collect})
+    alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
+    objects = gc.get_objects if alone else list  # what a daemon thread or a hook holds lives on
+    names = {"__name__": "sys", "modules": sys.modules, "collect": gc.collect, "objects": objects}
+    exec(compile(LAST, "sys", "exec"), names)
 
 
 def _flush() -> bool:
