@@ -2,7 +2,7 @@
 
 drop:21,...  capabilities by number, or drop:all
 filter       a seccomp filter as container engines have it by default: no new namespaces, no mounts
-limits       less memory to lock and fewer waiting signals than a call is given
+limits       less memory to lock, fewer waiting signals and descriptors than a call is given
 full-userns  no further user namespaces (a limit on their number, in a namespace of its own)
 """
 
@@ -68,6 +68,7 @@ def main() -> None:
     elif kind == "limits":
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (32768, 32768))
         resource.setrlimit(resource.RLIMIT_SIGPENDING, (500, 500))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     elif kind == "full-userns":
         fill_user_namespaces()
     else:
