@@ -125,10 +125,9 @@ def write_main(code: bytes) -> None:
         os.write(fd, code)
         os.close(fd)
         if b"/dev/stdin" in code:  # which is this copy: all of stdin, or none
-            name, size = f"{os.path.dirname(FILENAME)}/.stdin", os.fstat(0).st_size
-            fd = os.open(name, CREATE, 0o600)
+            fd, size = os.open(".stdin", CREATE, 0o600), os.fstat(0).st_size
             if os.sendfile(fd, 0, 0, size) < size:
-                os.unlink(name)
+                os.unlink(".stdin")
             os.close(fd)
 
 
