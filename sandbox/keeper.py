@@ -110,8 +110,7 @@ class Keeper:
         command = [sys.executable, "-P", "-m", f"{__package__}.host", "--child", "--connect", address]
         command += ["--slots", str(config.slots), "--isolation", config.isolation]
         command += ["--session-memory-bytes", str(config.session_memory_bytes)]
-        for tier in config.tiers:
-            command += ["--tier", f"{tier.name}={','.join(tier.preload)}"]
+        command += [word for tier in config.tiers for word in ("--tier", f"{tier.name}={','.join(tier.preload)}")]
         command += ["--nsjail", config.nsjail] if config.nsjail else []
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}

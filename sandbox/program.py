@@ -44,7 +44,7 @@ FILE_INPUT = 257  # Py_file_input
 # hold of the main program (a handler, a callback) does not keep its objects
 LAST = (
     "modules['tracemalloc'] = None; modules.pop('__mp_main__', None); modules.pop('__main__', None); "
-    "modules['io'] = None; collect(); any(main.pop(name) is main for main in [main for main in objects() if "
+    "modules['io'] = None; gc.collect(); any(main.pop(name) is main for main in [main for main in objects() if "
     "type(main) is dict and main.get('__name__') == '__main__'] for name in [*main] if hasattr(main[name], '__del__'))"
 )
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
@@ -258,8 +258,8 @@ def _finalise(stdout: Any, stderr: Any) -> None:
     sys.stdout, sys.stderr = stdout, stderr
     # as warnings say it that come when no frame is left
     alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
-    objects = gc.get_objects if alone else list  # what a daemon thread or a hook holds lives on
-    names = {"__name__": "sys", "modules": sys.modules, "collect": gc.collect, "objects": objects}
+    # what a daemon thread or a hook holds lives on
+    names = {"__name__": "sys", "modules": sys.modules, "gc": gc, "objects": gc.get_objects if alone else list}
     exec(compile(LAST, "sys", "exec"), names)
 
 
