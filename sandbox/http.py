@@ -15,7 +15,6 @@ import asyncio
 import base64
 import binascii
 import hmac
-import ipaddress
 import os
 import resource
 import signal
@@ -25,7 +24,8 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from .client import Sandbox, SandboxConfig, SandboxUnavailable
+from .client import Sandbox
+from .config import SandboxConfig, SandboxUnavailable, stays_here
 from .http_fusion import MAX_WALL_S, Fusion
 from .http_gateway import BODY_BYTES, Gateway, Refused, errors_as_json, json_response
 from .http_judge import Judge
@@ -55,14 +55,6 @@ def token_of(authorization: str) -> str:
         return base64.b64decode(value, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def require(token: str) -> Middleware:
@@ -160,7 +152,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="what /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    if not options.token and not is_loopback(options.host):
+    if not options.token and not stays_here(f"tcp://{options.host}:0"):
         sys.exit(f"--host {options.host} can be reached from other machines: give a --token or set {TOKEN_VARIABLE}")
     for name, most in (("wall_s", MAX_WALL_S), ("memory_mb", 1 << 20), ("output_chars", 1 << 20), ("slots", 1000)):
         if not 0 < getattr(options, name) <= most:

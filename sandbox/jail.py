@@ -231,6 +231,7 @@ def _free_ids() -> int | None:
 
 def _stage(packages: list[Path]) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
+    os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
     stage = next(path for path in STAGES if path.is_dir())
     sources = [*packages, *map(Path, (*LIBRARIES, *_interpreter_paths(), *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
@@ -247,6 +248,7 @@ def _stage(packages: list[Path]) -> Path:
     for folder in ("tmp", "dev", "usr"):
         (tree / folder).mkdir(parents=True)
     (tree / "dev/shm").symlink_to("/tmp")
+    (tree / "dev/stdin").symlink_to("/tmp/.stdin")
     for path, target in links.items():
         _inside(tree, path).symlink_to(target)
     done: list[Path] = []

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import zmq
+
 from .config import SandboxConfig, SandboxUnavailable
 from .mailbox import Mailbox
 
@@ -71,14 +73,17 @@ class Keeper:
             except _EndedEarly:
                 if not served or clock() > until:
                     raise
+            except (OSError, zmq.ZMQError) as error:
+                raise SandboxUnavailable(f"cannot start a sandbox host ({error}); mend this, or set TMPDIR") from error
 
     async def _live_with_host(self, until: float) -> None:
         """Start a host, wait for its end or until it is given up, take back its calls and end it."""
         self._greeting = asyncio.get_running_loop().create_future()
         with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")):
-            address = f"ipc://{folder.name}/host"
+            place = os.open(folder.name, os.O_PATH)
+            address = f"ipc:///proc/self/fd/{place}/host"  # however long the folder's name, and where the host mounts
             self.mailbox.socket.bind(address)
-            process = await self._spawn(address)
+            process = await self._spawn(address, place)
             try:
                 async with asyncio.TaskGroup() as group:
                     ended = group.create_task(process.wait(), name="sandbox-host-ended")
@@ -100,19 +105,23 @@ class Keeper:
                 await _end(process)
                 self.mailbox.socket.unbind(address)  # not before: it cuts the connection
 
-    async def _spawn(self, address: str) -> Process:
+    async def _spawn(self, address: str, place: int) -> Process:
         config = self._config
         command = [sys.executable, "-P", "-m", f"{__package__}.host", "--child", "--connect", address]
         command += ["--slots", str(config.slots), "--isolation", config.isolation]
         command += ["--session-memory-bytes", str(config.session_memory_bytes)]
-        for tier in config.tiers:
-            command += ["--tier", f"{tier.name}={','.join(tier.preload)}"]
+        command += [word for tier in config.tiers for word in ("--tier", f"{tier.name}={','.join(tier.preload)}")]
         command += ["--nsjail", config.nsjail] if config.nsjail else []
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         # own session: a terminal's SIGINT is for us to handle
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=null, env=env, start_new_session=True)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
+            )
+        finally:
+            os.close(place)
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
         """The host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""

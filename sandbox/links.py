@@ -194,7 +194,7 @@ class Indexes:
     """The numbers of links. One is used again when nothing of the link that had it is left."""
 
     def __init__(self) -> None:
-        count = min(MAX_LINKS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS)
+        count = min(MAX_LINKS, max((most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - SPARE_FDS, most // 4))
         self.free = list(range(count - 1, -1, -1))
         self._leaving: list[Link] = []
 

@@ -40,17 +40,23 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
-# as one line; without io tracebacks have no source lines
-LAST = "modules.pop('__main__', None); modules.__setitem__('io', None); collect()"
+# as one line; without tracemalloc warnings have no hint, without io tracebacks no source lines; and what other modules
+# hold of the main program (a handler, a callback) does not keep its objects
+LAST = (
+    "modules['tracemalloc'] = None; modules.pop('__mp_main__', None); modules.pop('__main__', None); "
+    "modules['io'] = None; gc.collect(); any(main.pop(name) is main for main in [main for main in objects() if "
+    "type(main) is dict and main.get('__name__') == '__main__'] for name in [*main] if hasattr(main[name], '__del__'))"
+)
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
-    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85"
+    rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85|"
+    rb"/dev/stdin"
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
-FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close")
+FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 _source = [b""]  # the code that runs, for linecache
 
@@ -113,11 +119,16 @@ def die(number: int) -> NoReturn:
 
 
 def write_main(code: bytes) -> None:
-    """Put main.py where `python main.py` would have found it: tracebacks made in C read it."""
+    """Put main.py where `python main.py` would have found it: tracebacks made in C read it. And what /dev/stdin is."""
     with contextlib.suppress(OSError):
         fd = os.open(FILENAME, CREATE, 0o644)
         os.write(fd, code)
         os.close(fd)
+        if b"/dev/stdin" in code:  # which is this copy: all of stdin, or none
+            fd, size = os.open(".stdin", CREATE, 0o600), os.fstat(0).st_size
+            if os.sendfile(fd, 0, 0, size) < size:
+                os.unlink(".stdin")
+            os.close(fd)
 
 
 def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
@@ -246,7 +257,10 @@ def _finalise(stdout: Any, stderr: Any) -> None:
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.stdout, sys.stderr = stdout, stderr
     # as warnings say it that come when no frame is left
-    exec(compile(LAST, "sys", "exec"), {"__name__": "sys", "modules": sys.modules, "collect": gc.collect})
+    alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
+    # what a daemon thread or a hook holds lives on
+    names = {"__name__": "sys", "modules": sys.modules, "gc": gc, "objects": gc.get_objects if alone else list}
+    exec(compile(LAST, "sys", "exec"), names)
 
 
 def _flush() -> bool:

@@ -2,7 +2,8 @@
 
 drop:21,...  capabilities by number, or drop:all
 filter       a seccomp filter as container engines have it by default: no new namespaces, no mounts
-limits       less memory to lock and fewer waiting signals than a call is given
+limits       less memory to lock, fewer waiting signals and descriptors than a call is given
+inherited    a umask that gives others nothing, and dead children that nobody waits for
 full-userns  no further user namespaces (a limit on their number, in a namespace of its own)
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -68,6 +70,10 @@ def main() -> None:
     elif kind == "limits":
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (32768, 32768))
         resource.setrlimit(resource.RLIMIT_SIGPENDING, (500, 500))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    elif kind == "inherited":
+        os.umask(0o077)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     elif kind == "full-userns":
         fill_user_namespaces()
     else:

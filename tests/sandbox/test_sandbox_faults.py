@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from sandbox_hosts import host_process
 from sandbox_processes import ROOT, descendants, host_pid, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
+from sandbox.jail import STAGES
 
 LONG = Limits(wall_s=60, cpu_s=60)
 
@@ -280,6 +281,40 @@ async def test_a_node_keeps_no_descriptor_of_a_host_that_died() -> None:
             os.kill(host_pid(), signal.SIGKILL)
             await until(lambda n=n: box.stats.hosts == n + 2)
         assert seen[-1] <= seen[1]
+
+
+@pytest.fixture(params=["a name longer than a socket's may be", "a folder that the jail hides"])
+def temporary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder for temporary files."""
+    hidden = next(path for path in STAGES if path.is_dir())
+    if "hides" in request.param and not os.access(hidden, os.W_OK):
+        pytest.skip(f"{hidden} is root's")
+    folder = hidden / f"test-{os.getpid()}" if "hides" in request.param else tmp_path / ("x" * 108)
+    folder.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    yield folder
+    tempfile.tempdir = before
+    shutil.rmtree(folder)
+
+
+async def test_the_folder_for_temporary_files_may_be_any(temporary: Path) -> None:
+    async with Sandbox(SandboxConfig(slots=1)) as box:
+        assert (await box.run("print(1)")).stdout == "1\n"
+        assert not os.listdir(temporary)
+
+
+async def test_a_host_that_cannot_be_started_again_fails_calls_with_the_reason(tmp_path: Path) -> None:
+    """As when the disk is full."""
+    before = tempfile.tempdir
+    async with asyncio.timeout(30), Sandbox(SandboxConfig(slots=1)) as box:
+        tempfile.tempdir = str(tmp_path / "gone")
+        try:
+            os.kill(host_pid(), signal.SIGKILL)
+            for _ in range(2):
+                with pytest.raises(SandboxUnavailable, match=r"cannot start a sandbox host \(.*gone.*\); mend this"):
+                    await box.run("print(1)")
+        finally:
+            tempfile.tempdir = before
 
 
 async def test_a_tier_that_cannot_start_is_lost_with_a_reason_and_harms_no_other(

@@ -18,7 +18,8 @@ from sandbox_gateway import JSON, Server, command, output_of, serving, started
 from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
-from sandbox.http import is_loopback, make_app, token_of
+from sandbox.config import stays_here
+from sandbox.http import make_app, token_of
 from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget
 from sandbox.wire import MAX_CODE_BYTES
 
@@ -141,8 +142,8 @@ async def raw(port: int, request: bytes) -> bytes:
 async def test_where_a_token_is_looked_for() -> None:
     assert token_of("bearer  a") == token_of("Basic Ong6YQ==").removeprefix("x:") == "a"
     assert [token_of(text) for text in ("", "Basic", "Basic YQ==", "Digest a")] == [""] * 4
-    assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost")] == [True] * 3
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "")] == [False] * 5
+    assert [stays_here(f"tcp://{host}:0") for host in ("127.0.0.9", "::1", "localhost")] == [True] * 3
+    assert [stays_here(f"tcp://{host}:0") for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "")] == [False] * 5
 
 
 @pytest.mark.parametrize(

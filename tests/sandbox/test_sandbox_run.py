@@ -168,6 +168,15 @@ async def test_output_limits(box: Sandbox) -> None:
     assert (await box.run(by_signal, limits=limits)).outcome == "output"
 
 
+async def test_a_stdin_that_the_disk_cannot_hold_has_no_name_rather_than_a_part_of_it(box: Sandbox) -> None:
+    """Its name is a file of the call's; see program.write_main."""
+    code = "import sys\nprint(len(sys.stdin.read()))\nprint(len(open('/dev/stdin').read()))"
+    whole, part = [await box.run(code, "x" * size, Limits(disk_bytes=1 << 20)) for size in (1 << 19, 1 << 21)]
+    assert (whole.stdout, whole.outcome) == ("524288\n524288\n", "ok")
+    assert (part.stdout, part.outcome) == ("2097152\n", "error")
+    assert "FileNotFoundError" in part.stderr
+
+
 async def test_a_limit_beyond_what_the_machine_allows_is_no_error_of_the_call(box: Sandbox) -> None:
     limits = Limits(processes=1 << 40)
     assert (await box.run("print(1)", limits=limits)).stdout == "1\n"

@@ -103,4 +103,11 @@ PROGRAMS = {
     "coroutine with an error in finally": "class Wait:\n    def __await__(self): return iter([1])\nasync def f():\n    try: await Wait()\n    finally: 1 / 0\nc = f()\nc.send(None)\ndel c\nprint('end')",
     "fork hook with an error": "import os\nos.register_at_fork(before=lambda: 1 / 0)\nif os.fork() == 0: os._exit(0)\nos.wait()",
     "file class closed at the end": "import io\nclass W(io.StringIO):\n    def close(self):\n        print('closing')\n        super().close()\nw = W()\nprint('end')",
+    "del with multiprocessing imported": "import multiprocessing\nclass A:\n    def __init__(self, n): self.n = n\n    def __del__(self): print('del', self.n, log)\nlog, a, several = [], A(1), [A(2)]",
+    "generator not closed and a signal handler": "import signal\ndef late(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, late)\nsignal.alarm(60)\ndef g():\n    try: yield\n    finally: print('finally')\nx = g()\nnext(x)\nsignal.alarm(0)",
+    "del with a function elsewhere": "import json, sys\nclass A:\n    def __init__(self, n): self.n = n\n    def __del__(self): print('del', self.n, sys, x)\na, x, b = A(1), 3, A(2)\njson.f = lambda: 1",
+    "del with a daemon thread": "import threading, time\nclass A:\n    def __del__(self): print('del')\na = A()\ndef f(): time.sleep(60)\nthreading.Thread(target=f, daemon=True).start()",
+    "del and an excepthook": "import sys\nclass A:\n    def __del__(self): print('del')\na = A()\ndef hook(*_): print('hook')\nsys.excepthook = hook\n1/0",
+    "progress bar left open": "from tqdm import tqdm\nbar = tqdm(total=10, mininterval=0, bar_format='{n}{bar}', ncols=20)\nbar.update(5)",
+    "unclosed file warned of": "import warnings\nwarnings.simplefilter('always')\nfile = open('x', 'w')",
 }

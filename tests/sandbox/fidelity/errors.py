@@ -129,6 +129,7 @@ PROGRAMS = {
     "resource warning is silent": "open('x', 'w')\nprint('quiet')",
     "coroutine never awaited": "async def f(): pass\nf()\nprint('end')",
     "coroutine never awaited at the end": "async def f(): pass\nx = f()\nprint('end')",
+    "coroutine never awaited, and another at the end": "async def f(): pass\nf()\nx = f()\nprint('end')",
     "logging": "import logging\nlogging.warning('to stderr')\nlogging.info('hidden')\nlog = logging.getLogger('x')\ntry: 1/0\nexcept Exception: log.exception('oops')",
     "faulthandler": "import faulthandler, sys\nprint(faulthandler.is_enabled())\nfaulthandler.dump_traceback(all_threads=False)",
     "pdb is harmless": "import pdb\nprint(pdb.Pdb.__name__, breakpoint)",
