@@ -160,9 +160,8 @@ class Fleet:
                             if delta.token_ids:
                                 yield replica.index, replace(delta, finish=None, spans=())
                             break
-                except ReplicaDied:
-                    self._timeline.instant("fleet", f"replica {replica.index} died under trajectory {key}")
-                    self._supervisor.down(replica)
+                except ReplicaDied as error:
+                    self._supervisor.down(replica, error)
                 finally:
                     self._end(turn, replica)
         finally:
