@@ -148,7 +148,8 @@ class Chat:
     def audit(self) -> None:
         """Raises TemplateError unless rendering turn by turn equals rendering at once."""
         user: Message = {"role": "user", "content": "What is 6 * 7?"}
-        assistant: Message = {"role": "assistant", "content": "<reason>I use python.</reason>"}
+        thought = "<think>\n6 * 7\n</think>\n\n"  # many a template leaves it out of all turns but the last
+        assistant: Message = {"role": "assistant", "content": thought + "<reason>I use python.</reason>"}
         last: Message = {"role": "assistant", "content": "<answer>42</answer>"}
         for responses in (_PROBES[:1], _PROBES, _PROBES[2:4]):
             tools: list[Message] = [{"role": "tool", "content": response} for response in responses]
