@@ -3,7 +3,8 @@
 Invariants
 - A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
 - The text of that sequence is what the template renders for the whole conversation at once (audited at start).
-- A sampled turn ends with the end-of-turn token; tool ids begin with what the template puts after it (the newline).
+- A sampled turn ends with the end-of-turn token, or the rollout adds it where an engine ended the turn at another one;
+  tool ids begin with what the template puts after it (the newline).
 - What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
 """
 

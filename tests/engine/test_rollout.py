@@ -39,6 +39,22 @@ async def test_a_conversation_is_what_the_template_renders():
     assert all((use.executed, use.jailed) == (True, True) for use in trajectory.tool_uses)
 
 
+@pytest.mark.parametrize(("end", "said"), [("<|pad|>", "<|pad|>"), ("</tool_call>", "")])
+async def test_a_turn_that_ends_at_another_end_token_of_the_model_is_ended_by_ours(end, said):
+    """generation_config.json may name several. What follows is what the template renders."""
+    first, ends = call("print(6*7)") + said, CHAT._encode(end)
+    async with Setup([first], [ANSWER], prepare=lambda replica: setattr(replica, "ends", ends)) as node:
+        trajectory = await node.run()
+    messages = [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": first},
+        {"role": "tool", "content": "print(6*7)"},
+        {"role": "assistant", "content": ANSWER.removesuffix(END)},
+    ]
+    assert whole(trajectory) + "\n" == CHAT._tokenizer.apply_chat_template(messages, tokenize=False)
+    assert trajectory.text == first + ANSWER
+
+
 async def test_a_call_has_started_before_its_turn_is_over():
     rest = Gate()
     async with Setup([call("print(1)"), rest, f" so{END}"], [ANSWER], runner=ScriptedRunner(hold=True)) as node:
