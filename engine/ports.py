@@ -102,8 +102,7 @@ class ToolReply:
 
     def __post_init__(self) -> None:  # said now: any outcome but "ok" would count as the model's error
         if self.outcome not in OUTCOMES or not isinstance(self.text, str):
-            got = f"got {self.outcome!r} and {self.text!r}"
-            raise ValueError(f"ToolReply: outcome must be one of {', '.join(OUTCOMES)}, and text a string; {got}")
+            raise ValueError(f"ToolReply: outcome in {OUTCOMES}, text a string; got {self.outcome!r} and {self.text!r}")
 
 
 class Superseded(RuntimeError):
