@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -251,6 +252,7 @@ def main() -> int:
         serve(node)
     except Exception as error:
         reason = str(error) if isinstance(error, Fatal | NodeGone) else _one_line(error)
+        traceback.print_exc()  # for the log: the bug may be in a loss of yours
         print(f"learner: {reason}", file=sys.stderr)
         if node and not isinstance(error, NodeGone):
             node.reply(link.Failed(reason=reason), {})

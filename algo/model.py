@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import WeightConverter
 from transformers.utils import logging as transformers_logging
 
 from algo.attention import bounds, register
@@ -125,6 +126,9 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     model, found = AutoModelForCausalLM.from_pretrained(source, **wanted)
     if missing := found["missing_keys"]:  # the library has made random numbers of them
         raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
+    if joined := [each for each in model._weight_conversions if isinstance(each, WeightConverter)]:
+        names = f"{joined[0].target_patterns[0]!r} of {joined[0].source_patterns[0]!r}"
+        raise ValueError(f"its weights would leave under other names: transformers makes {names}")
     if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
         raise ValueError(f"its {changes[0]} changes the logits, which the learner does not know")
     if config.lora_rank:

@@ -3,7 +3,8 @@
 Invariants
 - A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
 - The text of that sequence is what the template renders for the whole conversation at once (audited at start).
-- A sampled turn ends with the end-of-turn token; tool ids begin with what the template puts after it (the newline).
+- A sampled turn ends with the end-of-turn token, or the rollout adds it where an engine ended the turn at another one;
+  tool ids begin with what the template puts after it (the newline).
 - What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
 """
 
@@ -148,7 +149,8 @@ class Chat:
     def audit(self) -> None:
         """Raises TemplateError unless rendering turn by turn equals rendering at once."""
         user: Message = {"role": "user", "content": "What is 6 * 7?"}
-        assistant: Message = {"role": "assistant", "content": "<reason>I use python.</reason>"}
+        thought = "<think>\n6 * 7\n</think>\n\n"  # many a template leaves it out of all turns but the last
+        assistant: Message = {"role": "assistant", "content": thought + "<reason>I use python.</reason>"}
         last: Message = {"role": "assistant", "content": "<answer>42</answer>"}
         for responses in (_PROBES[:1], _PROBES, _PROBES[2:4]):
             tools: list[Message] = [{"role": "tool", "content": response} for response in responses]

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from engine.types import Floats, Trajectory
-from sandbox.wire import Limits, ToolResult
+from sandbox.wire import Limits, Outcome, ToolResult
+
+OUTCOMES = (*get_args(Outcome), "malformed")  # of a ToolReply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,7 @@ class ReplicaDied(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolReply:
-    """What a tool answers: an outcome (see sandbox.wire.Outcome) and the text that the model reads.
+    """What a tool answers: an outcome (one of OUTCOMES) and the text that the model reads.
 
     executed: something was run for it (not: refused for its form). jailed: in an isolated process.
     """
@@ -97,6 +99,10 @@ class ToolReply:
     text: str
     executed: bool = True
     jailed: bool = False
+
+    def __post_init__(self) -> None:  # said now: any outcome but "ok" would count as the model's error
+        if self.outcome not in OUTCOMES or not isinstance(self.text, str):
+            raise ValueError(f"ToolReply: outcome in {OUTCOMES}, text a string; got {self.outcome!r} and {self.text!r}")
 
 
 class Superseded(RuntimeError):

@@ -218,6 +218,8 @@ class _Rollout:
         if len(self.turns) == self.config.max_turns:
             return StopReason.TURNS
         given = self.chat.tool_ids([use.response for use in turn.tool_uses])
+        if self.buffer.ids[-1] != self.chat.end_of_turn:  # another end token of the model's, of generation_config.json
+            given = [self.chat.end_of_turn, *given]
         if len(self.buffer) + len(given) >= self.config.max_tokens:
             return StopReason.LENGTH
         self.buffer.append_given(given)

@@ -40,10 +40,11 @@ class Call:
         """Raises ToolLost."""
         self.dispatched_at = timeline.now()
         try:
-            self.reply = reply = await tool(arguments)
+            reply = await tool(arguments)
+            if not isinstance(reply, ToolReply):
+                raise TypeError(f"tool {self.name!r} must answer with a ToolReply, got {reply!r}")
             text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
-            if text != reply.text:
-                self.reply = replace(reply, text=text)
+            self.reply = replace(reply, text=text)  # plain, whatever string it was: the journal takes no other
         finally:
             self.finished_at = timeline.now()
         if reply.outcome == "lost":

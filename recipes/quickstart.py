@@ -106,9 +106,9 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
 
     def __post_init__(self) -> None:
-        counts = "steps checkpoint_every prompts_per_step oversample eval_every eval_problems eval_samples replicas "
-        counts += "kv_blocks learner_ranks minibatches max_turns slots"
-        for field, least in {**dict.fromkeys(counts.split(), 1), "group_size": 2, "eval_replicas": 0}.items():
+        ones = "steps checkpoint_every prompts_per_step oversample eval_every eval_problems eval_samples replicas "
+        ones += "kv_blocks learner_ranks minibatches max_turns slots"
+        for field, least in {**dict.fromkeys(ones.split(), 1), "group_size": 2, "eval_replicas": 0, "seed": 0}.items():
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if not self.name or Path(self.name).name != self.name:

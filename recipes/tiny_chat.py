@@ -108,6 +108,7 @@ async def episode(
         replies = [await _reply(call, tool) for call in calls]
         for reply in replies:
             console.print(f"  python says: {reply}", style="green", markup=False, highlight=False)
+        ids += [chat.end_of_turn] * (ids[-1] != chat.end_of_turn)  # the model may have another end token
         ids += chat.tool_ids(replies)
     console.print("(out of tokens)" if len(ids) >= MAX_TOKENS or finish != "stop" else "(out of calls)", style="red")
     return ids

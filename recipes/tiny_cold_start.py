@@ -81,9 +81,9 @@ class Config:
     threads: Annotated[int, "CPU threads of the learner"] = 2
 
     def __post_init__(self) -> None:
-        for name in ("craft_steps", "manners_steps", "eval_problems", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in {"craft_steps": 1, "manners_steps": 1, "eval_problems": 1, "threads": 1, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

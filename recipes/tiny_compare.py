@@ -270,7 +270,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main(parse(Config, sys.argv[1:]))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"tiny_compare: {error}")
     except KeyboardInterrupt:
         sys.exit("tiny_compare: interrupted; the same command goes on where it was")

@@ -100,6 +100,7 @@ class ScriptedReplica:
         self.start_gate: Gate | None = None
         self.abort_gate: Gate | None = None
         self.stalls = False
+        self.ends: list[int] = []  # end tokens of the model's own
         self._aborts: dict[str, asyncio.Event] = {}
         self._on_step = on_step
         self._chat = chat
@@ -178,7 +179,7 @@ class ScriptedReplica:
                 for token in self._chat._encode(piece):
                     if aborted.is_set():
                         return
-                    yield token, token in sampling.stop_token_ids
+                    yield token, token in (*sampling.stop_token_ids, *self.ends)
 
     async def _aborted(self, operation, aborted: asyncio.Event) -> bool:
         """The operation; True when the request was aborted first, ReplicaDied when the replica died."""

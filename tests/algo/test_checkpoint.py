@@ -142,3 +142,13 @@ def test_what_cannot_be_written_or_read_says_why(trainer, source, tmp_path):
     os.truncate(shard, 100)
     with pytest.raises(CheckpointFailed, match=r"cannot read .*/step-000002: rank 0: "):
         subject.restore(tmp_path / "step-000002")
+
+
+def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
+    """The folder that the run began from may hold another one by now, without a weight that was trained."""
+    first, second = trainer(), trainer()
+    first.scorer.model.extra = torch.nn.Parameter(torch.zeros(3))
+    first.checkpoints.write(tmp_path / "step-000001", {"version": 1, "trained_batches": 1})
+    first.checkpoints.wait()
+    with pytest.raises(CheckpointFailed, match=r"step-000001: KeyError: 'the model has no model\.extra'"):
+        second.restore(tmp_path / "step-000001")

@@ -275,6 +275,27 @@ def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
         assert peer.process.wait(20) != 0
 
 
+BROKEN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Broken:
+    def __call__(self, tokens, totals):
+        return tokens.logprobs_M["mine"].sum(), {}
+"""
+
+
+async def test_a_bug_in_a_loss_of_yours_shows_its_line_in_the_log(tmp_path, checkpoint, monkeypatch):
+    (tmp_path / "your_loss.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process, log = link.LearnerProcessConfig(module="algo.learner"), tmp_path / "learner.log"
+    async with link.LearnerProcess(process, tmp_path, log) as learner:
+        await learner.configure(configure(checkpoint, tmp_path, loss={"type": "your_loss:Broken"}))
+        with pytest.raises(link.LearnerDied, match="step 0: IndexError"):
+            await learner.train(batch(4), version=1)
+    assert f'File "{tmp_path}/your_loss.py", line 7, in __call__' in log.read_text()
+
+
 NODE = """
 import os, sys, zmq
 sys.path.insert(0, os.path.dirname(sys.argv[1]))

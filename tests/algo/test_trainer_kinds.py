@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import algo.model
 from algo.attention import packed_attention
@@ -163,6 +164,16 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"holds no weight model\.norm\.weight"):
         build(source, tmp_path)
+
+
+def test_a_model_whose_weights_have_other_names_in_memory_is_refused(group, tmp_path):
+    """Experts: replicas would not find the names, and a saved checkpoint would have others than its source."""
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 16)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3MoeConfig(vocab_size=32, num_experts=2, num_experts_per_tok=1, **sizes)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
+    with pytest.raises(ValueError, match=r"under other names: transformers makes 'mlp.experts.gate_up_proj' of 'mlp"):
+        build(tmp_path / "experts", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])

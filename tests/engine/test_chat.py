@@ -162,7 +162,8 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
     ("template", "message"),
     [
         (None, "the tokenizer has no chat template"),
-        (STRIPS_EARLIER_REASONING, "not append-only.* at character 65: 'reason>I use python.* against "),
+        (STRIPS_EARLIER_REASONING, "not append-only.* at character 65: 'think>.*<reason>I use.* against "),
+        (STRIPS_EARLIER_REASONING.replace("</reason>", "</think>"), "not append-only.* at character 64: '<think>"),
         (HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | trim }}\n</tool"), "not append-only"),
         (HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | e }}\n</tool"), "not append-only.*'<b>.*&lt;b&gt;"),
         (HERMES.replace("{{ m.content }}\n</tool", "\n</tool"), "does not render messages of role 'tool'"),
@@ -176,7 +177,18 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
         (HERMES.replace("user{% endif %}", "user{{ messages | length }}{% endif %}"), "not append-only"),
         ("{% for m in messages %}", "the chat template fails on roles"),
     ],
-    ids=["none", "strips", "trims", "escapes", "drops tools", "refuses tools", "other end", "counts", "broken"],
+    ids=[
+        "none",
+        "strips",
+        "forgets",
+        "trims",
+        "escapes",
+        "drops tools",
+        "refuses tools",
+        "other end",
+        "counts",
+        "broken",
+    ],
 )
 def test_a_template_that_cannot_be_used_turn_by_turn_is_refused_with_the_cause(template, message):
     with pytest.raises(TemplateError, match=f"(?s){message}"):

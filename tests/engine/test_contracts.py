@@ -110,7 +110,7 @@ class Raises(Echo):
 
 class Unknown(Echo):
     async def __call__(self, arguments):
-        return ToolReply(outcome="fine", text="")
+        return ToolReply(outcome="malformed", text="")
 
 
 @pytest.mark.parametrize(("tool", "error"), [(Raises(), KeyError), (Unknown(), AssertionError)])

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 
+import numpy as np
 import pytest
 
 from engine.fleet import Superseded
@@ -35,6 +37,22 @@ async def test_a_conversation_is_what_the_template_renders():
     assert trajectory.error is None
     assert [(use.name, use.outcome, use.response) for use in trajectory.tool_uses] == [("python", "ok", "print(6*7)")]
     assert all((use.executed, use.jailed) == (True, True) for use in trajectory.tool_uses)
+
+
+@pytest.mark.parametrize(("end", "said"), [("<|pad|>", "<|pad|>"), ("</tool_call>", "")])
+async def test_a_turn_that_ends_at_another_end_token_of_the_model_is_ended_by_ours(end, said):
+    """generation_config.json may name several. What follows is what the template renders."""
+    first, ends = call("print(6*7)") + said, CHAT._encode(end)
+    async with Setup([first], [ANSWER], prepare=lambda replica: setattr(replica, "ends", ends)) as node:
+        trajectory = await node.run()
+    messages = [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": first},
+        {"role": "tool", "content": "print(6*7)"},
+        {"role": "assistant", "content": ANSWER.removesuffix(END)},
+    ]
+    assert whole(trajectory) + "\n" == CHAT._tokenizer.apply_chat_template(messages, tokenize=False)
+    assert trajectory.text == first + ANSWER
 
 
 async def test_a_call_has_started_before_its_turn_is_over():
@@ -282,6 +300,33 @@ async def test_a_tool_that_raises_is_a_bug_and_stops_the_run(error):
     with pytest.raises(type(error), match=str(error)):
         async with Setup([call("x") + END], tools=[Broken()]) as node:
             await node.run()
+
+
+@pytest.mark.parametrize("answer", ["42", None, {"outcome": "ok", "text": "42"}])
+async def test_a_tool_that_answers_with_something_else_is_named(answer):
+    class Wrong:
+        name = "search"
+
+        async def __call__(self, arguments):
+            return answer
+
+    with pytest.raises(TypeError, match=re.escape(f"tool 'search' must answer with a ToolReply, got {answer!r}")):
+        async with Setup([call("x", "search") + END], tools=[Wrong()]) as node:
+            await node.run()
+
+
+async def test_an_answer_that_numpy_made_is_one_after_a_resume(tmp_path):
+    class Column:
+        name = "search"
+
+        async def __call__(self, arguments):
+            return ToolReply(outcome="ok", text=np.asarray(["42"])[0])
+
+    log = Journal(tmp_path).log(0, 0, 0)
+    async with Setup([call("x", "search") + END], [ANSWER], tools=[Column()]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0, log=log)
+    assert [use.response for use in trajectory.tool_uses] == ["42"]
+    assert len(Journal(tmp_path).log(0, 0, 0).pieces) == 2
 
 
 @pytest.mark.parametrize("place", ["in the text", "in a call", "after a call"])

@@ -1,5 +1,7 @@
 """What the model reads of a tool call."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,14 @@ from tests.fakes import ScriptedRunner, ScriptedSessions
 async def test_the_model_reads_one_line_of_what_happened(result, text):
     reply = await PythonTool(ScriptedRunner(lambda code: result))({"code": "x"})
     assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"), [("success", "42"), (True, "42"), ("ok", None), ("ok", 42), ("ok", b"42")]
+)
+def test_an_answer_of_another_form_is_refused(outcome, text):
+    with pytest.raises(ValueError, match=re.escape(f"got {outcome!r} and {text!r}")):
+        ToolReply(outcome=outcome, text=text)
 
 
 async def test_code_input_and_limits_reach_the_sandbox():

@@ -15,19 +15,20 @@ CHAT = Chat.load(SHIPPED)
 
 
 class Script:
-    """Plays the model: each request gets the next turn, token by token."""
+    """Plays the model: each request gets the next turn, token by token. end: its own end token."""
 
-    def __init__(self, *turns):
+    def __init__(self, *turns, end=CHAT.end_of_turn_text):
         self.turns = list(turns)
         self.prompts = []
+        self.end = end
 
     async def generate(self, token_ids, sampling, request_id):
         self.prompts.append(CHAT.decode(token_ids))
-        text = self.turns.pop(0) + CHAT.end_of_turn_text
+        text = self.turns.pop(0) + self.end
         ids = CHAT._encode(text)[: sampling.max_tokens]
         for at, token in enumerate(ids):
             last = at == len(ids) - 1
-            finish = None if not last else "stop" if token == CHAT.end_of_turn else "length"
+            finish = None if not last else "stop" if CHAT.decode([token]) == self.end else "length"
             yield Delta([token], [0.0], finish)
 
 
@@ -61,6 +62,12 @@ async def test_a_call_is_run_and_its_reply_read():
     assert "python says: 13" in shown
     assert "\\boxed{13}" in shown
     assert "<|im_end|>" not in shown
+
+
+async def test_a_turn_that_ends_at_another_end_token_of_the_model_is_ended_by_ours():
+    script = Script(tool_call("print(13)"), ANSWER, end="<|pad|>")
+    await play(script, Tool())
+    assert "</tool_call><|pad|><|im_end|>\n<|im_start|>user\n<tool_response>" in script.prompts[1]
 
 
 async def test_a_malformed_call_is_explained_to_the_model():

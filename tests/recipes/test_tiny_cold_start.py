@@ -53,12 +53,13 @@ def test_figures_are_shares_of_what_was_graded():
     ) == {"n": 5, "correct": 0.6, "tool": 0.6, "error_in_correct": 0.25, "correct_given_tool": 0.6667, "truncated": 0.2}
 
 
-@pytest.mark.parametrize("field", ["craft_steps", "manners_steps", "eval_problems", "threads"])
+@pytest.mark.parametrize("field", ["craft_steps", "manners_steps", "eval_problems", "threads", "seed"])
 def test_impossible_sizes_name_the_field(field, capsys):
+    least = 0 if field == "seed" else 1
     with pytest.raises(SystemExit) as ended:
-        parse(Config, [f"{field}=0"])
+        parse(Config, [f"{field}={least - 1}"])
     assert ended.value.code == 2
-    assert f"{field} must be at least 1, got 0" in capsys.readouterr().err
+    assert f"{field} must be at least {least}, got {least - 1}" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(tmp_path, capsys):

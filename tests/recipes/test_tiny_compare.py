@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -129,3 +130,11 @@ def test_a_run_that_fails_names_its_log(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "roc-0 failed (exit code 2): error: eval_problems must be at least 1, got 0" in done.stderr
     assert f"{tmp_path}/roc-0.log" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(RECIPE), f"folder={tmp_path}/file/runs"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"tiny_compare: .*{tmp_path}/file.*\n", done.stderr), done.stderr
