@@ -163,7 +163,10 @@ class Tool(Protocol):
     name: str
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        """Never raises for what the arguments say: a wrong argument is an outcome "error" with a text for the model."""
+        """Never raises for what the arguments say: a wrong argument is an outcome "error" with a text for the model.
+
+        The model gets the text whole: it is the tool that keeps it short (`engine.tools.clip`).
+        """
         ...
 
 
