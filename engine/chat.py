@@ -151,7 +151,7 @@ class Chat:
         user: Message = {"role": "user", "content": "What is 6 * 7?"}
         thought = "<think>\n6 * 7\n</think>\n\n"  # many a template leaves it out of all turns but the last
         assistant: Message = {"role": "assistant", "content": thought + "<reason>I use python.</reason>"}
-        last: Message = {"role": "assistant", "content": "<answer>42</answer>"}
+        last: Message = {"role": "assistant", "content": thought + "<answer>42</answer>"}
         for responses in (_PROBES[:1], _PROBES, _PROBES[2:4]):
             tools: list[Message] = [{"role": "tool", "content": response} for response in responses]
             pieces = self._render([user], generate=True)

@@ -195,6 +195,14 @@ def test_a_template_that_cannot_be_used_turn_by_turn_is_refused_with_the_cause(t
         Chat(tokenizer(template))
 
 
+def test_a_template_that_puts_an_empty_thought_into_a_last_turn_without_one_is_as_good():
+    """As that of Qwen3 does: no turn after it can see the difference."""
+    empty = (
+        "{% if m.role == 'assistant' and loop.last and '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    Chat(tokenizer(HERMES.replace("{{ m.content }}<|im_end|>", empty + "{{ m.content }}<|im_end|>")))
+
+
 def test_a_template_without_a_newline_after_the_end_of_turn_is_as_good():
     chat = Chat(tokenizer(HERMES.replace("<|im_end|>\n", "<|im_end|>")))
     assert chat.decode(chat.tool_ids(["5"])).startswith("<|im_start|>user\n<tool_response>\n5")
