@@ -14,7 +14,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,15 @@ class Peer:
 
 class _EndedEarly(SandboxUnavailable):
     """A host that ended before it said hello: something may have killed it."""
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Keeper:
@@ -79,8 +88,7 @@ class Keeper:
     async def _live_with_host(self, until: float) -> None:
         """Start a host, wait for its end or until it is given up, take back its calls and end it."""
         self._greeting = asyncio.get_running_loop().create_future()
-        with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")):
-            place = os.open(folder.name, os.O_PATH)
+        with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")), _opened(folder.name) as place:
             address = f"ipc:///proc/self/fd/{place}/host"  # however long the folder's name, and where the host mounts
             self.mailbox.socket.bind(address)
             process = await self._spawn(address, place)
@@ -116,12 +124,9 @@ class Keeper:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         # own session: a terminal's SIGINT is for us to handle
-        try:
-            return await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
-            )
-        finally:
-            os.close(place)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
+        )
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
         """The host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
