@@ -242,8 +242,10 @@ class Trainer:
         )
         loss, counts = self.loss(tokens, totals)
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        counts = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **counts}
-        return counts, logprobs_M.detach()
+        own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live)}
+        if taken := counts.keys() & {*own, "square", "grad_norm"}:
+            raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
+        return own | counts, logprobs_M.detach()
 
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the targets, [M]."""

@@ -144,6 +144,14 @@ def test_the_trainers_gradient_is_that_of_the_bare_model_however_the_minibatch_i
             assert result[name] == pytest.approx(float(count), rel=1e-5), name
 
 
+@pytest.mark.parametrize("name", ["tokens", "kl", "square"])
+def test_a_loss_may_not_count_under_a_name_of_the_learners(shared, name):
+    (minibatch,) = plan(batch(3), minibatches=1, micro_batch_tokens=2048, ranks=1, seed=0)
+    with pytest.raises(ValueError, match=f"the loss counts '{name}', which is a name of the learner's own"):
+        gradient(shared, lambda tokens, totals: (tokens.logprobs_M.sum(), {name: tokens.logprobs_M.sum()}), minibatch)
+    assert gradient(shared, LOSSES[0], minibatch)[0]["tokens"] == minibatch.loss_tokens
+
+
 def test_groups_of_one_and_equal_rewards_have_no_gradient(shared):
     flat = Batch(step=0, **(batch(3).arrays() | {"advantages_B": np.zeros(3, np.float32)}))
     (minibatch,) = plan(flat, minibatches=1, micro_batch_tokens=2048, ranks=1, seed=0)
