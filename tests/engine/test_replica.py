@@ -1,10 +1,12 @@
 """The end of an engine's process is seen whenever it comes; what else a replica does is tested on real engines."""
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -40,6 +42,28 @@ def test_the_end_of_a_process_is_seen(factory, when):
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         runner.run(watched(process))
+
+
+async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
+    """vLLM's front end reads a large step in pieces, and lets others run between them."""
+    tokens, queue = [], asyncio.Queue()
+
+    async def read():
+        while True:
+            for token in await queue.get():
+                await asyncio.sleep(0)
+                tokens.append(token)
+
+    replica = Replica(ReplicaConfig(checkpoint=TINY), 0, None, lambda *_: None)
+    state = SimpleNamespace(external_req_id="one", detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens)))
+    processor = SimpleNamespace(request_states={"one-0": state})
+    replica._engine = SimpleNamespace(engine_core=SimpleNamespace(outputs_queue=queue), output_processor=processor)
+    replica._ends = {"one": [], "ended": []}
+    reader = asyncio.create_task(read())
+    queue.put_nowait([5, 6, 7])
+    await replica._end_version()
+    reader.cancel()
+    assert replica._ends == {"one": [(-1, 3)], "ended": [(-1, math.inf)]}
 
 
 async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
