@@ -150,9 +150,9 @@ class KvAware:
             _, item = books.queues["ready"].popitem(last=False)
             placed.append(self._return(item, crowded))
         placed += self._flee()
+        if not (plenty := self._plenty()):
+            self._refresh(now, crowded)
         if crowded:
-            if not (plenty := self._plenty()):
-                self._refresh(now)
             if plenty or not self._outdated:  # else those with a new forecast would get all
                 placed += self._admit()
         elif now >= self._look_at:
@@ -190,10 +190,12 @@ class KvAware:
         assert again_s is not None
         return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
 
-    def _refresh(self, now: float) -> None:
-        """Places of those whose tools take too long are given up; growth is learnt and forecasts are made anew."""
+    def _refresh(self, now: float, crowded: bool) -> None:
+        """Growth is learnt and forecasts are made anew. Where trajectories wait for a place, those whose tools take too
+        long give up theirs; where none waits, only replicas matter that are expected to be more than half full.
+        """
         books = self._books
-        while books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
+        while crowded and books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
             books.release(next(iter(books.idle.values())))
         learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
         if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
@@ -207,10 +209,12 @@ class KvAware:
             self._outdated.update(books.replicas)
         done = 0
         for index in sorted(self._stale):
-            if done < FORECASTS:  # the rest has its turn soon: whoever is active there brings an event
-                done += len(books.replicas[index].active)
-                books.forecast(books.replicas[index])
-                self._relieve(books.replicas[index])
+            state = books.replicas[index]
+            tight = 2 * state.reserved_H[:H].max() > state.blocks * state.block_size
+            if done < FORECASTS and (crowded or tight):  # the rest has its turn soon: who is active brings an event
+                done += len(state.active)
+                books.forecast(state)
+                self._relieve(state)
                 self._stale.remove(index)
                 self._outdated.discard(index)
 

@@ -219,13 +219,15 @@ def test_one_that_comes_back_late_is_parked_even_when_nobody_wanted_its_place():
     assert decided(policy, 26.0) == [(1, 0, "headroom")]
 
 
-def test_where_more_is_held_than_there_is_those_who_wait_longest_for_tools_lose_their_places():
-    policy = balancer(blocks=20, max_tokens=180, moves=0)
+@pytest.mark.parametrize("crowded", [True, False])
+def test_where_more_is_held_than_there_is_those_who_wait_longest_for_tools_lose_their_places(crowded):
+    policy = balancer(blocks=20, max_tokens=240, moves=0)
     arrive(policy, 1, 2, 3)
     assert len(decided(policy)) == 3
     for key, tokens in [(2, 200), (1, 200)]:
         policy.turn_done(key, tokens, now=0.0)
-    arrive(policy, 4, tokens=1000)
+    if crowded:
+        arrive(policy, 4, tokens=1000)
     assert decided(policy, 1.0) == []
     policy.sample(0, free(20, running=1, steps=300), 1.0)  # the third holds 300 more: 700 of 640 tokens
     assert decided(policy, 1.0) == []
