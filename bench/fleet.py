@@ -21,6 +21,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,20 @@ from bench.fleet_engines import VOCABULARY, Engines, write_model
 from bench.fleet_figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Timed, replay
-from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, several
+from bench.report import (
+    at_least,
+    drawn,
+    environment,
+    existing,
+    fill,
+    finish,
+    interruptible,
+    names,
+    number,
+    say,
+    several,
+    writable,
+)
 from bench.workload import KINDS, Traced, Turn, load
 from engine.balance import Balancer
 from engine.fleet import Fleet, FleetConfig
@@ -151,7 +165,7 @@ async def attempt(
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError from error  # Ctrl-C, while a run failed or because of it
-        failures.append(f"{case.kind}.{case.seed} {policy}: {error or type(error).__name__}")
+        failures.append(f"{case.kind}.{case.seed} {policy}: {str(error) or type(error).__name__}")
         say(f"FAILED {failures[-1]}")
         return None
 
@@ -171,8 +185,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", type=existing("config.json"), help="a model folder instead of 3 M random parameters"
     )
-    parser.add_argument("--deadline-s", type=float, default=300.0, help="of a run and of an engine's start and steps")
-    parser.add_argument("--record", type=Path, help="write each engine step to this file, after each round")
+    parser.add_argument(
+        "--deadline-s", type=number(1), default=300.0, help="of a run and of an engine's start and steps"
+    )
+    parser.add_argument("--record", type=writable, help="write each engine step to this file, after each round")
     options = parser.parse_args(given)
     fill(
         options,
@@ -190,22 +206,20 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def show(options: argparse.Namespace, machine: dict[str, Any], runs: Sequence[Run], failures: Sequence[str]) -> None:
-    workloads, rows = {}, []
+    workloads, rows, plots = {}, [], []
     for kind in options.kinds:
         if of_kind := [run for run in runs if run.kind == kind]:
             workloads[kind] = workload_metrics(of_kind, ENGINE)
             rows += table(kind, workloads[kind])
-            plot(of_kind, ENGINE.blocks, PLOTS / f"fleet_{kind}.png")
+            plots.append(drawn(PLOTS / f"fleet_{kind}.png", partial(plot, of_kind, ENGINE.blocks)))
     metrics = overall(workloads) | {"workloads": workloads, "failures": failures}
-    title = f"Policies on two real replicas (KV use over time: {PLOTS}/fleet_*.png)"
+    title = f"Policies on two real replicas (KV use over time: {', '.join(plots)})"
     finish("fleet", title, HEADER, rows, config=vars(options), metrics=metrics, environment=machine)
 
 
 def main() -> None:
     prepare_environment()
     options, machine = arguments(), environment()
-    if options.record:
-        write_steps(options.record, [])  # that it cannot be written is said now
     runs: list[Run] = []
     failures: list[str] = []
 

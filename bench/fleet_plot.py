@@ -39,5 +39,4 @@ def plot(runs: Sequence[Run], blocks: int, path: Path) -> None:
     axes[0, 0].legend(loc="lower right", fontsize=7)
     axes[-1, 0].set_xlabel("seconds")
     figure.suptitle(f"{runs[0].kind}, seed {shown[0].seed}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

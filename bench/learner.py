@@ -319,6 +319,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.cpu_time and (options.device, options.threads) != ("cpu", 1):
         parser.error("--cpu-time needs --device cpu --threads 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: PyTorch finds no GPU here")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     options.micro_batch_tokens = options.micro_batch_tokens or options.context or LearnerConfig().micro_batch_tokens
     fill(options, trajectories=(4, 4) if options.context else (32, 128), rounds=(3, 9))

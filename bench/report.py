@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -76,6 +77,16 @@ def finish(
     print(json.dumps(line, default=os.fspath), flush=True)
 
 
+def drawn(path: Path, draw: Callable[[Path], object]) -> str:
+    """Where the plot is, or why there is none: a folder that cannot be written costs the plot, not the figures."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(path)
+    except OSError as error:
+        return f"none, {error}"
+    return str(path)
+
+
 def fill(options: argparse.Namespace, **presets: tuple[Any, Any]) -> None:
     """Options that were not given. presets: name=(with --quick, without)."""
     for name, (quick, full) in presets.items():
@@ -109,6 +120,25 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def number(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not least <= float(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a number of at least {least}")
+        return float(text)
+
+    return parse
+
+
+def writable(text: str) -> Path:
+    """A file that can be written; what it holds is kept."""
+    try:
+        Path(text).parent.mkdir(parents=True, exist_ok=True)
+        Path(text).open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
 def existing(inside: str = "") -> Callable[[str], Path]:

@@ -34,7 +34,7 @@ import numpy as np
 import uvloop
 
 from bench.processes import child
-from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, table
+from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, table, writable
 from bench.rollout_load import Measured, Recorder, Repeater, Schedule, bare, rolled
 from bench.rollout_scale import QUEUED, RUNNING, scale
 from bench.rollout_scale import REPLICAS as MANY
@@ -214,7 +214,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trajectories", type=at_least(SAMPLES), help=f"per mode and round, a multiple of {SAMPLES}")
     parser.add_argument("--concurrent", type=at_least(1), default=256)
     parser.add_argument("--queued", type=at_least(0), default=QUEUED, help=f"beyond the {MANY * RUNNING} that run")
-    parser.add_argument("--profile", help="write a cProfile of one scripted run there")
+    parser.add_argument("--profile", type=writable, help="write a cProfile of one scripted run there")
     options = parser.parse_args(given)
     fill(options, rounds=(2, 5), trajectories=(512, 1024))
     for name in ("trajectories", "queued"):

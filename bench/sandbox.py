@@ -28,6 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ if not __package__:
 
 
 from bench import sandbox_attacks, sandbox_calls, sandbox_load
-from bench.report import at_least, environment, fill, finish, interruptible, names, say, table
+from bench.report import at_least, drawn, environment, fill, finish, interruptible, names, number, say, table
 from bench.sandbox_contenders import CASES, Box, Contender, Server, fresh_nsjail, open_box, open_image, plain_python
 from bench.sandbox_peer import PeerAddress, open_peer
 from sandbox import TIERS, SandboxConfig
@@ -184,15 +185,13 @@ ACTIONS: dict[str, Callable[[Run], Awaitable[None]]] = {
 }
 
 
-def plot(metrics: dict[str, Any]) -> str:
-    """CPU per call by contender and program, and the turns of a session, if measured; where the plot is."""
+def plot(metrics: dict[str, Any], path: Path) -> None:
+    """CPU per call by contender and program, and the turns of a session, of which one was measured."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     cpu, turns = metrics.get("cpu_ms", {}), metrics.get("session_turns", {})
     panels = [bool(cpu), bool(turns)].count(True)
-    if not panels:
-        return "none"
     figure = Figure(figsize=(7 * panels, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)
@@ -212,9 +211,7 @@ def plot(metrics: dict[str, Any]) -> str:
         axes[0][-1].set_ylabel("ms per call")
         axes[0][-1].set_yscale("log")
         axes[0][-1].legend()
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, dpi=120)
-    return str(PLOT)
+    figure.savefig(path, dpi=120)
 
 
 async def measure(options: argparse.Namespace, metrics: dict[str, Any]) -> None:
@@ -242,7 +239,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer-pid", action="append", default=[], help="judge=PID,PID: further roots of its processes")
     parser.add_argument("--rounds", type=at_least(1), help="of calls and of sessions")
     parser.add_argument("--calls", type=at_least(1), help="per sample, at most")
-    parser.add_argument("--seconds", type=float, help="per sample, about, at most")
+    parser.add_argument("--seconds", type=number(0.01), help="per sample, about, at most")
     parser.add_argument("--burst", type=at_least(1), help="calls at once in part burst")
     parser.add_argument(
         "--concurrency", type=at_least(1), default=4 * (os.cpu_count() or 1), help="calls at a time, ours and peers"
@@ -257,7 +254,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def show(options: argparse.Namespace, machine: dict[str, Any], metrics: dict[str, Any]) -> None:
-    title = f"Sandbox (plot: {plot(metrics)})"
+    shown = {"cpu_ms", "session_turns"} & metrics.keys()
+    title = f"Sandbox (plot: {drawn(PLOT, partial(plot, metrics)) if shown else 'none'})"
     rows = [[name, f"{value:.3g}"] for name, value in metrics.items() if isinstance(value, int | float)]
     finish("sandbox", title, ("metric", "value"), rows, config=vars(options), metrics=metrics, environment=machine)
 

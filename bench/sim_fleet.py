@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench import workload
-from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say, several
+from bench.report import at_least, environment, existing, fill, finish, interruptible, names, number, say, several
 from bench.sim_costs import H200, Machine, lower_bound_s
 from bench.sim_run import Death, Result, Simulation
 from bench.workload import Size, Traced
@@ -249,15 +249,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policies", type=names(list(POLICIES)), help=",".join(POLICIES))
     parser.add_argument("--seeds", type=several(at_least(0)), default=[101], help="101 to 103 are for tuning")
     parser.add_argument("--groups", type=at_least(1), help="of each workload; with --calibrate: that the live run took")
-    parser.add_argument("--kv", type=float, default=1.0, help="KV blocks times this")
-    parser.add_argument("--offload", type=float, default=0.0, help="host memory for KV, in KV caches per replica")
+    parser.add_argument("--kv", type=number(0.001), default=1.0, help="KV blocks times this")
+    parser.add_argument("--offload", type=number(0), default=0.0, help="host memory for KV, in KV caches per replica")
     parser.add_argument("--deaths", type=at_least(0), default=0, help="of replicas")
     parser.add_argument("--overlap", type=at_least(1), default=1, help="steps whose work is there at once")
     parser.add_argument("--calibrate", type=existing(), help="record of a live run")
     options = parser.parse_args(given)
-    for name, least in (("kv", 0.001), ("offload", 0.0)):
-        if getattr(options, name) < least:
-            parser.error(f"argument --{name}: {getattr(options, name)} is too small")
     if options.trace:
         options.kinds = [str(options.trace)]
     kinds = ["math8k", "agentic", "uniform"], list(workload.KINDS)

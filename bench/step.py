@@ -25,11 +25,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
 from bench.processes import child, cpu_seconds
-from bench.report import at_least, environment, fill, finish, interruptible, say, several
+from bench.report import at_least, drawn, environment, fill, finish, interruptible, say, several
 
 ROOT = Path(__file__).resolve().parents[1]
 PLOT = Path("runs/bench/step.png")
@@ -175,8 +176,8 @@ def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
     )
 
 
-def plot(rounds: Sequence[Round]) -> None:
-    """Rewards over the seconds of training. Writes PLOT."""
+def plot(rounds: Sequence[Round], path: Path) -> None:
+    """Rewards over the seconds of training, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -191,8 +192,7 @@ def plot(rounds: Sequence[Round]) -> None:
     axes.set(xlabel="seconds of training", ylabel="reward of the rollouts", ylim=(0, 1))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def middle(rounds: Sequence[Round], bound: int, cores: int) -> dict[str, float]:
@@ -225,7 +225,6 @@ def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
 
 
 def show(options: argparse.Namespace, machine: dict, rounds: Sequence[Round]) -> None:
-    plot(rounds)
     found = {bound: middle(rounds, bound, machine["cores"]) for bound in options.staleness}
     names = list(dict.fromkeys(name for each in found.values() for name in each))
     rows = [[name, *(f"{each.get(name, 0.0):.3f}" for each in found.values())] for name in names]
@@ -234,7 +233,7 @@ def show(options: argparse.Namespace, machine: dict, rounds: Sequence[Round]) ->
     }
     metrics["goodput"] = median(run.goodput for each in rounds for run in each.values())
     header = ("per step, median of the rounds", *(f"staleness {bound}" for bound in found))
-    title = f"Where a step goes (rewards over time: {PLOT})"
+    title = f"Where a step goes (rewards over time: {drawn(PLOT, partial(plot, rounds))})"
     finish("step", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
 
 

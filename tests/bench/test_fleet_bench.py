@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.fleet import POLICIES, arguments, trace_of
+from bench.fleet import POLICIES, Case, arguments, attempt, trace_of
 from bench.fleet_bound import Engine, StepCost, fit, lower_bound_s
 from bench.fleet_engines import VOCABULARY
 from bench.fleet_figures import OURS, overall, ratios, table, workload_metrics, write_steps
 from bench.fleet_figures import Run as PolicyRun
 from bench.fleet_plot import plot
 from bench.fleet_replay import Record, Step, Timed, replay
+from bench.report import drawn
 from bench.workload import Traced, Turn, load
 from engine.balance import Place
 from engine.fleet import Fleet, FleetConfig
@@ -249,8 +253,17 @@ def test_recorded_steps_say_to_which_run_they_belong(tmp_path: Path) -> None:
     assert (rows[-1]["run"], rows[-1]["kind"], rows[-1]["policy"]) == (1, "math8k", OURS)
 
 
+async def test_a_run_that_takes_too_long_fails_with_its_reason() -> None:
+    failures: list[str] = []
+    case = Case(0, "math8k", 111, [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=8, gen_tokens=8),))])
+    late = argparse.Namespace(rounds=1, deadline_s=0)
+    assert await attempt(late, SimpleNamespace(make=Replicas()), case, "static", failures) is None
+    assert failures == ["math8k.111 static: TimeoutError"]
+
+
 def test_the_plot_has_a_panel_per_policy(tmp_path: Path) -> None:
-    plot([run_of(OURS, 2.0), run_of("static", 4.0, preempted=3)], 99, tmp_path / "new" / "kv.png")
+    runs = [run_of(OURS, 2.0), run_of("static", 4.0, preempted=3)]
+    assert drawn(tmp_path / "new" / "kv.png", partial(plot, runs, 99)) == str(tmp_path / "new" / "kv.png")
     assert (tmp_path / "new" / "kv.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import fleet, mismatch, rollout, sandbox, sim_fleet, step, streaming, weights
+from bench import fleet, learner, mismatch, rollout, sandbox, sim_fleet, step, streaming, weights
 from bench.processes import child
-from bench.report import finish, interruptible
+from bench.report import drawn, finish, interruptible
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,19 @@ def test_quick_changes_only_what_was_not_given(bench, given, wanted):
     [
         (fleet, "--seeds 111,104", "argument --seeds: 104: there is no"),
         (fleet, "--seeds x", "argument --seeds: 'x' is not a whole number of at least 0"),
+        (fleet, "--deadline-s nan", "argument --deadline-s: nan is not a number of at least 1"),
+        (fleet, "--record /dev/null/steps", "argument --record: [Errno"),
         (fleet, "--checkpoint nowhere", "argument --checkpoint: there is no nowhere/config.json"),
         (mismatch, "--checkpoint nowhere", "argument --checkpoint: there is no nowhere/config.json"),
         (rollout, "--trajectories 8", "argument --trajectories: '8' is not a whole number of at least 16"),
         (rollout, "--queued 8", "argument --queued: 8 is not a multiple of 16"),
+        (rollout, "--profile /dev/null/profile", "argument --profile: [Errno"),
+        (sandbox, "--seconds 0", "argument --seconds: 0 is not a number of at least 0.01"),
         (sandbox, "--only call", "argument --only: call: it knows calls, latency"),
         (sandbox, "--peer-url http://127.0.0.1", "--peer-url must be judge=http://"),
         (sim_fleet, "--seeds 1,x", "argument --seeds: 'x' is not a whole number of at least 0"),
+        (sim_fleet, "--kv nan", "argument --kv: nan is not a number of at least 0.001"),
+        (sim_fleet, "--offload inf", "argument --offload: inf is not a number of at least 0"),
         (sim_fleet, "--calibrate nowhere", "argument --calibrate: there is no nowhere"),
         (step, "--staleness 0,-1", "argument --staleness: '-1' is not a whole number of at least 0"),
         (step, "--steps 4", "argument --steps: '4' is not a whole number of at least 5"),
@@ -57,6 +63,23 @@ def test_a_wrong_value_is_named_before_anything_starts(bench, given, said, capsy
     with pytest.raises(SystemExit):
         bench.arguments(given.split())
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(learner.torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit):
+        learner.arguments(["--device", "cuda"])
+    assert "argument --device: PyTorch finds no GPU" in capsys.readouterr().err
+
+
+def test_a_file_that_is_to_be_written_keeps_what_it_holds_so_far(tmp_path):
+    (tmp_path / "steps").write_text("earlier\n")
+    assert fleet.arguments(["--record", str(tmp_path / "steps")]).record.read_text() == "earlier\n"
+
+
+def test_figures_survive_a_folder_that_cannot_be_written(tmp_path):
+    assert drawn(tmp_path / "runs" / "a.png", Path.touch) == str(tmp_path / "runs" / "a.png")
+    assert drawn(Path("/dev/null/bench/a.png"), Path.touch).startswith("none, [Errno")
 
 
 def test_fields_of_the_quick_start_may_stand_anywhere():

@@ -343,7 +343,7 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--kinds", "chess"], "chess: it knows math8k"),
         (["--policies", "best"], "best: it knows kv_aware"),
-        (["--kv", "0"], "argument --kv: 0.0 is too small"),
+        (["--kv", "0"], "argument --kv: 0 is not a number of at least 0.001"),
         (["--overlap", "0"], "argument --overlap: '0' is not a whole number"),
     ],
 )
