@@ -318,7 +318,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
-        console.print(job.state.story, highlight=False, soft_wrap=True)
+        console.print(job.state.story, markup=False, highlight=False, soft_wrap=True)
     else:
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     with job.book.closing(config.algorithm):

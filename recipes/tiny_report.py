@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -153,13 +154,14 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         f"{summary['tool_calls']:,} tool calls jailed; goodput {summary['goodput']:.2f}",
         highlight=False,
     )
+    talk = shlex.join([sys.executable, "recipes/tiny_chat.py", "--checkpoint", str(folder)])
     for name, what in (
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("checkpoint", f"the trained agent; talk to it: {sys.executable} recipes/tiny_chat.py --checkpoint {folder}"),
+        ("checkpoint", f"the trained agent; talk to it: {talk}"),
     ):
-        console.print(f"  {folder / name}  [dim]{what}[/]", highlight=False, soft_wrap=True)
+        console.print(f"  {escape(str(folder / name))}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
@@ -185,7 +187,8 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
     for name in ("problem", "before", "after"):
         table.add_column(name, overflow="fold")
     for old, new in (mended + pairs)[:3]:
-        question = f"{old.prompt.messages[-1]['content']}\n[dim]answer: {old.prompt.answer}[/]"
+        question, answer = escape(old.prompt.messages[-1]["content"]), escape(old.prompt.answer)
+        question += f"\n[dim]answer: {answer}[/]"
         table.add_row(question, _transcript(old), _transcript(new))
     return table
 
