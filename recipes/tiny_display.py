@@ -122,7 +122,7 @@ class Display:
             filled = round(share * 30)
             bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
             grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {sample.running} running")
-        return Panel(Group(self._progress, Text(""), grid), title=self._title, title_align="left", width=100)
+        return Panel(Group(self._progress, Text(""), grid), title=Text(self._title), title_align="left", width=100)
 
 
 def _accuracy(m: Mapping[str, float]) -> str:
