@@ -14,7 +14,8 @@ native() {
     "$python" -m sandbox.native || true
 }
 
-exec 9<"$lock" && flock 9 # two makes at once: the second waits for the first
+exec 9<"$lock"
+flock -n 9 || { echo "waiting for another make here, which sets up .venv"; flock 9; }
 wanted=$(sha256sum <"$lock")
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then
     native

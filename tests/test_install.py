@@ -1,10 +1,12 @@
 """Set-up of a .venv that is whole already: the sandbox's C part is built where that is possible, and only then."""
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,14 @@ def test_the_c_part_is_built_when_it_is_missing_or_old(tmp_path: Path) -> None:
     assert not checkout.library.exists()  # it does not fit the source
     assert checkout.install(compiler=True) == ""
     assert checkout.library.stat().st_mtime_ns > built
+
+
+def test_a_second_make_says_that_it_waits_for_the_first(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    with (tmp_path / "requirements" / "cpu.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first = threading.Timer(2.0, fcntl.flock, (lock, fcntl.LOCK_UN))
+        first.start()
+        said = checkout.install(compiler=False)
+        first.join()
+    assert said.startswith("waiting for another make")
