@@ -33,6 +33,7 @@ LOOP = "while True: pass"
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 KILL = "import os\nfor pid in (-1, 1) * 50:\n    try: os.kill(pid, 9)\n    except OSError: pass"
 SIGNALS = "import os, time\nfor number in range(1, 65): os.kill(1, number)\ntime.sleep(0.1)"  # the same id: it may
+THREADS = "import threading\nfor _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
 def tell(**said: object) -> None:
@@ -48,6 +49,8 @@ async def main() -> None:
         for program in programs:
             outcomes.append((await box.run(program, "in", short if program in (LOOP, BOMB) else long)).outcome)
             assert (await box.run("print('next')", limits=long)).stdout == "next\n"
+        few = Limits(processes=4)  # the kernel counts the sandbox's own processes too
+        outcomes.append((await box.run(THREADS, limits=few)).outcome)
         tell(outcomes=outcomes)
         async with box.session() as session:
             tell(rights=json.loads((await session.run(RIGHTS)).stdout))
