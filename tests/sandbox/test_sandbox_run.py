@@ -37,8 +37,9 @@ async def test_error_shows_the_traceback_that_python_shows(box: Sandbox) -> None
     )
 
 
-async def test_syntax_error(box: Sandbox) -> None:
-    result = await box.run("x = 1\nif x\n    pass")
+@pytest.mark.parametrize("display", [False, True])
+async def test_syntax_error(box: Sandbox, display: bool) -> None:
+    result = await box.run("x = 1\nif x\n    pass", display=display)
     assert (result.outcome, result.exit_code) == ("error", 1)
     assert result.stderr == "  File \"/tmp/main.py\", line 2\n    if x\n        ^\nSyntaxError: expected ':'\n"
 
