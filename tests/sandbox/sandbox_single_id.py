@@ -34,6 +34,7 @@ BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 KILL = "import os\nfor pid in (-1, 1) * 50:\n    try: os.kill(pid, 9)\n    except OSError: pass"
 SIGNALS = "import os, time\nfor number in range(1, 65): os.kill(1, number)\ntime.sleep(0.1)"  # the same id: it may
 THREADS = "import threading\nfor _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()"
+LIMIT = "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))"
 
 
 def tell(**said: object) -> None:
@@ -56,7 +57,7 @@ async def main() -> None:
             tell(rights=json.loads((await session.run(RIGHTS)).stdout))
             cells = [
                 await session.run(cell, limits=short if cell == LOOP else long)
-                for cell in ("x = 1", "1 / 0", LOOP, "x")
+                for cell in ("x = 1", "1 / 0", LOOP, LIMIT, "x")
             ]
         tell(cells=[(cell.outcome, cell.session_state, cell.display) for cell in cells])
         async with asyncio.TaskGroup() as group:

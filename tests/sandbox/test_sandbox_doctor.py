@@ -273,6 +273,7 @@ def test_what_guest_code_can_do_with_a_single_id(user: User) -> None:
         ["ok", "kept", None],
         ["error", "kept", None],
         ["timeout", "kept", None],
+        ["error", "kept", None],
         ["ok", "kept", "1"],
     ]
     assert guests
