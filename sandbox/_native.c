@@ -130,7 +130,8 @@ static struct home mount_home(const struct slot *slot, int64_t disk_bytes) {
     return home_state(slot->home, disk_bytes);
 }
 
-/* PID 1 of a call's namespace: shares the slot's memory, ignores SIGCHLD (the kernel then reaps orphans), sleeps. */
+/* PID 1 of a call's namespace: shares the slot's memory, ignores SIGCHLD (the kernel then reaps orphans), sleeps. All
+ * signals are blocked: where guest code has its id, it could run a handler of the interpreter in the slot's memory. */
 static int sleep_as_init(void *unused) {
     (void)unused;
     signal(SIGCHLD, SIG_IGN);
@@ -207,6 +208,7 @@ void serve(const struct slot *slot, struct served *served) {
     struct request space, *request = &space;
     for (;;) {
         int fds[3], count = 2, source;
+        sigset_t all, before;
         ssize_t got = receive(slot->control, request, sizeof *request, &source);
         if (got == 0) _exit(0);
         if (source < 0) continue; /* the cancellation of a call that has just ended */
@@ -222,8 +224,11 @@ void serve(const struct slot *slot, struct served *served) {
             home = mount_home(slot, request->disk_bytes);
         }
         check(unshare(CLONE_NEWPID), "unshare");
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, &before);
         pid_t init = clone(sleep_as_init, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
         check(init < 0, "clone");
+        sigprocmask(SIG_SETMASK, &before, NULL);
         double started = now();
         pid_t child = _Fork(); /* no handlers that run at a fork: this process has one thread */
         check(child < 0, "fork");

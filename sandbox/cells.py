@@ -291,7 +291,8 @@ def _copy_made() -> bool:
 
 
 def _run(code: bytes, name: str, main: ModuleType, board: guest.Board) -> int:
-    linecache.cache[name] = (lambda: code.decode(errors="replace"),)
+    # whole: of a name in angle brackets it would not ask for the lines later
+    linecache.cache[name] = len(code), None, code.decode(errors="replace").splitlines(keepends=True), name
     status: int | None = 0
     try:
         program.execute(code, name, main.__dict__, board.show)

@@ -67,7 +67,7 @@ class Sandbox:
         self._waiting: dict[int, _Waiting] = {}
         self._outbox: dict[str, list[wire.Call]] = {}
         self._peers: dict[str, Peer] = {}
-        self._heard: dict[str, float] = {}
+        self._silent: dict[str, int] = {}  # beats of ours since a peer was heard; while we are stopped there are none
         self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
         self._mailboxes: list[Mailbox] = []
         self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
@@ -249,7 +249,7 @@ class Sandbox:
                 self._lose(self._peers[name])
             return
         if name in self._peers:
-            self._heard[name] = self._loop.time()
+            self._silent[name] = 0
         match message:
             case wire.Results(results) if name in self._peers:  # else: it was given up, its calls are elsewhere
                 for item in results:
@@ -274,7 +274,7 @@ class Sandbox:
 
     def _join(self, peer: Peer, slots: int) -> None:
         self._peers[peer.name] = peer
-        self._heard[peer.name] = self._loop.time()
+        self._silent[peer.name] = 0
         self.stats.hosts += 1
         self._note_level()
         peer.mailbox.send(wire.Ping(), peer.address)
@@ -287,7 +287,7 @@ class Sandbox:
         """Give up a host, once."""
         if self._peers.pop(peer.name, None) is None:
             return
-        del self._heard[peer.name]
+        del self._silent[peer.name]
         peer.left.set_result(None)
         self._note_level()
         self._served_until.update(dict.fromkeys(peer.tiers, self._loop.time()))
@@ -330,12 +330,12 @@ class Sandbox:
             await asyncio.sleep(PING_S)
             for mailbox in self._mailboxes:
                 mailbox.drain()  # our own loop may have been busy
-            now = self._loop.time()
             for peer in list(self._peers.values()):
-                silent = now > self._heard[peer.name] + self._config.silence_s
+                self._silent[peer.name] += 1
+                silent = self._silent[peer.name] * PING_S > self._config.silence_s
                 if silent or not peer.mailbox.send(wire.Ping(), peer.address):
                     self._lose(peer)
-            self._fail_unserved(now - self._config.start_s)
+            self._fail_unserved(self._loop.time() - self._config.start_s)
 
     def _fail_unserved(self, since: float) -> None:
         """Fail the calls that have waited since then for a host of their tier."""

@@ -103,7 +103,7 @@ class Host:
         if self._node.keys is not None:
             keys.trust(self._mailbox, self._node.keys)
         self._mailbox.socket.connect(self._node.address)
-        self._heard = self._loop.time()
+        self._silent = 0  # beats of ours since the node was heard; while this process is stopped there are none
         self._greeted = False
 
     async def _beat(self) -> None:
@@ -111,12 +111,13 @@ class Host:
         await self._pool.ready.wait()
         self._hello = msgspec.structs.replace(self._hello, level=self._pool.level)
         self._mailbox.send(self._hello)
-        self._heard = self._loop.time()
+        self._silent = 0
         while True:
             await asyncio.sleep(ALIVE_S)
             self._mailbox.drain()  # this loop may have been busy
+            self._silent += 1
             silence_s = self._node.silence_s
-            if silence_s is not None and self._loop.time() > self._heard + silence_s:
+            if silence_s is not None and self._silent * ALIVE_S > silence_s:
                 state = "is gone: its calls and sessions are ended" if self._greeted else "does not answer"
                 hint = "" if self._greeted or self._node.keys is None else "; are the keys those of the node?"
                 self._forget_node(f"{state} (silent for {silence_s:g} s), trying again{hint}")
@@ -136,7 +137,7 @@ class Host:
         self._mailbox.send(self._hello)
 
     def _from_node(self, frames: list[bytes]) -> None:
-        self._heard = self._loop.time()
+        self._silent = 0
         try:
             message = wire.decode_to_host(frames[0])
         except wire.BadMessage as error:

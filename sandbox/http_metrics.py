@@ -27,7 +27,8 @@ class Metrics:
         self.queue_s = Histogram(
             "rocstar_sandbox_call_queue_seconds", "Wait before and after", buckets=SECONDS, registry=self._registry
         )
-        Gauge("rocstar_sandbox_hosts", "Hosts of the sandbox", registry=self._registry).set_function(hosts)
+        started = "Hosts started so far: each but the first replaces one that died"
+        Gauge("rocstar_sandbox_hosts", started, registry=self._registry).set_function(hosts)
 
     async def page(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

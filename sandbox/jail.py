@@ -50,8 +50,9 @@ AS_ROOT = (
     "run as another user (docker run --user 1000), or keep the three"
 )
 NO_CGROUP = (
-    "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole. A call "
-    "with many processes or files can use up the memory of this machine and bring down what else runs here."
+    "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole, and an "
+    "ordinary user's processes for all calls together. A call with many processes or files can use up the memory of "
+    "this machine and bring down what else runs here."
 )
 
 

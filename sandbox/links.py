@@ -86,7 +86,8 @@ class Link:
     def _pack(self, call: wire.Call) -> bytes:
         board = LENGTH.size + call.limits.output_bytes if call.display else 0
         seed = -1 if call.seed is None else call.seed
-        return REQUEST.pack(*msgspec.structs.astuple(call.limits), len(call.stdin), len(call.code), board, seed)
+        limits = msgspec.structs.replace(call.limits, processes=self.home.processes(call.limits.processes))
+        return REQUEST.pack(*msgspec.structs.astuple(limits), len(call.stdin), len(call.code), board, seed)
 
     def cancel(self) -> None:
         self._send(b"c", [])
@@ -274,6 +275,10 @@ class TierJail:
         link = (SessionLink if session else Link)(self, index, ended)
         self.links.add(link)
         return link
+
+    def processes(self, limit: int) -> int:
+        """RLIMIT_NPROC of a call with this limit: with a single id the kernel counts all that runs in the jail."""
+        return limit if self._stage.first_id is not None else 1 + len(self.links) * (limit + SLOT_PROCESSES)
 
     def missed(self) -> bool:
         """Something did not become ready in time: whether the fault is the jail's, as nothing has done any more."""

@@ -91,15 +91,18 @@ def close_from(first: int) -> None:
 
 
 def spawn_init() -> int:
-    """Start PID 1 of the namespace just unshared: it ignores SIGCHLD (so the kernel reaps orphans) and sleeps.
+    """Start PID 1 of the namespace just unshared: it ignores SIGCHLD (so the kernel reaps orphans), blocks all signals
+    (where guest code has its id, it could run a handler of ours) and sleeps.
 
     Guest code thus never is PID 1 (which ignores its own signals), and a SIGKILL of this process ends the whole
     namespace.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return _checked("clone", _libc.clone(_PAUSE, _INIT_TOP, CLONE_VM | signal.SIGCHLD, None))
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 

@@ -151,7 +151,8 @@ def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
 
 def execute(code: bytes, filename: str, namespace: dict[str, object], show: Callable[[str], None]) -> None:
     """Compile and run, and show the value of the last expression, unless a semicolon ends it."""
-    tree = ast.parse(code, filename)
+    # by ast.parse a syntax error would show a frame of it
+    tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()

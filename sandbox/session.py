@@ -103,6 +103,7 @@ class Session:
     async def run(self, code: str, stdin: str = "", limits: wire.Limits | None = None) -> wire.ToolResult:
         """Run `code` on the state of the cells before it; without output it shows its last expression. See ToolResult.
 
+        Of limits on memory, processes and files no cell gets more than the first one had; cpu_s does not end a cell.
         A cell whose task is cancelled is ended; its effects are undone at the next cell.
         """
         cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._limits))

@@ -67,8 +67,9 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     session_state, of a session's cell only. "kept": it ran on the live state, which lives on, also after an error.
     "restored": the state was rebuilt; after a timeout or crash it is again as before this cell, whose own effects are
-    undone; if the session had been evicted or its host had died, this cell ran on the rebuilt state. "lost": the state
-    could not be rebuilt; this cell did not run or its effects are gone, and the session starts empty from here on.
+    undone (where a copy was taken before the cell, its threads are gone and files are as the cell left them); if the
+    session had been evicted or its host had died, this cell ran on the rebuilt state. "lost": the state could not be
+    rebuilt; this cell did not run or its effects are gone, and the session starts empty from here on.
     """
 
     outcome: Outcome

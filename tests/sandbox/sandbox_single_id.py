@@ -32,6 +32,9 @@ print(json.dumps(dict(fds=fds, worked=worked, capabilities=capabilities)))
 LOOP = "while True: pass"
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 KILL = "import os\nfor pid in (-1, 1) * 50:\n    try: os.kill(pid, 9)\n    except OSError: pass"
+SIGNALS = "import os, time\nfor number in range(1, 65): os.kill(1, number)\ntime.sleep(0.1)"  # the same id: it may
+THREADS = "import threading\nfor _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()"
+LIMIT = "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))"
 
 
 def tell(**said: object) -> None:
@@ -42,17 +45,19 @@ async def main() -> None:
     async with Sandbox(SandboxConfig(slots=2, limits=Limits(wall_s=30.0))) as box:
         tell(level=box.stats.level, rights=json.loads((await box.run(RIGHTS)).stdout))
         long, short = (Limits(wall_s=wall_s, memory_bytes=256 << 20) for wall_s in (30.0, 1.0))
-        programs = [LOOP, "x = bytearray(1 << 30)", BOMB, KILL, "1 / 0", "print(input())"]
+        programs = [LOOP, "x = bytearray(1 << 30)", BOMB, KILL, SIGNALS, "1 / 0", "print(input())"]
         outcomes = []
         for program in programs:
             outcomes.append((await box.run(program, "in", short if program in (LOOP, BOMB) else long)).outcome)
             assert (await box.run("print('next')", limits=long)).stdout == "next\n"
+        few = Limits(processes=4)  # the kernel counts the sandbox's own processes too
+        outcomes.append((await box.run(THREADS, limits=few)).outcome)
         tell(outcomes=outcomes)
         async with box.session() as session:
             tell(rights=json.loads((await session.run(RIGHTS)).stdout))
             cells = [
                 await session.run(cell, limits=short if cell == LOOP else long)
-                for cell in ("x = 1", "1 / 0", LOOP, "x")
+                for cell in ("x = 1", "1 / 0", LOOP, LIMIT, "x")
             ]
         tell(cells=[(cell.outcome, cell.session_state, cell.display) for cell in cells])
         async with asyncio.TaskGroup() as group:

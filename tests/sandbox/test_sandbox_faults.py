@@ -384,6 +384,32 @@ async def test_everything_ends_with_the_client(how: signal.Signals) -> None:
     await until(lambda: not leftovers() - before)
 
 
+class Stoppable(asyncio.SelectorEventLoop):
+    """A loop that can find time gone by as if it had been stopped (Ctrl-Z and fg)."""
+
+    stopped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.stopped_s
+
+
+def test_a_node_that_was_stopped_keeps_its_host() -> None:
+    """What the host said meanwhile may come after the node's first look at the clock."""
+
+    async def stop() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Stoppable)
+        async with Sandbox(SandboxConfig(slots=1)) as box:
+            for _ in range(3):
+                loop.stopped_s += 100
+                await asyncio.sleep(1.5)
+            assert (await box.run("print(5)")).stdout == "5\n"
+            assert box.stats.hosts == 1
+
+    with asyncio.Runner(loop_factory=Stoppable) as runner:
+        runner.run(stop())
+
+
 async def test_a_terminals_interrupt_reaches_only_the_client() -> None:
     code = """
 import asyncio, signal

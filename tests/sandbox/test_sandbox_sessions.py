@@ -74,6 +74,14 @@ async def test_an_error_keeps_the_state_and_its_own_effects(box: Sandbox) -> Non
         assert brief(await session.run("x")) == ("ok", "", "2", "kept")
 
 
+async def test_a_later_cell_finds_the_source_of_an_earlier_one(box: Sandbox) -> None:
+    async with box.session() as session:
+        await session.run("def half(x):\n    return x / 2")
+        assert (await session.run("import inspect; print(inspect.getsource(half))")).stdout.startswith("def half(x):\n")
+        shown = await session.run("import traceback\ntry: half('')\nexcept TypeError: traceback.print_exc()")
+        assert "    return x / 2\n" in shown.stderr
+
+
 async def test_a_wall_limit_of_any_size_is_waited_for(box: Sandbox) -> None:
     async with box.session(limits=Limits(wall_s=2.0**40)) as session:
         assert brief(await session.run("import time\ntime.sleep(0.2)\n1")) == ("ok", "", "1", "kept")

@@ -131,6 +131,20 @@ os.utime('.', ns=(was.st_atime_ns, was.st_mtime_ns))
 """,
     ),
     Attack(
+        name="home_used_without_a_name",  # the next call would find the numbers of files used up
+        point="B9",
+        code=SYSCALLS
+        + """
+path, flags = ctypes.c_char_p(b'/tmp'), os.O_TMPFILE | os.O_RDWR
+for name, number, arguments in (('open', 2, (path, flags, 0o600)),
+                                ('openat', 257 if x86 else 56, (-100, path, flags, 0o600)),
+                                ('openat2', 437, (-100, path, (ctypes.c_uint64 * 3)(flags, 0o600, 0), 24))):
+    if call(number, *arguments) >= 0: print(name)
+import tempfile
+with tempfile.TemporaryFile() as f: f.write(b'x')  # which does with a name what it cannot without
+""",
+    ),
+    Attack(
         name="home_removed_or_replaced",
         point="B9",
         code="""

@@ -6,6 +6,15 @@ from .record import SYSCALLS, Attack
 
 ATTACKS = (
     Attack(
+        name="sockets_by_pairs",
+        point="D20",
+        code=SYSCALLS
+        + """
+two = (ctypes.c_int * 2)()
+for family in set(range(64)) - {1}: refused(f'pair of family {family}', 53, 199, family, 2, 0, two)
+""",
+    ),
+    Attack(
         name="tcp_out",
         point="D20",
         code="""

@@ -32,6 +32,7 @@ for path, command, value in ((os.path.dirname(os.__file__), 1026, 1), (os.__file
     fd = os.open(path, os.O_RDONLY)
     try: fcntl.fcntl(fd, command, value); print(command)
     except OSError: pass
+    if call(72 if x86 else 25, fd, 1 << 32 | command, value) == 0: print(command, 'with an upper half')
 """,
     ),
     attack(
