@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,13 +33,13 @@ def append(file: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: Iterable[bytes]) -> None:
     """The file holds data, or what it held before, also when the machine loses power. Raises DiskFull."""
     with writing(path):
         draft = path.with_suffix(".draft")
         try:
             with draft.open("wb") as file:
-                file.write(data)
+                file.writelines(data)
                 file.flush()
                 os.fsync(file.fileno())
             draft.rename(path)

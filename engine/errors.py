@@ -1,12 +1,29 @@
-"""One clear error instead of a tree."""
+"""One clear error instead of a tree, or of a cancellation that nobody asked for."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def first_error(failures: BaseExceptionGroup) -> BaseException:
     """The first leaf of an exception group that is not a cancellation, else the first leaf."""
     leaves = list(_leaves(failures))
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+
+
+@contextmanager
+def asked_to_end(what: str) -> Iterator[None]:
+    """RuntimeError for a cancellation that is not this task's: `what` awaited something that was cancelled elsewhere (a
+    look-up that calls share, say). It would end this task without a word to anybody.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise RuntimeError(f"{what}: something that it awaits was cancelled, and it was not") from error
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -46,7 +46,9 @@ class Estimate(Protocol):
 
 
 class Evaluation:
-    """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.estimate.avg_at_k`."""
+    """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.estimate.avg_at_k`. graders:
+    trajectories graded at once; the others wait, which no deadline of a grade covers.
+    """
 
     def __init__(
         self,
@@ -56,12 +58,15 @@ class Evaluation:
         reward: Reward,
         estimate: Callable[[NDArray[np.float64]], Estimate],
         timeline: Timeline,
+        graders: int = 8,
     ) -> None:
-        if not prompts or samples < 1:
-            raise ValueError(f"prompts and samples must be at least 1, got {len(prompts)} and {samples}")
+        if min(len(prompts), samples, graders) < 1:
+            given = f"{len(prompts)}, {samples} and {graders}"
+            raise ValueError(f"prompts, samples and graders must be at least 1, got {given}")
         self.prompts, self.samples = list(prompts), samples
         self._rollouts, self._reward, self._estimate = rollouts, reward, estimate
         self._timeline = timeline
+        self._grading = asyncio.Semaphore(graders)
 
     async def run(self, version: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Metrics, and the P x K trajectories in the order of the prompts. The replicas must serve `version` meanwhile.
@@ -85,7 +90,8 @@ class Evaluation:
 
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
         trajectory = await self._rollouts.run(prompt, sample, -1 - number)
-        return await stages.graded(trajectory, self._reward, self._timeline)
+        async with self._grading:
+            return await stages.graded(trajectory, self._reward, self._timeline)
 
     def _accuracy(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """avg@K of the problems that were graded throughout."""

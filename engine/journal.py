@@ -225,7 +225,7 @@ class Journal:
     def keep(self, name: str, trajectories: list[Trajectory]) -> None:
         """Holds trajectories under a name (those of an evaluation, say), in place of what was there."""
         if self.folder is not None:
-            write_whole(self.folder / name, encode_trajectories(trajectories))
+            write_whole(self.folder / name, [encode_trajectories(trajectories)])
 
     def kept(self, name: str) -> list[Trajectory] | None:
         path = self.folder / name if self.folder else None

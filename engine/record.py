@@ -73,7 +73,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
         rows = [row for row in rows if row["step"] <= step]
-        write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        write_whole(path, (msgspec.json.encode(row) + b"\n" for row in rows))
         os.close(self._metrics)
         self._metrics = os.open(path, _APPEND, 0o644)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -122,7 +122,7 @@ class RunFolder:
     def json(self, name: str, content: Any) -> None:
         """Writes a JSON file, complete or not at all."""
         text = msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2)
-        write_whole(self.path / name, text + b"\n")
+        write_whole(self.path / name, [text, b"\n"])
 
 
 def _paths(parent: Path, name: str) -> Iterator[Path]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from engine.disk import write_whole
 from engine.idle import IdleClock
 from engine.ports import KvSample
 
@@ -66,12 +67,10 @@ class Timeline:
         self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
 
     def write(self, path: Path) -> None:
-        """Writes the trace, an event at a time. Raises OSError (a full disk, say)."""
-        with path.open("wb") as file:
-            file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-            for number, event in enumerate(self._events()):
-                file.write((b",\n" if number else b"") + msgspec.json.encode(event, enc_hook=float))
-            file.write(b"]}\n")
+        """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises DiskFull."""
+        events = (msgspec.json.encode(event, enc_hook=float) for event in self._events())
+        first = b'{"displayTimeUnit":"ms","traceEvents":[' + next(events)
+        write_whole(path, chain([first], (b",\n" + event for event in events), [b"]}\n"]))
 
     def _events(self) -> Iterator[dict[str, Any]]:
         times = chain((s[3] for s in self._spans), (i[1] for i in self._instants), (s[1] for s in self._steps))

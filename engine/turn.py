@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.chat import TextStream
+from engine.errors import asked_to_end
 from engine.parse import ToolCallParser
 from engine.ports import Tool, ToolReply
 from engine.trace import Timeline
@@ -40,7 +41,8 @@ class Call:
         """Raises ToolLost."""
         self.dispatched_at = timeline.now()
         try:
-            reply = await tool(arguments)
+            with asked_to_end(f"tool {self.name!r}"):
+                reply = await tool(arguments)
             if not isinstance(reply, ToolReply):
                 raise TypeError(f"tool {self.name!r} must answer with a ToolReply, got {reply!r}")
             text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens

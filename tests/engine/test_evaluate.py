@@ -156,6 +156,28 @@ async def test_between_the_steps_it_gives_the_same(tmp_path):
             np.testing.assert_array_equal(one.token_ids_T, other.token_ids_T)
 
 
+async def test_so_many_are_graded_at_once(tmp_path):
+    """Each grade has a deadline: what waits for a busy grader would miss it, and its problem would not count."""
+    gate, most, running = Gate(), 0, 0
+
+    async def slow(trajectory):
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await gate.passed()
+        running -= 1
+        return 1.0
+
+    async with Setup(tmp_path, samples=6, reward=slow) as node:
+        node.submit(1)
+        await settle(500)
+        assert running == 8
+        gate.release()
+        await node.evaluator.drain()
+    assert most == 8
+    assert node.done[0][1]["eval/n"] == 12
+
+
 @pytest.mark.parametrize(("samples", "waiting"), [(0, 2), (1, 0)])
 def test_nothing_to_evaluate_is_refused(tmp_path, samples, waiting):
     with pytest.raises(ValueError, match="at least 1, got"):

@@ -302,6 +302,20 @@ async def test_a_tool_that_raises_is_a_bug_and_stops_the_run(error):
             await node.run()
 
 
+async def test_a_tool_that_awaits_what_was_cancelled_is_a_bug_and_no_killed_call():
+    class Shared:
+        name = "python"
+
+        async def __call__(self, arguments):
+            look_up = asyncio.get_running_loop().create_future()
+            look_up.cancel()  # it was begun for another trajectory, which has ended
+            return await look_up
+
+    with pytest.raises(RuntimeError, match="tool 'python': something that it awaits was cancelled"):
+        async with Setup([call("x") + END], [ANSWER], tools=[Shared()]) as node:
+            await node.run()
+
+
 @pytest.mark.parametrize("answer", ["42", None, {"outcome": "ok", "text": "42"}])
 async def test_a_tool_that_answers_with_something_else_is_named(answer):
     class Wrong:

@@ -164,3 +164,13 @@ async def test_a_bug_in_a_reward_stops_the_run(error):
     with pytest.raises(type(error), match="a bug"):
         await stages.graded(a_trajectory(), broken, clock)
     assert clock.idle._flags["reward"] == 0
+
+
+async def test_a_reward_that_awaits_what_was_cancelled_is_a_bug_and_no_interruption():
+    async def shared(trajectory):
+        look_up = asyncio.get_running_loop().create_future()
+        look_up.cancel()
+        return await look_up
+
+    with pytest.raises(RuntimeError, match="the reward: something that it awaits was cancelled"):
+        await stages.graded(a_trajectory(), shared, timeline())

@@ -77,6 +77,21 @@ def test_writing_holds_one_event_at_a_time(tmp_path):
     assert peak_bytes < 100_000
 
 
+def test_a_file_that_is_interrupted_holds_what_it_held(tmp_path):
+    class CtrlC:
+        def __float__(self):
+            raise KeyboardInterrupt
+
+    timeline = Timeline(Clock())
+    timeline.write(path := tmp_path / "timeline.json")
+    before = path.read_bytes()
+    timeline.instant("fleet", "late", number=CtrlC())
+    with pytest.raises(KeyboardInterrupt):
+        timeline.write(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_an_empty_timeline_can_be_written(tmp_path):
     Timeline().write(tmp_path / "timeline.json")
     assert json.loads((tmp_path / "timeline.json").read_text())["displayTimeUnit"] == "ms"

@@ -1,6 +1,7 @@
 """Nothing hangs silently: what tasks wait for can be seen, and a run that stands still ends."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -43,6 +44,16 @@ async def test_a_run_that_moves_goes_on():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await watch(lambda: next(numbers), list, silence_s=0.01)
+
+
+async def test_a_process_that_stood_still_is_not_stuck():
+    """As between Ctrl-Z and fg: the clock goes on, and nothing can move."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch(lambda: 7, list, silence_s=0.2))
+        await asyncio.sleep(0)  # it has begun
+        time.sleep(0.5)  # noqa: ASYNC251
+        await asyncio.sleep(0.03)  # it looks
+        watching.cancel()
 
 
 async def test_the_report_names_finished_and_waiting_tasks():
