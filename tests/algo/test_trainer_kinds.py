@@ -149,11 +149,17 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "model.embed_tokens"])
 def test_an_adapter_that_cannot_leave_with_the_tied_embeddings_is_refused(trainer, target):
     """The head is not among the weights that leave; replicas and checkpoints would go without its adapter."""
     with pytest.raises(ValueError, match=rf"LearnerConfig.lora_targets must not .*got \('q_proj', '{target}'\)"):
         trainer(lora_rank=2, lora_targets=("q_proj", target))
+
+
+def test_a_name_of_no_layer_is_refused_beside_one_that_fits(trainer):
+    """peft would train the others, and say nothing."""
+    with pytest.raises(ValueError, match=r"LearnerConfig.lora_targets must not hold 'v_porj', .*got"):
+        trainer(lora_rank=2, lora_targets=("q_proj", "v_porj"))
 
 
 def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
