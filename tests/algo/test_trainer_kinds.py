@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import algo.model
 from algo.attention import packed_attention
+from algo.flops import cost_of
 from algo.learner_config import LearnerConfig
+from algo.lora import add_adapters
 from algo.pack import plan
 from algo.publish import full_state
 from algo.whole import Whole
@@ -280,6 +282,18 @@ def test_cost_counts_what_the_linear_layers_do(trainer):
         needed = linear.of(targets=whole.loss_tokens, lengths=whole.lengths)
         assert share * needed <= counted <= needed
     assert subject.cost.square == 6 * 2 * 4 * 16
+
+
+def test_an_adapter_on_the_head_costs_at_targets_only_as_the_head_does():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Qwen3Config(vocab_size=32, num_hidden_layers=1, head_dim=8, tie_word_embeddings=False, **sizes)
+    costs = []
+    for head in ((), ("lm_head",)):
+        with torch.device("meta"):
+            model = Qwen3ForCausalLM(config)
+        add_adapters(model, LearnerConfig(lora_rank=2, lora_targets=("q_proj", *head)))
+        costs.append(cost_of(model))
+    assert costs[1] == dataclasses.replace(costs[0], target=4 * 16 * 32 + 6 * 2 * (16 + 32))
 
 
 def test_speed_is_reported_and_mfu_where_the_peak_is_known(trainer):
