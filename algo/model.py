@@ -131,6 +131,8 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
         raise ValueError(f"its weights would leave under other names: transformers makes {names}")
     if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
         raise ValueError(f"its {changes[0]} changes the logits, which the learner does not know")
+    if mixing := [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]:
+        raise ValueError(f"its {mixing[0]} would run on from one trajectory of a row into the next")
     if config.lora_rank:
         add_adapters(model, config)
     if config.activation_checkpointing:

@@ -16,7 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import algo.model
 from algo.attention import packed_attention
@@ -194,6 +203,19 @@ def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
     (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
     with pytest.raises(ValueError, match=f"{name} changes the logits"):
         build(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "first"),
+    [(Qwen3_5ForCausalLM, Qwen3_5TextConfig, "linear_attention"), (Lfm2ForCausalLM, Lfm2Config, "conv")],
+)
+def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, model, config, first):
+    """Linear attention and convolutions know no bounds in a row: a trajectory would begin where its neighbour ended."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "pad_token_id": 0}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model(config(**sizes, layer_types=[first, "full_attention"])).save_pretrained(tmp_path / "mixed")
+    with pytest.raises(ValueError, match=r"its model.layers.0.*conv.* would run on from one trajectory of a row into"):
+        build(tmp_path / "mixed", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
