@@ -218,6 +218,22 @@ def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, 
         build(tmp_path / "mixed", tmp_path)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
+    """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
+    source, found, calls = write_checkpoint(tmp_path / "tiny"), [], []
+    fields = json.loads((source / "config.json").read_text())
+    for dropout in (0.0, 0.5):
+        (source / "config.json").write_text(json.dumps(fields | {"attention_dropout": dropout}))
+        subject = build(source, tmp_path, attention="sdpa", activation_checkpointing=checkpointing)
+        found.append((gradient(subject, minibatch()), subject.score_canary()))
+    assert_close(found[1][0], found[0][0])
+    assert np.array_equal(found[1][1], found[0][1])
+    subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    gradient(subject, minibatch())
+    assert len(calls) == 1 + checkpointing
+
+
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
 def test_attention_that_packed_cannot_do_is_refused(name):
     states = torch.zeros(1, 1, 3, 4)
