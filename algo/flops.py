@@ -37,19 +37,19 @@ class Cost:
 
 def cost_of(model: PreTrainedModel) -> Cost:
     """Of a decoder that is not sharded yet; the matrices are those of its linear layers."""
-    config, head = model.config, model.get_output_embeddings()
+    config, head = model.config, _per_token(model.get_output_embeddings())
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
     return Cost(
-        token=float(sum(map(_per_token, layers))),
-        target=float(_per_token(head)),
+        token=float(_per_token(model) - head),
+        target=float(head),
         square=6.0 * config.num_hidden_layers * config.num_attention_heads * width,
     )
 
 
-def _per_token(linear: nn.Module) -> int:
-    weight = linear.weight
-    return weight.numel() * (6 if weight.requires_grad else 4)
+def _per_token(module: nn.Module) -> int:
+    """Operations on a token in its linear layers; an adapter brings its own."""
+    weights = (layer.weight for layer in module.modules() if isinstance(layer, nn.Linear))
+    return sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in weights)
 
 
 def peak_of(device_name: str) -> float | None:

@@ -27,14 +27,16 @@ ADAPTER = "default"
 def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Wraps the layers named in `lora_targets` and freezes everything else.
 
-    Raises ValueError when there are none, and for the embeddings and a head tied to them: these leave unmerged.
+    Raises ValueError for a name without a layer, and for the embeddings and a head tied to them: these leave unmerged.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     embedded = model.get_input_embeddings().weight
-    tied = [name for name, layer in model.named_modules() if getattr(layer, "weight", None) is embedded]
-    if wrong := {name.rpartition(".")[2] for name in tied}.intersection(config.lora_targets):
-        raise ValueError(f"LearnerConfig.lora_targets must not hold {min(wrong)!r} here, got {config.lora_targets}")
+    for target in config.lora_targets:  # peft passes over a name of no layer where another one fits
+        layers = [layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")]
+        if not layers or any(getattr(layer, "weight", None) is embedded for layer in layers):
+            why = "which holds the embeddings" if layers else "which names no layer"
+            raise ValueError(f"LearnerConfig.lora_targets must not hold {target!r}, {why}, got {config.lora_targets}")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
     inject_adapter_in_model(lora, model, ADAPTER)
 

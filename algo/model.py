@@ -124,6 +124,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     transformers_logging.disable_progress_bar()
     wanted = {"dtype": torch.float32, "attn_implementation": config.attention, "output_loading_info": True}
     model, found = AutoModelForCausalLM.from_pretrained(source, **wanted)
+    model.eval()  # the sampler drops nothing
     if missing := found["missing_keys"]:  # the library has made random numbers of them
         raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
     if joined := [each for each in model._weight_conversions if isinstance(each, WeightConverter)]:
@@ -131,12 +132,16 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
         raise ValueError(f"its weights would leave under other names: transformers makes {names}")
     if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
         raise ValueError(f"its {changes[0]} changes the logits, which the learner does not know")
+    if mixing := [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]:
+        raise ValueError(f"its {mixing[0]} would run on from one trajectory of a row into the next")
     if config.lora_rank:
         add_adapters(model, config)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in model.base_model.layers:
+            layer.training = True  # it is asked itself, of its parts none
     cost = cost_of(model)
-    return shard(Scorer(model.train()), config), cost
+    return shard(Scorer(model), config), cost
 
 
 def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:

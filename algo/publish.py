@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -117,11 +116,17 @@ def _ahead(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
-        unfinished = Path(folder, "new")
-        yield unfinished
+    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed.
+
+    What a killed writer left is deleted by the next one.
+    """
+    folder = path.parent / f".{path.name}.unfinished"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder / "new"
         if path.is_dir():  # the one thing that a rename does not replace
-            path.rename(Path(folder, "old"))
-        unfinished.rename(path)
+            path.rename(folder / "old")
+        (folder / "new").rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -34,7 +34,7 @@ class Whole:
             model = AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=config.attention)
             if config.lora_rank:
                 add_adapters(model, config)
-        self._empty = Scorer(model)
+        self._empty = Scorer(model).eval()
 
     @staticmethod
     def fits(config: LearnerConfig) -> bool:

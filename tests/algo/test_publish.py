@@ -2,9 +2,13 @@
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +17,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from algo import transport
-from algo.publish import Publisher, full_state, named_weights
+from algo.publish import Publisher, appearing, full_state, named_weights
 from algo.transport import Gloo, Layout, Shm
 from tests import contracts
 from tests.engine.test_contracts import example
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -220,3 +226,17 @@ def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):
     with transport.ended(end) as late:
         assert came.wait(30), "as NCCL waits until its group is destroyed"
     assert (len(ends), late.is_set()) == (2, True)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path):
+    saved = tmp_path / "saved"
+    code = "import os, signal, sys; from pathlib import Path; from algo.publish import appearing\n"
+    code += "with appearing(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", code, saved], cwd=ROOT).returncode == -signal.SIGKILL
+    assert not saved.exists()
+    for text in ("first", "second"):
+        with appearing(saved) as unfinished:
+            unfinished.mkdir()
+            (unfinished / "text").write_text(text)
+    assert list(tmp_path.iterdir()) == [saved]
+    assert (saved / "text").read_text() == "second"

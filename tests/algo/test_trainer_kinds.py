@@ -16,11 +16,22 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import algo.model
 from algo.attention import packed_attention
+from algo.flops import cost_of
 from algo.learner_config import LearnerConfig
+from algo.lora import add_adapters
 from algo.pack import plan
 from algo.publish import full_state
 from algo.whole import Whole
@@ -149,11 +160,17 @@ def test_adapters_alone_are_trained_and_leave_merged(trainer, tmp_path):
     torch.testing.assert_close(torch.from_numpy(subject.score_canary()), logprobs.detach(), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "model.embed_tokens"])
 def test_an_adapter_that_cannot_leave_with_the_tied_embeddings_is_refused(trainer, target):
     """The head is not among the weights that leave; replicas and checkpoints would go without its adapter."""
     with pytest.raises(ValueError, match=rf"LearnerConfig.lora_targets must not .*got \('q_proj', '{target}'\)"):
         trainer(lora_rank=2, lora_targets=("q_proj", target))
+
+
+def test_a_name_of_no_layer_is_refused_beside_one_that_fits(trainer):
+    """peft would train the others, and say nothing."""
+    with pytest.raises(ValueError, match=r"LearnerConfig.lora_targets must not hold 'v_porj', .*got"):
+        trainer(lora_rank=2, lora_targets=("q_proj", "v_porj"))
 
 
 def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
@@ -186,6 +203,35 @@ def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
     (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
     with pytest.raises(ValueError, match=f"{name} changes the logits"):
         build(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "first"),
+    [(Qwen3_5ForCausalLM, Qwen3_5TextConfig, "linear_attention"), (Lfm2ForCausalLM, Lfm2Config, "conv")],
+)
+def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, model, config, first):
+    """Linear attention and convolutions know no bounds in a row: a trajectory would begin where its neighbour ended."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "pad_token_id": 0}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model(config(**sizes, layer_types=[first, "full_attention"])).save_pretrained(tmp_path / "mixed")
+    with pytest.raises(ValueError, match=r"its model.layers.0.*conv.* would run on from one trajectory of a row into"):
+        build(tmp_path / "mixed", tmp_path)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
+    """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
+    source, found, calls = write_checkpoint(tmp_path / "tiny"), [], []
+    fields = json.loads((source / "config.json").read_text())
+    for dropout in (0.0, 0.5):
+        (source / "config.json").write_text(json.dumps(fields | {"attention_dropout": dropout}))
+        subject = build(source, tmp_path, attention="sdpa", activation_checkpointing=checkpointing)
+        found.append((gradient(subject, minibatch()), subject.score_canary()))
+    assert_close(found[1][0], found[0][0])
+    assert np.array_equal(found[1][1], found[0][1])
+    subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    gradient(subject, minibatch())
+    assert len(calls) == 1 + checkpointing
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
@@ -274,6 +320,18 @@ def test_cost_counts_what_the_linear_layers_do(trainer):
         needed = linear.of(targets=whole.loss_tokens, lengths=whole.lengths)
         assert share * needed <= counted <= needed
     assert subject.cost.square == 6 * 2 * 4 * 16
+
+
+def test_an_adapter_on_the_head_costs_at_targets_only_as_the_head_does():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Qwen3Config(vocab_size=32, num_hidden_layers=1, head_dim=8, tie_word_embeddings=False, **sizes)
+    costs = []
+    for head in ((), ("lm_head",)):
+        with torch.device("meta"):
+            model = Qwen3ForCausalLM(config)
+        add_adapters(model, LearnerConfig(lora_rank=2, lora_targets=("q_proj", *head)))
+        costs.append(cost_of(model))
+    assert costs[1] == dataclasses.replace(costs[0], target=4 * 16 * 32 + 6 * 2 * (16 + 32))
 
 
 def test_speed_is_reported_and_mfu_where_the_peak_is_known(trainer):
