@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,6 +75,7 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "grad_clip", "lora_alpha"), lambda value: value > 0),
+            ("finite", ("lr", "weight_decay", "lora_alpha"), math.isfinite),
             ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
             ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
             ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
@@ -81,6 +83,7 @@ class LearnerConfig:
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
             ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
             ("at least 0", ("weight_decay",), lambda value: value >= 0),
+            ("True or False", ("activation_checkpointing", "offload_optimizer"), lambda x: isinstance(x, bool)),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
             ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
             ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),

@@ -142,7 +142,8 @@ def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
 
 def _locked(path: Path) -> int | None:
     """Holds the folder until the descriptor is closed, or the process ends: children do not inherit it."""
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with writing(path / "lock"):  # another user's, say
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

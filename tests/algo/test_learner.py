@@ -1,6 +1,7 @@
 """The learner as the node sees it: real ranks under PyTorch's launcher, real ZeroMQ, real FSDP over gloo."""
 
 import dataclasses
+import math
 import os
 import re
 import select
@@ -356,6 +357,9 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("warmup_steps", None),
         ("betas", 0.9),
         ("lora_targets", "all-linear"),
+        ("lr", math.inf),
+        ("weight_decay", math.inf),
+        ("activation_checkpointing", "False"),
     ],
 )
 def test_config_names_the_wrong_field_and_its_value(field, value):

@@ -1,5 +1,6 @@
 """A run's folder: no result is overwritten, and a full disk is one clear error."""
 
+import errno
 import json
 import math
 import struct
@@ -189,6 +190,17 @@ def test_a_run_that_fails_while_it_is_resumed_loses_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path, "run", CONFIG) as run:
         1 / len(run.resume(-1))
     assert run.path.exists()
+
+
+def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
+    begin(tmp_path)
+
+    def refused(path, *rest):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("engine.record.os.open", refused)  # root may open all
+    with pytest.raises(DiskFull, match="cannot write .*run/lock: Permission denied"):
+        begin(tmp_path)
 
 
 LOCKED = """
