@@ -50,7 +50,7 @@ def choose(code: str, tiers: tuple[Tier, ...]) -> str:
     needed = set()
     for start, names in IMPORT.findall(code):
         needed |= {start} if start else {name.split(".")[0].split()[0] for name in names.split(",") if name.strip()}
-    needed -= sys.stdlib_module_names
+    needed -= sys.stdlib_module_names | {"__main__"}
     for tier in tiers:
         if needed <= {name.partition(".")[0] for name in tier.preload}:
             return tier.name

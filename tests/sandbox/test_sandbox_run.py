@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from sandbox import Limits, Sandbox, SandboxConfig, Tier
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
 from sandbox.links import GRACE_S
+from sandbox.tiers import choose
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHORT = Limits(wall_s=0.3)
@@ -215,6 +216,19 @@ async def test_misuse(box: Sandbox) -> None:
         SandboxConfig(slots=0)
     with pytest.raises(ValueError, match=r"SandboxConfig.isolation .* got 'chroot'"):
         SandboxConfig(isolation="chroot")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "tier"),
+    [
+        ("import math, __main__", "bare"),
+        ("from numpy import array", "math"),
+        ("import os, scipy.stats as s", "full"),
+        ("import unknown", "full"),
+    ],
+)
+async def test_a_call_runs_in_the_first_tier_that_has_what_it_imports(code: str, tier: str) -> None:
+    assert choose(code, TIERS) == tier
 
 
 async def test_two_thousand_queued_calls_are_answered_once_each(box: Sandbox) -> None:
