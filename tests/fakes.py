@@ -15,7 +15,7 @@ import numpy as np
 from engine.chat import Chat
 from engine.fleet import Fleet, FleetConfig
 from engine.kv_aware import KvAware
-from engine.ports import Delta, KvSample, ReplicaDied, Sampling, ToolReply
+from engine.ports import Delta, KvSample, ReplicaDied, Reward, Sampling, ToolReply
 from engine.trace import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
@@ -52,6 +52,22 @@ class Gate:
     async def passed(self) -> None:
         self.started.set()
         await self._open.wait()
+
+
+class SlowReward(Gate):
+    """Grades what waits when it is released; counts how many wait, and how many did at most."""
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__()
+        self.running = self.most = 0
+        self._reward = reward
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.passed()
+        self.running -= 1
+        return await self._reward(trajectory)
 
 
 class Die:

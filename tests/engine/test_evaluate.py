@@ -14,7 +14,7 @@ from engine.ports import GraderUnavailable
 from engine.rollout import RolloutConfig, Rollouts
 from engine.trace import Timeline
 from tests.engine.node import ANSWER, CHAT
-from tests.fakes import Clock, Gate, Replicas, a_prompt, conversation, fleet_of, settle
+from tests.fakes import Clock, Gate, Replicas, SlowReward, a_prompt, conversation, fleet_of, settle
 
 PROMPTS = [a_prompt(0, "problem 0"), a_prompt(1, "problem 1")]
 
@@ -158,23 +158,14 @@ async def test_between_the_steps_it_gives_the_same(tmp_path):
 
 async def test_so_many_are_graded_at_once(tmp_path):
     """Each grade has a deadline: what waits for a busy grader would miss it, and its problem would not count."""
-    gate, most, running = Gate(), 0, 0
-
-    async def slow(trajectory):
-        nonlocal most, running
-        running += 1
-        most = max(most, running)
-        await gate.passed()
-        running -= 1
-        return 1.0
-
+    slow = SlowReward(even)
     async with Setup(tmp_path, samples=6, reward=slow) as node:
         node.submit(1)
         await settle(500)
-        assert running == 8
-        gate.release()
+        assert slow.running == 8
+        slow.release()
         await node.evaluator.drain()
-    assert most == 8
+    assert slow.most == 8
     assert node.done[0][1]["eval/n"] == 12
 
 

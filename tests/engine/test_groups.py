@@ -29,6 +29,7 @@ from tests.fakes import (
     Replicas,
     ScriptedRunner,
     ScriptedSessions,
+    SlowReward,
     a_prompt,
     a_trajectory,
     fleet_of,
@@ -317,22 +318,13 @@ async def test_leases_do_not_wait_for_each_other():
 
 
 async def test_so_many_are_graded_at_once():
-    gate, most, running = Gate(), 0, 0
-
-    async def slow(trajectory):
-        nonlocal most, running
-        running += 1
-        most = max(most, running)
-        await gate.passed()
-        running -= 1
-        return await reward(trajectory)
-
+    slow = SlowReward(reward)
     async with Leased(samples=5, graders=2, reward=slow) as stage:
         for sample in range(5):
             await stage.end(sample, float(sample))
-        assert running == most == 2
-        gate.release()
-    assert most == 2
+        assert slow.running == slow.most == 2
+        slow.release()
+    assert slow.most == 2
     assert len(stage.out[0].trajectories) == 5
 
 
