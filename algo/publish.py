@@ -8,7 +8,6 @@ Invariants
 from __future__ import annotations
 
 import shutil
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import wait_tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from algo.lora import merged
@@ -42,11 +40,10 @@ class Publisher:
         Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
         """
         if self._transport is None:
-            shapes = {name: tuple(wait_tensor(weight).shape) for name, weight in named_weights(self._scorer)}
+            shapes = {name: tuple(weight.shape) for name, weight in named_weights(self._scorer)}
             self._transport = self._make(Layout(shapes, self._dtype))
         with self._transport.writing(version) as views:
-            for name, weight in _ahead(named_weights(self._scorer)):
-                wait_tensor(weight)
+            for name, weight in named_weights(self._scorer):
                 if views:
                     views[name].copy_(weight)
         return self._transport.address(version)
@@ -75,43 +72,63 @@ def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[st
     """`named_weights` of this dtype, all of them at once in host memory on rank 0; the others only help to gather."""
     state = {}
     for name, weight in named_weights(scorer):
-        weight = wait_tensor(weight)
         if dist.get_rank() == 0:
             state[name] = weight.to("cpu", dtype).contiguous()
     return state
 
 
+@torch.no_grad()
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there.
 
-    A collective. Where they have to be gathered, this has begun when a weight is given out. Who gets one waits for it,
-    also if he has no use for it: PyTorch keeps what was gathered until somebody has waited.
+    A collective: every rank goes through all of them.
     """
-    for name, weight in merged(scorer, _full):
+    for name, weight in merged(scorer, Gathered(scorer.parameters())):
         yield name.removeprefix("model."), weight
 
 
-@torch.no_grad()  # cheaper than to detach a DTensor
-def _full(weight: Tensor) -> Tensor:
-    """The whole of a parameter; it is no DTensor while it is gathered after a forward pass."""
+class Gathered:
+    """The whole of parameters: called with one, in about their order; those after it are gathered meanwhile.
+
+    With a collective of c10d each: of the functional ones, which DTensors use, two at a time corrupt the heap of a rank
+    with gloo (PyTorch 2.13; after some thousand of them).
+    """
+
+    def __init__(self, parameters: Iterator[Tensor]) -> None:
+        self._coming = parameters
+        self._begun: dict[Tensor, tuple[dist.Work | None, Tensor]] = {}
+        self._ahead_bytes = 0
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        while parameter not in self._begun or self._ahead_bytes < BUCKET_BYTES:
+            if (following := next(self._coming, None)) is None:
+                break
+            self._begun[following] = _begin(following.detach())
+            self._ahead_bytes += following.nbytes
+        work, weight = self._begun.pop(parameter)
+        self._ahead_bytes -= parameter.nbytes
+        if work is not None:
+            work.wait()
+        return weight
+
+
+def _begin(weight: Tensor) -> tuple[dist.Work | None, Tensor]:
+    """What to wait for, if anything, and where the whole weight is then.
+
+    FSDP shards the first dimension: equal parts but for the last ones, which may be shorter or empty. A weight is no
+    DTensor while it is gathered after a forward pass.
+    """
     if not isinstance(weight, DTensor):
-        return weight.detach()
-    if weight.device_mesh.size() > 1:
-        weight = weight.redistribute(placements=[Replicate()] * weight.device_mesh.ndim, async_op=True)
-    return weight.to_local()
-
-
-def _ahead(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same, always BUCKET_BYTES ahead: the next weights are gathered while the caller copies these."""
-    waiting: deque[tuple[str, Tensor]] = deque()
-    size_bytes = 0
-    for name, weight in weights:
-        waiting.append((name, weight))
-        size_bytes += weight.nbytes
-        while size_bytes > BUCKET_BYTES:
-            size_bytes -= waiting[0][1].nbytes
-            yield waiting.popleft()
-    yield from waiting
+        return None, weight
+    part, ranks = weight.to_local(), weight.device_mesh.size()
+    if ranks == 1:
+        return None, part
+    rows = -(-len(weight) // ranks)
+    if len(part) < rows:
+        part = torch.cat([part, part.new_empty(rows - len(part), *part.shape[1:])])
+    whole = part.new_empty(ranks * rows, *part.shape[1:])
+    work = dist.all_gather([*whole.split(rows)], part, group=weight.device_mesh.get_group(), async_op=True)
+    return work, whole[: len(weight)]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_a_published_file_holds_the_weights_under_their_names_in_the_dtype_asked
         assert found.keys() == expected.keys() == {"0.weight", "0.bias", "1.weight"}
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights-2.safetensors", "weights-3.safetensors"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_of_any_length_become_whole_a_hundred_times(tmp_path, ranks):
+    """With two functional collectives at a time the heap of a rank was corrupt after some ten times."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*torchrun, "-m", "tests.algo.algo_publish", tmp_path, "100" if ranks == 2 else "2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=200, check=True)
 
 
 def test_all_weights_at_once_are_in_the_dtype_asked_for():
