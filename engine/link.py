@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -289,7 +290,10 @@ class LearnerProcess:
             raise first_error(failures) from failures
         self._answered = True
         if isinstance(reply, Failed):
-            raise LearnerDied(reply.reason)
+            if not isinstance(message, Save):  # it ends
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), 5.0)
+            raise LearnerDied("\n  ".join([reply.reason, *self._killed()]))
         if not isinstance(reply, expected):
             raise LearnerDied(f"the learner answered {type(reply).__name__} to {name}")
         return reply, received
@@ -299,7 +303,13 @@ class LearnerProcess:
         raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The end of the log, without what torch's launcher says of its own about a rank that failed."""
+        """The end of the log, without the launcher's own words; the first rank's too, whose end fails the others."""
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        said = list(itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines))
-        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *(said or lines)[-3:]])
+        said = list(itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines)) or lines
+        first = [line for line in said[:-3] if line.startswith("learner: ")][:1]
+        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *first, *said[-3:], *self._killed()])
+
+    def _killed(self) -> list[str]:
+        """Which rank was ended by a signal, if any: torch's launcher names the first one."""
+        found = re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", self._log.read_text(errors="replace"))
+        return [f"rank {found[2]} was ended by {signal.Signals(int(found[1])).name}"] if found else []

@@ -34,12 +34,21 @@ def main() -> None:
                     print("E1120 torch/distributed/elastic/api.py:88] failed (exitcode: 3)", *"abcdef", sep="\n")
                     sys.stdout.flush()
                     os._exit(3)
+                if behaviour == "loses a rank":
+                    print("E1120 torch/distributed/elastic/api.py:88] failed (exitcode: -9) local_rank: 1", flush=True)
+                    socket.send_multipart(pack(Failed(reason="RuntimeError: Connection reset by peer")))
+                    socket.context.destroy(linger=2000)
+                    os._exit(1)
+                if behaviour == "follows a rank":
+                    print("learner: RuntimeError: a bug of rank 1", *"abc", "Connection reset by peer", sep="\n")
+                    sys.stdout.flush()
+                    os._exit(1)
                 if behaviour == "silent":
                     print("waiting for a rank that never comes", flush=True)
                     continue
                 if behaviour == "fails":
                     socket.send_multipart(pack(Failed(reason="loss is nan at step 1: grad_norm 1e9")))
-                    continue
+                    return
                 if behaviour == "confused":
                     socket.send_multipart(pack(Saved(path="x")))
                     continue

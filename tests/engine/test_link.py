@@ -172,6 +172,8 @@ async def test_a_learner_is_configured_trains_saves_and_ends_with_all_its_proces
     ("behaviour", "deadline_s", "messages"),
     [
         ("dies", 60.0, ["ended with exit code 3", "learner.log", "RuntimeError: out of memory"]),
+        ("loses a rank", 60.0, ["Connection reset by peer", "rank 1 was ended by SIGKILL"]),
+        ("follows a rank", 60.0, ["learner: RuntimeError: a bug of rank 1\n", "Connection reset by peer"]),
         ("silent", 0.05, ["did not answer Train within 0.05 s", "waiting for a rank that never comes"]),
         ("fails", 60.0, ["loss is nan at step 1: grad_norm 1e9"]),
         ("confused", 60.0, ["answered Saved to Train"]),
