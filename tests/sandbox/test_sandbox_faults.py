@@ -27,9 +27,14 @@ def leftovers() -> set[str]:
     """Temporary folders, control groups and mounts that a sandbox could leave on the machine."""
     folders = {str(path) for base in (tempfile.gettempdir(), "/tmp", "/dev/shm") for path in Path(base).glob("*")}
     kept = {path for path in folders if "rocstar" in path or "nsjail" in path}
-    groups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/rocstar-*")}
+    groups = {str(path) for path in control_groups() if path.name.startswith("rocstar-")}
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     return kept | mounts | groups
+
+
+def control_groups() -> list[Path]:
+    """All of the machine's. They come and go meanwhile, which Path.glob takes for an error."""
+    return [Path(folder, name) for folder, names, _ in os.walk("/sys/fs/cgroup") for name in names]
 
 
 async def busy(box: Sandbox, group: asyncio.TaskGroup, calls: int) -> list[asyncio.Task[object]]:
@@ -219,7 +224,7 @@ def fds(pid: int | str = "self") -> int:
 
 def groups(host: int) -> set[str]:
     """Names of the control groups of a host's slots and sessions."""
-    return {path.name for path in Path("/sys/fs/cgroup").glob(f"**/rocstar-{host}-*/*") if path.is_dir()}
+    return {path.name for path in control_groups() if path.parent.name.startswith(f"rocstar-{host}-")}
 
 
 async def test_no_descriptor_or_control_group_is_left_by_calls_sessions_and_deaths() -> None:
