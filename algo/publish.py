@@ -63,9 +63,8 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
                 if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
                     shutil.copy(file, unfinished)
             save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-            shutil.copymode(
-                unfinished / "config.json", unfinished / "model.safetensors"
-            )  # else its owner alone reads it
+            # As others may read the rest: the library lets its owner alone.
+            shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

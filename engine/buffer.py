@@ -25,9 +25,8 @@ class TokenBuffer:
 
     >>> buffer = TokenBuffer([5, 6])
     >>> buffer.append_sampled(Delta([7], [-0.5], "stop", version=3))
-    >>> ids_T, sampled_T, logprobs_T, versions_T = buffer.arrays()
-    >>> ids_T.tolist(), sampled_T.tolist(), logprobs_T.tolist(), versions_T.tolist()
-    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 3])
+    >>> [array_T.tolist() for array_T in buffer.arrays().values()]
+    [[5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 3]]
     """
 
     __slots__ = ("_given", "_logprobs", "_version", "_versions", "ids")
@@ -74,8 +73,8 @@ class TokenBuffer:
         """The tokens [begin, end) were sampled by this version after all, whatever their deltas said."""
         self._versions.append((version, begin, end))
 
-    def arrays(self) -> tuple[Ids, Bools, Floats, Ids]:
-        """(token_ids_T, sampled_T, logprobs_T, versions_T) as in `Trajectory`, copied."""
+    def arrays(self) -> dict[str, Any]:
+        """token_ids_T, sampled_T, logprobs_T and versions_T as in `Trajectory`, copied."""
         size = len(self.ids)
         sampled_T = np.ones(size, np.bool_)
         for begin, end in self._given:
@@ -86,7 +85,8 @@ class TokenBuffer:
         for version, begin, end in self._versions:
             versions_T[begin : size if end < 0 else end] = version
         versions_T[~sampled_T] = -1
-        return np.array(self.ids, np.int32), sampled_T, logprobs_T, versions_T
+        ids_T = np.array(self.ids, np.int32)
+        return {"token_ids_T": ids_T, "sampled_T": sampled_T, "logprobs_T": logprobs_T, "versions_T": versions_T}
 
 
 def _runs(values_T: NDArray[Any]) -> list[tuple[int, int, int]]:

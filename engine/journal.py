@@ -38,7 +38,6 @@ from engine.journal_records import (
     encode_trajectories,
     join_pieces,
     parts,
-    piece_of,
     size,
 )
 from engine.types import Group, Prompt, Trajectory
@@ -97,7 +96,7 @@ class Log:
             case Began():
                 self.begin(record.discarded, record.tokens, write=False)
             case Ended():
-                joined = join_pieces([*self.pieces, piece_of(record.trajectory)])
+                joined = join_pieces([*self.pieces, Piece(**parts(record.trajectory))])
                 self.finished = replace(record.trajectory, **parts(joined))
         self.tokens = record.tokens
 

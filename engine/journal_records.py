@@ -109,10 +109,6 @@ def parts(piece: Piece | Trajectory) -> dict[str, Any]:
     return {name: getattr(piece, name) for name in (*_ARRAYS, "turns", "text")}
 
 
-def piece_of(trajectory: Trajectory) -> Piece:
-    return Piece(**parts(trajectory))
-
-
 def size(piece: Piece) -> Mark:
     return len(piece.token_ids_T), len(piece.turns), len(piece.text)
 

@@ -158,16 +158,12 @@ class _Rollout:
         finally:
             self.fleet.leave(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
-        token_ids_T, sampled_T, logprobs_T, versions_T = self.buffer.arrays()
         return Trajectory(
             prompt=self.prompt,
             sample=self.sample,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, 0),
             temperature=self.config.temperature,
-            token_ids_T=token_ids_T,
-            sampled_T=sampled_T,
-            logprobs_T=logprobs_T,
-            versions_T=versions_T,
+            **self.buffer.arrays(),
             turns=tuple(self.turns),
             text="".join(self.text),
             stop=stop,
@@ -194,15 +190,7 @@ class _Rollout:
         while (stop := self._follow()) is None:
             await self._turn(lane)
             if self.log.on:
-                token_ids_T, sampled_T, logprobs_T, versions_T = self.buffer.arrays()
-                whole = Piece(
-                    token_ids_T=token_ids_T,
-                    sampled_T=sampled_T,
-                    logprobs_T=logprobs_T,
-                    versions_T=versions_T,
-                    turns=tuple(self.turns),
-                    text="".join(self.text),
-                )
+                whole = Piece(**self.buffer.arrays(), turns=tuple(self.turns), text="".join(self.text))
                 self.log.grow(whole, self.tally.tokens)
         return stop
 

@@ -28,7 +28,7 @@ def test_every_token_keeps_its_id_origin_logprob_and_version(prompt, pieces):
         assert len(buffer) == len(rows)
         assert list(buffer.ids) == [row[0] for row in rows]
     columns = zip(*rows, strict=True) if rows else ((), (), (), ())
-    found = buffer.arrays()
+    found = buffer.arrays().values()
     assert [column.dtype for column in found] == [np.int32, np.bool_, np.float32, np.int32]
     for column, wanted in zip(found, columns, strict=True):
         np.testing.assert_array_equal(column, np.asarray(wanted, column.dtype))
@@ -41,7 +41,7 @@ def test_exact_versions_override_those_of_the_deltas_and_only_there():
     buffer.append_given([9, 9])
     buffer.append_sampled(Delta([6], [-1.0], version=0))
     buffer.append_sampled(Delta([7], [-1.0], version=6))
-    assert buffer.arrays()[3].tolist() == [-1, 0, 5, 5, -1, -1, 0, 6]
+    assert buffer.arrays()["versions_T"].tolist() == [-1, 0, 5, 5, -1, -1, 0, 6]
 
 
 def test_a_token_without_its_logprob_is_a_bug():
