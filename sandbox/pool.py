@@ -276,13 +276,21 @@ class Pool:
 
     def _start_call(self, lane: Lane) -> None:
         link, (_, call) = lane.idle.pop(), lane.waiting.popleft()
+
+        def ended(result: wire.ToolResult) -> None:
+            self._give_back(lane, link)
+            self._answer(call.id, result)
+
+        self._run_on(link, call, ended)
+
+    def _run_on(self, link: Link, call: wire.Call, ended: Callable[[wire.ToolResult], None]) -> None:
+        """Run the call; `ended` is given its result before others are looked for that can start now."""
         self._running += 1
 
         def report(result: wire.ToolResult) -> None:
             self._running -= 1
             link.home.served += 1
-            self._give_back(lane, link)
-            self._answer(call.id, result)
+            ended(result)
             self._let_go(link.home)
             self._fill()
 
@@ -316,17 +324,8 @@ class Pool:
             self._answer(lane.waiting.popleft()[1].id, LOST_STATE)  # a cell before it changed the state meanwhile
             return True
         self._sessions.use(lane)
-        self._running += 1
         call, link.backup = lane.next()
-
-        def report(result: wire.ToolResult) -> None:
-            self._running -= 1
-            link.home.served += 1
-            self._cell_ended(lane, link, result)
-            self._let_go(link.home)
-            self._fill()
-
-        link.start(call, report)
+        self._run_on(link, call, lambda result: self._cell_ended(lane, link, result))
         return True
 
     def _cell_ended(self, lane: SessionLane, link: Link, result: wire.ToolResult) -> None:
