@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from .http_gateway import Gateway, Refused, ended_by, json_response
+from .http_gateway import Gateway, Refused, ended_by, json_response, pong
 from .wire import Limits, ToolResult, make_cell
 
 MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
@@ -117,7 +117,7 @@ class Fusion:
         self._gateway = gateway
 
     def routes(self) -> list[web.RouteDef]:
-        return [self._gateway.post("/run_code", DECODER, self._run_code), web.get("/v1/ping", self._ping)]
+        return [self._gateway.post("/run_code", DECODER, self._run_code), web.get("/v1/ping", pong)]
 
     async def _run_code(self, request: RunCode) -> web.Response:
         limits = limits_of(request, self._gateway.limits)
@@ -130,6 +130,3 @@ class Fusion:
                 status="SandboxError", message="all slots are taken: send it again, or use more --slots"
             )
         return json_response(answer, 504 if answer.status == "SandboxError" else 200)
-
-    async def _ping(self, request: web.Request) -> web.Response:
-        return json_response("pong")

@@ -191,6 +191,10 @@ def json_response(message: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(message), content_type="application/json", status=status)
 
 
+async def pong(request: web.Request) -> web.Response:
+    return json_response("pong")
+
+
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:

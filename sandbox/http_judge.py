@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from .http_gateway import Gateway, ended_by, in_order, json_response
+from .http_gateway import Gateway, ended_by, in_order, json_response, pong
 from .wire import Limits, ToolResult, make_cell
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
@@ -113,23 +114,19 @@ class Judge:
         self._output_chars = output_chars
 
     def routes(self) -> list[web.RouteDef]:
+        both = [*self._routes("/run", self._ran), *self._routes("/judge", self._judged)]
+        return [*both, web.get("/ping", pong), web.get("/status", self._status)]
+
+    def _routes(self, path: str, work: Callable[[Submission], Awaitable[Judgement]]) -> list[web.RouteDef]:
+        async def one(submission: Submission) -> web.Response:
+            return json_response(await work(submission))
+
+        async def many(batch: Batch) -> web.Response:
+            results = await in_order(batch.submissions, work)
+            return json_response(Answers(batch.sub_id or str(uuid4()), results))
+
         post = self._gateway.post
-        routes = [post("/run", ONE, self._run), post("/judge", ONE, self._judge)]
-        for kind in ("batch", "long-batch"):
-            routes += [post(f"/run/{kind}", MANY, self._run_batch), post(f"/judge/{kind}", MANY, self._judge_batch)]
-        return [*routes, web.get("/ping", self._ping), web.get("/status", self._status)]
-
-    async def _run(self, submission: Submission) -> web.Response:
-        return json_response(await self._ran(submission))
-
-    async def _judge(self, submission: Submission) -> web.Response:
-        return json_response(await self._judged(submission))
-
-    async def _run_batch(self, batch: Batch) -> web.Response:
-        return json_response(_answers(batch, await in_order(batch.submissions, self._ran)))
-
-    async def _judge_batch(self, batch: Batch) -> web.Response:
-        return json_response(_answers(batch, await in_order(batch.submissions, self._judged)))
+        return [post(path, ONE, one), *(post(f"{path}/{kind}", MANY, many) for kind in ("batch", "long-batch"))]
 
     async def _ran(self, submission: Submission) -> Ran:
         limits = limits_of(submission, self._gateway.limits)
@@ -140,13 +137,6 @@ class Judge:
         ran = await self._ran(submission)
         return Judgement(**{name: getattr(ran, name) for name in Judgement.__struct_fields__})
 
-    async def _ping(self, request: web.Request) -> web.Response:
-        return json_response("pong")
-
     async def _status(self, request: web.Request) -> web.Response:
         slots = self._gateway.slots
         return json_response({"queue": max(0, self._gateway.in_flight - slots), "num_workers": slots})
-
-
-def _answers(batch: Batch, results: list[Ran] | list[Judgement]) -> Answers:
-    return Answers(batch.sub_id or str(uuid4()), list(results))
