@@ -244,11 +244,9 @@ def as_json(config: Config, result: Comparison) -> dict[str, Any]:
 
 def plot(path: Path, result: Comparison) -> None:
     """Both metrics over the steps, with the band of the interval, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (metric, title) in zip(figure.subplots(1, len(METRICS)), METRICS.items(), strict=True):
         for colour, (name, curve) in zip(COLOURS, result.curves[metric].items(), strict=False):
             steps = sorted(curve)

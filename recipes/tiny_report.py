@@ -95,11 +95,9 @@ class Progress:
 
 def plot(path: Path, progress: Progress, algorithm: str) -> None:
     """Reward, held-out accuracy and tool-error share over the steps, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     history, scores = progress.steps, progress.evaluations
     steps = [row["step"] for row in history]
