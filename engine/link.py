@@ -292,7 +292,8 @@ class LearnerProcess:
         if isinstance(reply, Failed):
             if not isinstance(message, Save):  # it ends
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), 5.0)
+                    async with asyncio.timeout(5.0):
+                        await self._process.wait()
             raise LearnerDied("\n  ".join([reply.reason, *self._killed()]))
         if not isinstance(reply, expected):
             raise LearnerDied(f"the learner answered {type(reply).__name__} to {name}")
