@@ -15,6 +15,7 @@ for Configure, which comes when the replicas are up.
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import importlib.metadata
 import json
@@ -263,5 +264,13 @@ def main() -> int:
     return 0
 
 
+def leave(status: int) -> None:
+    """Ends a rank when its threads are done (one may write a checkpoint), but without Python's finalization: a thread
+    of gloo that lets go of its tensors meanwhile would abort it, and torch's launcher then ends ranks that still write.
+    """
+    atexit.register(os._exit, status)
+    atexit.register(sys.stdout.flush)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

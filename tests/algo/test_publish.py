@@ -78,6 +78,12 @@ def test_shards_of_any_length_become_whole_a_hundred_times(tmp_path, ranks):
     subprocess.run(command, cwd=ROOT, env=environment, timeout=200, check=True)
 
 
+def test_a_rank_can_leave_while_gloo_lets_go_of_what_it_gathered(tmp_path):
+    """With Python's own end it died of SIGABRT, now and then; here always."""
+    command = [sys.executable, "-m", "tests.algo.algo_leave", tmp_path / "store"]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=60, check=True)
+
+
 def test_all_weights_at_once_are_in_the_dtype_asked_for():
     scorer = Scorer()
     expected = {name: weight.bfloat16() for name, weight in named_weights(scorer)}
