@@ -323,7 +323,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     with job.book.closing(config.algorithm):
         summary = await job.run()
-        run.json("summary.json", summary)
+    run.json("summary.json", summary)  # the last file: what has it is not resumed
     print_report(console, run.path, summary, job.book.progress)
 
 

@@ -299,6 +299,41 @@ def test_an_unknown_field_names_the_nearest() -> None:
     assert "'steps'" in message
 
 
+ENDING = """
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from recipes import quickstart
+
+folder = Path(sys.argv[1])
+
+class Job(SimpleNamespace):
+    def __init__(self, *_):
+        super().__init__(book=self, progress=None)
+
+    @contextmanager
+    def closing(self, algorithm):
+        yield
+        assert not (folder / "summary.json").exists()
+
+    async def run(self):
+        return {}
+
+quickstart.Quickstart, quickstart.print_report = Job, print
+sys.exit(quickstart.main([f"runs={folder.parent}", f"name={folder.name}"]))
+"""
+
+
+def test_a_run_has_ended_when_its_timeline_and_plot_are_there(tmp_path: Path) -> None:
+    """Killed before, it is resumed."""
+    folder = tmp_path / "run"
+    words = [sys.executable, "-c", ENDING, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "summary.json").exists()
+
+
 OPTIONS = """
 import sys
 from recipes.options import parse
