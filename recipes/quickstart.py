@@ -174,7 +174,7 @@ class Quickstart:
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.book = Book(run, self.state, self.timeline)
-        self.first_step_s = 0.0
+        self.first_step_s: float | None = None  # where all steps were trained before, there is none
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
 
     async def run(self) -> dict[str, Any]:

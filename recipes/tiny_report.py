@@ -144,12 +144,13 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
     before, after = progress.samples[0], progress.samples[-1]
     console.print(_samples(before, after))
     console.print(_table(before, after))
-    seconds = summary["seconds_to_090"]
+    seconds, first = summary["seconds_to_090"], summary["first_step_s"]
     console.print(
         f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"
         + (f", held-out 0.9 after {seconds:.1f} s" if seconds is not None else "")
-        + f"; first step after {summary['first_step_s']:.1f} s; {summary['tool_calls_jailed']:,} of "
-        f"{summary['tool_calls']:,} tool calls jailed; goodput {summary['goodput']:.2f}",
+        + (f"; first step after {first:.1f} s" if first is not None else "")
+        + f"; {summary['tool_calls_jailed']:,} of {summary['tool_calls']:,} tool calls jailed; "
+        f"goodput {summary['goodput']:.2f}",
         highlight=False,
     )
     talk = shlex.join([sys.executable, "recipes/tiny_chat.py", "--checkpoint", str(folder)])

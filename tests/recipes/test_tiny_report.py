@@ -23,6 +23,9 @@ def test_brackets_and_spaces_are_shown_as_they_are():
     progress = SimpleNamespace(samples=[[trajectory], [trajectory]])
     print_report(Console(file=written, width=200), folder, SUMMARY, progress)
     text = written.getvalue()
+    assert "1 steps in 1.0 s of training; first step after 1.0 s; 0 of 0 tool calls jailed; goodput 1.00" in text
+    print_report(Console(file=written, width=200), folder, SUMMARY | {"first_step_s": None}, progress)
+    assert "1 steps in 1.0 s of training; 0 of 0 tool calls jailed; goodput 1.00" in written.getvalue()
     assert "[bold]What is x[0]?[/INST]" in text
     assert "answer: [/i]" in text
     assert f"  {folder}/summary.json" in text
