@@ -24,8 +24,9 @@ fi
 
 [ "$(uname -sm)" = "Linux x86_64" ] || fail "the locked wheels are for Linux on x86_64, this is $(uname -sm)"
 base=
+probe='import sys, venv, ensurepip; sys.version_info < (3, 11) or print(sys._base_executable)' # not of an active .venv
 for name in python3.11 python3.12 python3.13 python3; do # 3.11 first: the lock is tested with it
-    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then base=$name && break; fi
+    base=$("$name" -c "$probe" 2>/dev/null) && [ -n "$base" ] && break
 done
 [ -n "$base" ] || fail "no Python 3.11 or newer with venv found; on Debian or Ubuntu: apt install python3 python3-venv"
 if [ "$(id -u)" != 0 ] && command -v unshare >/dev/null && ! unshare --user true 2>/dev/null; then

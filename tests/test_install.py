@@ -1,4 +1,4 @@
-"""Set-up of a .venv that is whole already: the sandbox's C part is built where that is possible, and only then."""
+"""Set-up of .venv. Where it is whole already the sandbox's C part is built where that is possible, and only then."""
 
 import fcntl
 import hashlib
@@ -24,17 +24,20 @@ class Checkout:
         self.root, self.library = root, root / "sandbox" / "_native.so"
         shutil.copytree(ROOT / "requirements", root / "requirements")
         shutil.copytree(ROOT / "sandbox", root / "sandbox", ignore=shutil.ignore_patterns("_native.so*", "__pycache__"))
-        python = root / ".venv" / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
+        (root / ".venv" / "bin").mkdir(parents=True)
+        self.program(".venv/bin/python", f'exec {sys.executable} "$@"')
         stamp = hashlib.sha256((root / "requirements" / "cpu.lock").read_bytes()).hexdigest()
         (root / ".venv" / "installed").write_text(f"{stamp}  -\n")
         self.tools = root / "tools"  # the only folder on PATH
         self.tools.mkdir()
-        for name in ("env", "bash", "dirname", "grep", "flock", "sha256sum", "cat", "rm", "ld", "as"):
+        needed = ("env", "bash", "dirname", "grep", "flock", "sha256sum", "cat", "rm", "ld", "as")
+        for name in (*needed, "uname", "id", "df", "awk", "mkdir", "cp"):  # the rest to build .venv
             if path := shutil.which(name):
                 (self.tools / name).symlink_to(path)
+
+    def program(self, name: str, text: str) -> None:
+        (self.root / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.root / name).chmod(0o755)
 
     def install(self, *, compiler: bool) -> str:
         """What it printed; it must not fail."""
@@ -43,11 +46,22 @@ class Checkout:
             tool.unlink(missing_ok=True)
             if compiler:
                 tool.symlink_to(path)
-        environment = {**os.environ, "PATH": str(self.tools)}
-        command = [str(self.root / "requirements" / "install.sh")]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        done = self.run(self.tools)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
+
+    def build(self, python: str) -> subprocess.CompletedProcess[str]:
+        """Another lock has come, and .venv is active. python: what the new one's does."""
+        self.program("new", python)
+        self.program("base", "mkdir -p .venv/bin && cp new .venv/bin/python")
+        self.program(".venv/bin/python3.11", f'[ "$1" = -c ] && echo "{self.root}/base"')  # of which it was made
+        (self.root / ".venv" / "installed").unlink()
+        return self.run(self.root / ".venv" / "bin", self.tools)
+
+    def run(self, *path: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": ":".join(map(str, path))}
+        command = [str(self.root / "requirements" / "install.sh")]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
 def test_without_a_compiler_one_line_says_what_is_missing_and_set_up_goes_on(tmp_path: Path) -> None:
@@ -82,3 +96,11 @@ def test_a_second_make_says_that_it_waits_for_the_first(tmp_path: Path) -> None:
         said = checkout.install(compiler=False)
         first.join()
     assert said.startswith("waiting for another make")
+
+
+def test_a_venv_that_is_active_is_built_anew_with_the_python_that_it_is_of(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    done = checkout.build('[ "$1" = -m ] || echo .venv')
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".venv" / "rocstar.pth").read_text() == "../../../..\n"
+    assert (tmp_path / ".venv" / "installed").exists()
