@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 lock=requirements/cpu.lock stamp=.venv/installed python=.venv/bin/python
 pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
 
+trap 'exit 130' INT # else Ctrl-C is an error of one pip, and the next begins
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {

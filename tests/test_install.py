@@ -4,9 +4,11 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,8 @@ class Checkout:
     def run(self, *path: Path) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": ":".join(map(str, path))}
         command = [str(self.root / "requirements" / "install.sh")]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is ignored here would be there
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=heard)
 
 
 def test_without_a_compiler_one_line_says_what_is_missing_and_set_up_goes_on(tmp_path: Path) -> None:
@@ -104,3 +107,10 @@ def test_a_venv_that_is_active_is_built_anew_with_the_python_that_it_is_of(tmp_p
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ".venv" / "rocstar.pth").read_text() == "../../../..\n"
     assert (tmp_path / ".venv" / "installed").exists()
+
+
+def test_ctrl_c_ends_the_set_up_and_not_one_pip_of_it(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    done = checkout.build('echo "$@" >>pips; kill -INT $PPID; exit 1')  # pip takes it for an error
+    assert done.returncode == 130
+    assert len((tmp_path / "pips").read_text().splitlines()) == 1
