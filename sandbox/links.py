@@ -278,7 +278,8 @@ class TierJail:
 
     def processes(self, limit: int) -> int:
         """RLIMIT_NPROC of a call with this limit: with a single id the kernel counts all that runs in the jail."""
-        return limit if self._stage.first_id is not None else 1 + len(self.links) * (limit + SLOT_PROCESSES)
+        single = self._stage.first_id is None
+        return min(1 + len(self.links) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
 
     def missed(self) -> bool:
         """Something did not become ready in time: whether the fault is the jail's, as nothing has done any more."""
