@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_leftovers import cgroups_of
+from sandbox_level import needs_cgroups
 from sandbox_processes import ROOT, descendants, parent_of, running, until
 
 from sandbox import cgroup
@@ -178,6 +179,7 @@ def test_when_the_host_is_killed_its_processes_and_groups_go_and_no_others() -> 
         assert beside.process.poll() is None
 
 
+@needs_cgroups
 def test_node_and_host_killed_together_leave_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", NODE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:
         try:

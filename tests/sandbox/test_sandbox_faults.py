@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_hosts import host_process
+from sandbox_level import CGROUPS, needs_cgroups
 from sandbox_processes import ROOT, descendants, host_pid, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
@@ -258,10 +259,11 @@ async def test_no_descriptor_or_control_group_is_left_by_calls_sessions_and_deat
         await until(lambda: fds(host) <= before + 1)  # as many slots, or one more
         assert fds() <= ours + 1
         await until(lambda: len(groups(host)) <= 2)
-        assert groups(host)
+        assert groups(host) or not CGROUPS
         assert (await box.run("print(1)")).stdout == "1\n"
 
 
+@needs_cgroups
 async def test_control_groups_of_a_host_that_died_with_its_janitor_go_at_the_next_start() -> None:
     tiers = (Tier(name="bare", preload=()),)
     async with Sandbox(SandboxConfig(slots=1, tiers=tiers)) as box:

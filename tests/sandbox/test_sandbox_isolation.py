@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sandbox_level import needs_own_ids
 
 from sandbox import Limits, Sandbox
 
@@ -70,6 +71,7 @@ if set(os.environ) - known: print(os.environ)
     await silent(box, code)
 
 
+@needs_own_ids
 async def test_no_capabilities_and_no_way_to_gain_any(box: Sandbox) -> None:
     code = (
         SYSCALL
@@ -180,6 +182,7 @@ async def test_a_fork_bomb_and_a_full_disk_stay_in_their_call(box: Sandbox) -> N
     assert (await box.run("print('after')")).stdout == "after\n"
 
 
+@needs_own_ids
 async def test_processes_limit(box: Sandbox) -> None:
     code = """
 import os, time

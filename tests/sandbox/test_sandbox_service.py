@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 from sandbox_hosts import FakeHost, host_process
+from sandbox_level import next_news
 from sandbox_processes import descendants, running, until
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier, ToolResult, keys, wire
@@ -358,11 +359,10 @@ async def test_a_host_with_the_wrong_key_says_what_may_be_wrong_and_gets_no_call
     async with Sandbox(SandboxConfig(slots=1, tiers=(BARE,), listen=LOOPBACK, keys=tmp_path / "keys")) as box:
         options = ("--keys", str(tmp_path / "other"), "--slots", "1", "--tier", "bare=math", "--silence-s", "2")
         async with host_process(box.address, *options) as wrong:
-            assert wrong.stderr is not None
             async with asyncio.timeout(20):
-                line = (await wrong.stderr.readline()).decode()
+                line = await next_news(wrong.stderr)
                 assert "does not answer (silent for 2 s), trying again; are the keys those of the node?" in line
-                assert "does not answer" in (await wrong.stderr.readline()).decode()
+                assert "does not answer" in await next_news(wrong.stderr)
             wrong.send_signal(signal.SIGINT)
             async with asyncio.timeout(3):
                 assert await wrong.wait() == 0
@@ -389,8 +389,7 @@ async def test_a_host_outlives_its_node_ends_its_calls_and_serves_the_next() -> 
             assert [(await second.run(f"print({i})")).stdout for i in range(3)] == ["0\n", "1\n", "2\n"]
             assert sum(running(pid) for pid in busy) == before, "the orphan has ended"
             assert (second.stats.hosts, host.returncode) == (1, None)
-            assert host.stderr is not None
-            assert b"is gone: its calls and sessions are ended" in await host.stderr.readline()
+            assert "is gone: its calls and sessions are ended" in await next_news(host.stderr)
 
 
 class FakeNode:
@@ -488,8 +487,7 @@ async def test_a_node_that_says_what_is_no_message_gets_a_new_connection_and_no_
                 node.mailbox.send_frames(node.hosts[i], bad)
         await until(lambda: node.results[node.hosts[2]])
         assert [[item.result.stdout for item in node.results[name]] for name in node.hosts] == [[], [], ["done\n"]]
-        assert host.stderr is not None
-        assert b"sent what is no message" in await host.stderr.readline()
+        assert "sent what is no message" in await next_news(host.stderr)
     node.mailbox.close(linger_ms=0)
 
 

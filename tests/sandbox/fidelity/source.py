@@ -34,6 +34,7 @@ PROGRAMS = {
     "null byte": "print(1)\n\0\nprint(2)",
     "null byte in a string": "print('a\0b')",
     "null byte at the end": "print(1)\n\0",
+    "null byte at the end of a line": "print(1)\0",
     "surrogate in a string": "print('before')\nx = '\ud800'\n",
     "surrogate in a comment": "x = 1 # \udcff",
     "unknown cookie": "# coding: klingon\nprint(1)",
