@@ -270,7 +270,9 @@ def interpret(address: int, seed: int) -> NoReturn:
             if copy and _copy_made():
                 continue
             if stdin_bytes or sys.stdin is stdin:  # a new one: the last one may hold what its cell did not read
-                sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
+                sys.stdin = stdin = None  # as Python has it where the descriptor was closed: open(0).read() does that
+                with contextlib.suppress(OSError):
+                    sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
             status = _run(ctypes.string_at(address + CODE_AT, code_bytes), f"<cell {serial}>", main, board)
             ctypes.memmove(address + DONE_AT, DONE.pack(serial, status), DONE.size)
         except KeyboardInterrupt:  # it came late, between a cell and its stop

@@ -47,6 +47,16 @@ async def test_a_cell_reads_its_own_input_and_none_that_was_left(box: Sandbox) -
         assert (await session.run("input()")).display == "'own'"
 
 
+async def test_a_cell_that_closes_its_input_keeps_the_state(box: Sandbox) -> None:
+    async with box.session() as session:
+        assert (await session.run("numbers = open(0).read().split()", stdin="7 8")).outcome == "ok"
+        later = await session.run("numbers")
+        assert (later.display, later.session_state) == ("['7', '8']", "kept")
+        without = await session.run("input()", stdin="9")
+        assert (without.outcome, without.session_state) == ("error", "kept")
+        assert "lost sys.stdin" in without.stderr
+
+
 async def test_a_cell_that_leaves_no_memory_at_all_says_so(box: Sandbox) -> None:
     limits = Limits(wall_s=20, cpu_s=20, memory_bytes=64 << 20)
     for code in ("x = []\nwhile True: x.append(len(x))", "x = None\nwhile True: x = (x,)"):
