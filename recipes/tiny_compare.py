@@ -7,7 +7,8 @@ Promises
 - Runs of one seed see the same problems in the same order; what is compared are held-out figures, paired by seed.
 - An interval is Student's over the seeds, at 95 %: it says how another seed would do, not how other problems would.
 - A finished run in the folder is used again and an unfinished one is gone on with, so an interrupted comparison is
-  continued by the same command. A run that was made with other options is refused, never mixed in.
+  continued by the same command. A run that was made with other options, or that another process still writes, is
+  refused, never mixed in.
 
 Writes compare.md (what it prints), compare.json and compare.png into the folder, beside the runs and their logs.
 
@@ -16,6 +17,7 @@ Shape legend: S seeds.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import signal
@@ -104,13 +106,29 @@ def run_all(config: Config, launch: Callable[[Path, dict[str, Any]], None], say:
 
 
 def finished(folder: Path, options: dict[str, Any]) -> bool:
-    """Whether the folder holds the whole run. Raises ValueError when it holds another one."""
+    """Whether the folder holds the whole run. Raises ValueError when it holds another one, or one that is under way."""
     if (folder / "config.json").is_file():
         made = json.loads((folder / "config.json").read_text())
         for name, value in options.items():
             if made[name] != value:
                 raise ValueError(f"{folder} was made with {name}={made[name]}, not {value}; give another folder")
-    return (folder / "summary.json").is_file()
+    if (folder / "summary.json").is_file():
+        return True
+    if _under_way(folder):  # of another comparison, or of one that was killed
+        raise ValueError(f"{folder} is being written by another process; wait for its end, or end it")
+    return False
+
+
+def _under_way(folder: Path) -> bool:
+    """Whether a quick start holds its folder's lock."""
+    try:
+        with (folder / "lock").open("r+") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _end(folder: Path) -> str:

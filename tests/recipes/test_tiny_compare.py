@@ -65,6 +65,23 @@ def test_a_comparison_is_made_and_continued(config: Config) -> None:
         run_all(replace(config, steps=40), launch, said.append)
 
 
+def test_a_run_that_another_process_writes_is_left_alone(config: Config) -> None:
+    """A comparison that was killed leaves a quick start behind, which writes on."""
+    code = (
+        "import sys; from pathlib import Path; from engine.record import RunFolder\n"
+        "with RunFolder.open(Path(sys.argv[1]), 'roc-0'): print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(config.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=QUICKSTART.parents[1]) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        with pytest.raises(ValueError, match="roc-0 is being written by another process"):
+            run_all(config, canned, lambda _: None)
+        assert (config.folder / "roc-0" / "metrics.jsonl").exists()
+        writer.communicate()
+    run_all(config, canned, lambda _: None)
+
+
 def test_a_run_that_ends_without_a_result_is_refused(config: Config) -> None:
     with pytest.raises(ValueError, match=r"roc-0 has no summary.json after its run"):
         run_all(config, lambda folder, options: None, lambda _: None)
