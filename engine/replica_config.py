@@ -58,6 +58,8 @@ class ReplicaConfig:
     update_deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if "[" in self.checkpoint:
+            raise ValueError(f"checkpoint must be a path without '[', a pattern to vLLM, got {self.checkpoint!r}")
         if self.kv_blocks is not None and (self.kv_blocks - 1) * self.block_size < self.max_model_len:
             raise ValueError(
                 f"kv_blocks {self.kv_blocks} x block_size {self.block_size} do not hold one sequence of "

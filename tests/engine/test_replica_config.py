@@ -7,12 +7,13 @@ from engine.supervise import core_of
 
 
 def config(**options):
-    return ReplicaConfig(checkpoint="x", **options)
+    return ReplicaConfig(**{"checkpoint": "x", **options})
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"checkpoint": "/a[1]/b"}, r"checkpoint must be a path without '\[', .* got '/a\[1\]/b'"),
         ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024"),
         ({"kv_blocks": None}, "kv_blocks must be a number on the CPU, got None"),
         ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
