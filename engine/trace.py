@@ -76,15 +76,15 @@ class Timeline:
         times = chain((s[3] for s in self._spans), (i[1] for i in self._instants), (s[1] for s in self._steps))
         start = min(times, default=0.0)
 
-        def us(seconds: float) -> float:
-            return round((seconds - start) * 1e6, 1)
+        def us(seconds: float) -> int:  # whole: spans that meet must not overlap by a rounding, Perfetto drops one
+            return round((seconds - start) * 1e6)
 
         for pid, track in enumerate(TRACKS):
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}}
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
         for pid, lane, name, begin, end, args in self._spans:
             event = {"ph": "X", "pid": pid, "tid": lane, "name": name, "ts": us(begin)}
-            yield {**event, "dur": round((end - begin) * 1e6, 1), "args": args}
+            yield {**event, "dur": us(end) - us(begin), "args": args}
         for pid, at, name, args in self._instants:
             event = {"ph": "i", "pid": pid, "tid": 0, "name": name, "ts": us(at), "s": "t"}
             yield {**event, "args": args}
