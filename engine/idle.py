@@ -25,8 +25,8 @@ class IdleClock:
     """Seconds of each replica by cause.
 
     A replica without a running request is idle because of the first of these that holds: it is dead; weights are
-    updated; a trajectory waits for placement; one that ran here waits for a tool; another replica still runs; the
-    learner has the turn (no lease is free); a reward is being computed; else the host's own work.
+    updated; a trajectory waits for placement; one that ran here waits for a tool; another replica's still run or
+    wait for theirs; the learner has the turn (no lease is free); a reward is being computed; else the host's own work.
     """
 
     def __init__(self) -> None:
@@ -78,6 +78,6 @@ class IdleClock:
     def _cause(self, replica: _Replica) -> str:
         if replica.up and replica.running:
             return "busy"
-        others = sum(other.running for other in self._replicas.values())
+        others = sum(other.running + other.tools for other in self._replicas.values())
         holds = {**self._flags, "down": not replica.up, "tool_wait": replica.tools, "long_tail": others, "host": 1}
         return next(cause for cause in CAUSES if holds[cause])

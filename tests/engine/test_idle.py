@@ -52,6 +52,7 @@ def test_busy_and_causes_sum_to_the_time_observed(events):
         (["reward"], "reward"),
         (["reward", "staleness_gate"], "staleness_gate"),
         (["reward", "staleness_gate", "other"], "long_tail"),
+        (["reward", "staleness_gate", "other tool"], "long_tail"),
         (["staleness_gate", "other", "tool"], "tool_wait"),
         (["tool", "other", "kv_blocked"], "kv_blocked"),
         (["tool", "kv_blocked", "weight_sync", "other"], "weight_sync"),
@@ -65,6 +66,8 @@ def test_the_first_cause_that_holds_counts(states, cause):
     for state in states:
         if state == "other":
             clock.running(1, 1, 0.0)
+        elif state == "other tool":
+            clock.tools(1, 1, 0.0)
         elif state == "running":
             clock.running(0, 1, 0.0)
         elif state == "tool":
