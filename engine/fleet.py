@@ -221,15 +221,17 @@ class Fleet:
                 await self._supervisor.open.wait()
 
     async def _placed(self, turn: _Turn, key: int, tokens: int) -> None:
-        turn.placed = self._loop.create_future()
+        placed = turn.placed = self._loop.create_future()
         self._balancer.arrive(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
+        await asyncio.sleep(0)  # the decision: only what it leaves waiting is blocked
+        if placed.done():
+            return
         self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
         try:
-            await turn.placed
+            await placed
         finally:
             self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
-            turn.placed = None
 
     def _begin(self, key: int, turn: _Turn, replica: ReplicaPort) -> str:
         self._requests += 1

@@ -155,8 +155,8 @@ class Supervisor:
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
-        started = self._timeline.now()
         async with self._update:
+            started = self._timeline.now()
             self.open.clear()
             self._timeline.idle.flag("weight_sync", 1, started)
             self.weights = weights

@@ -94,12 +94,16 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
 
 
 async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
-    """The placement is decided; before the turn goes on, the replica is gone (and even replaced)."""
+    """The placement of a turn that waited is decided; before it goes on, the replica is gone (and even replaced)."""
     replicas = Replicas()
-    placements = []
+    placements, waited = [], []
 
     class DiesUnderThePlacement(KvAware):
         def decide(self, now):
+            if self.waiting() and not waited:
+                waited.append(now)
+                asyncio.get_running_loop().call_soon(fleet._schedule)
+                return []
             places = super().decide(now)
             placements.extend(places)
             if len(placements) == 1 and places:
@@ -483,6 +487,53 @@ async def test_every_second_of_a_replica_has_a_cause():
         fleet.leave(1, 3, finished=True)
     causes = {cause: seconds for cause, seconds in timeline.idle.seconds(clock.now)[0].items() if seconds}
     assert causes == {"busy": 5.0, "tool_wait": 2.0, "weight_sync": 3.0, "host": 1.0}
+
+
+async def test_an_update_that_waits_for_a_new_replica_to_load_begins_when_it_begins():
+    """No replica has seconds of a cause below zero."""
+    timeline = Timeline(clock := Clock())
+    replicas, gates = Replicas(), iter([Gate(), Gate()])
+    async with fleet_of(replicas, 2, timeline=timeline) as fleet, asyncio.TaskGroup() as group:
+        await fleet.update_weights(weights(1))
+        fleet._supervisor._make_replica = Replicas(lambda replica: setattr(replica, "update_gate", first))
+        first = next(gates)
+        replicas.made[0].die()
+        await first.started.wait()
+        clock.now += 2
+        update = group.create_task(fleet.update_weights(weights(2)))
+        await settle()
+        clock.now += 3
+        first.release()
+        await update
+    seconds = timeline.idle.seconds(clock.now)
+    assert {index: sum(causes.values()) for index, causes in seconds.items()} == {0: 5.0, 1: 5.0}
+    assert min(value for causes in seconds.values() for value in causes.values()) >= 0
+    assert seconds[1].get("weight_sync", 0.0) == 0.0
+
+
+async def test_a_turn_is_blocked_only_from_the_decision_that_leaves_it_waiting():
+    """What a policy thinks is the host's time."""
+    timeline = Timeline(clock := Clock())
+
+    class Thinks(KvAware):
+        full = False
+
+        def decide(self, now):
+            clock.now += 1
+            return [] if self.full else super().decide(now)
+
+    balancer = Thinks(max_tokens=1000)
+    async with fleet_of(Replicas(), timeline=timeline, balancer=balancer) as fleet, asyncio.TaskGroup() as group:
+        await play(fleet)
+        assert not timeline.idle.seconds(clock.now)[0].get("kv_blocked")
+        balancer.full = True
+        task = group.create_task(play(fleet))
+        await settle()
+        clock.now += 6
+        balancer.full = False
+        fleet._schedule()
+        await task
+        assert timeline.idle.seconds(clock.now)[0]["kv_blocked"] == 6 + 1, "and the decision that places it"
 
 
 async def test_a_policy_of_ones_own_drives_the_fleet():
