@@ -260,8 +260,7 @@ class Fleet:
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):
-                turn = self._turns.get(place.key)
-                if turn is not None:  # else it was closed in this tick
+                if turn := self._turns.get(place.key):  # else it was closed in this tick
                     reasons = {name: getattr(place, name) for name in _REASONS}
                     self._timeline.instant("fleet", place.rule, **reasons)
                     self._send(turn, self._supervisor.live[place.replica])

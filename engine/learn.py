@@ -51,17 +51,22 @@ class Learn:
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
-        mark = self.timeline.now()
+        mark = self._begin()
         async for groups in inbox:
             step = self.leases.step_of(groups[0].lease) + 1
             metrics = await self._step(step, groups, mark)
             await self.stepped(step, metrics)
-            mark = self.timeline.now()
+            mark = self._begin()
             for group in groups:
                 self.leases.release(group.lease)
             if self.state is not None and step % self.checkpoint_every == 0:
                 await self._checkpoint(step, self.state)
             await outbox.put(step)
+
+    def _begin(self) -> float:
+        """When a step begins. The peak of an evaluation before it is not its own."""
+        self.fleet.kv_peak.clear()
+        return self.timeline.now()
 
     async def _checkpoint(self, step: int, state: RunState) -> None:
         """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
@@ -75,8 +80,7 @@ class Learn:
         """Trains and brings the weights to the replicas. mark: when the step before was over."""
         now, idle = self.timeline.now, self.timeline.idle
         metrics = measure.step(groups, self.fleet.version)
-        ready = now()
-        idle.flag("staleness_gate", 1, ready)
+        idle.flag("staleness_gate", 1, ready := now())
         async with self.fleet.rest() if self.rests else nullcontext(), asyncio.TaskGroup() as tasks:
             training = self.learner.train(self.join(step, groups), version=step)
             learning = tasks.create_task(training, name="train")
@@ -86,10 +90,9 @@ class Learn:
         learnt = now()
         self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
         difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
-        live = now()
-        idle.flag("staleness_gate", -1, live)
+        idle.flag("staleness_gate", -1, live := now())
         self.train_s += live - mark
-        metrics |= {
+        return metrics | {
             **{f"learner/{name}": value for name, value in trained.metrics.items()},
             "canary_max_abs": difference,
             "tokens_per_s": metrics["tokens_generated"] / (live - mark),
@@ -103,5 +106,3 @@ class Learn:
             **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
             **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
         }
-        self.fleet.kv_peak.clear()
-        return metrics

@@ -77,32 +77,33 @@ def test_a_gpu_for_each_rank_or_none():
         LearnerProcessConfig(module="x", ranks=2, devices=(0,))
 
 
-async def one_step(fleet, rests, log):
-    """The learn stage takes one step. log: what it and the learner did."""
+def learn_stage(fleet, rests, log, groups, stepped):
+    """The learn stage and its groups, one to a step. log: what the learner did."""
 
     class Learner:
         async def train(self, batch, version):
             log.append("train")
             await settle()
             log.append("trained")
-            return Trained(step=1, version=version, weights="", metrics={}), np.zeros(3, np.float32)
+            return Trained(step=version, version=version, weights="", metrics={}), np.zeros(3, np.float32)
 
-    async def stepped(step, metrics):
-        log.append("stepped")
-
-    leases = Leases(1, 0)
-    group = Group(prompt=a_prompt(), trajectories=(a_trajectory(reward=1.0),), lease=leases.take())
-    join = lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32))  # noqa: E731
+    leases = Leases(1, groups - 1)
+    members = (a_trajectory(reward=1.0),)
     learn = Learn(
         learner=Learner(),
         fleet=fleet,
         leases=leases,
-        join=join,
+        join=lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32)),
         stepped=stepped,
         stats=lambda: (),
         timeline=Timeline(Clock(tick=0.001)),
         rests=rests,
     )
+    return learn, [Group(prompt=a_prompt(), trajectories=members, lease=leases.take()) for _ in range(groups)]
+
+
+async def one_step(fleet, rests, log):
+    learn, [group] = learn_stage(fleet, rests, log, 1, None)
     await learn._step(1, [group], 0.0)
 
 
@@ -121,6 +122,26 @@ async def test_replicas_that_rest_give_way_to_the_learner_and_take_their_parts_b
         )
         assert fleet.version == 1
         assert [token for _, token in await play(fleet)] == expected(), "and it serves"
+
+
+async def test_the_kv_peak_of_a_step_is_not_that_of_an_evaluation_before_it():
+    replicas, peaks = Replicas(blocks=100), []
+
+    async def stepped(step, metrics):
+        peaks.append(metrics.get("kv_peak/replica0"))
+        replicas.made[0].step(10)
+
+    async with fleet_of(replicas) as fleet:
+        learn, groups = learn_stage(fleet, False, [], 2, stepped)
+
+        async def inbox():
+            for group in groups:
+                replicas.made[0].step(60)
+                yield [group]
+
+        replicas.made[0].step(10)
+        await learn(inbox(), asyncio.Queue())
+    assert peaks == [0.4, 0.4]
 
 
 async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():
