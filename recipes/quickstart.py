@@ -300,7 +300,7 @@ class Quickstart:
             **self.book.summary(),
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
-            "evaluations_dropped": self.evaluator.dropped if self.evaluator else 0,
+            "evaluations_dropped": self.book.progress.missed(self.config.eval_every),
             "canary_max_abs": self.fleet.canary_max_abs,
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,

@@ -29,9 +29,9 @@ class Book:
         for row in self._state.rows:
             self.progress.step(int(row["step"]), row)
             display.step(int(row["step"]), row, silent=True)
-        for name in ("evaluation-first", "evaluation-last"):
+        for step, name in enumerate(("evaluation-first", "evaluation-last")):
             if trajectories := self._state.journal.kept(name):
-                self.progress.evaluated(trajectories)
+                self.progress.evaluated(step, trajectories)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
@@ -43,7 +43,7 @@ class Book:
         """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
         ended = self._timeline.now()
         self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
-        self.progress.evaluated(trajectories)
+        self.progress.evaluated(step, trajectories)
         self._state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
 
     def beside(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:

@@ -27,7 +27,8 @@ class Progress:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.evaluations: list[dict[str, float]] = []  # with "step" and the training seconds before it
-        self.samples: list[list[Trajectory]] = []  # of the first evaluation and of the last one
+        self.before: list[Trajectory] | None = None  # of the evaluation before training, which a killed run may lose
+        self.after: list[Trajectory] = []  # of the last one
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
@@ -44,8 +45,14 @@ class Progress:
     def has_evaluated(self, step: int) -> bool:
         return any(row["step"] == step for row in self.evaluations)
 
-    def evaluated(self, trajectories: list[Trajectory]) -> None:
-        self.samples = [*self.samples[:1], trajectories]
+    def missed(self, every: int) -> int:
+        """Evaluations that were due and are not there: dropped for a newer one, or lost with a run that was killed."""
+        due = {*range(0, len(self.steps), every), len(self.steps)}
+        return len(due - {row["step"] for row in self.evaluations})
+
+    def evaluated(self, step: int, trajectories: list[Trajectory]) -> None:
+        self.before = self.before if step else trajectories
+        self.after = trajectories
 
     def seconds_of(self, step: int) -> float:
         """Seconds of training until a step was live."""
@@ -57,21 +64,22 @@ class Progress:
 
     def summary(self) -> dict[str, Any]:
         scores = self.evaluations
-        first, last = scores[0], scores[-1]
+        last = scores[-1]
+        first = scores[0] if not scores[0]["step"] else {}
         waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
         calls = {
             name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
             for name in ("tool_calls", "tool_calls_jailed")
         }
         return {
-            "accuracy_initial": first["eval/accuracy"],
+            "accuracy_initial": first.get("eval/accuracy"),
             "accuracy_final": last["eval/accuracy"],
             "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
             "accuracy_n": int(last["eval/n"]),
             "seconds_to_090": self._seconds_to(0.9),
             "steps": len(self.steps),
             "rl_wall_s": self.train_s,
-            "tool_error_share_initial": first["eval/tool_error_share_correct"],
+            "tool_error_share_initial": first.get("eval/tool_error_share_correct"),
             "tool_error_share_final": last["eval/tool_error_share_correct"],
             **calls,
             "tokens_generated": int(self.total("tokens_generated")),
@@ -87,6 +95,8 @@ class Progress:
     def _seconds_to(self, accuracy: float) -> float | None:
         """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
         points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
+        if points[0][1] >= accuracy:
+            return points[0][0]
         for (t0, a0), (t1, a1) in pairwise(points):
             if a1 >= accuracy > a0:
                 return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
@@ -108,12 +118,13 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     axes.errorbar(
         at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
     )
-    axes.plot(steps, [row["reward"] for row in history], color=_BLUE, alpha=0.35, label="reward of the rollouts")
+    light: dict[str, Any] = {"alpha": 0.35, "marker": "o" if len(steps) == 1 else ""}  # one point makes no line
+    axes.plot(steps, [row["reward"] for row in history], color=_BLUE, label="reward of the rollouts", **light)
     axes.plot(
         at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
     )
     rolled = [row["tool_error_share_correct"] for row in history]
-    axes.plot(steps, rolled, color=_RED, alpha=0.35, label="same, in the rollouts")
+    axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
     axes.set(xlabel="step", ylim=(0, 1.02), xlim=(0, max(steps)))
     seconds = [0.0, *(row["time/train_total_s"] for row in history)]
     clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
@@ -121,7 +132,8 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     axes.grid(alpha=0.25)
     axes.spines["right"].set_visible(False)
     n = int(scores[-1]["eval/n"])
-    axes.set_title(f"{METHODS[algorithm]}: held-out accuracy {accuracy[0]:.2f} to {accuracy[-1]:.2f} (n = {n})")
+    since = "" if at[0] else f"{accuracy[0]:.2f} to "
+    axes.set_title(f"{METHODS[algorithm]}: held-out accuracy {since}{accuracy[-1]:.2f} (n = {n})")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
 
@@ -141,7 +153,9 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 
 
 def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
-    before, after = progress.samples[0], progress.samples[-1]
+    if progress.before is None:
+        console.print("no evaluation before training: it was lost with a run that was killed, or dropped")
+    before, after = progress.before or [], progress.after
     console.print(_samples(before, after))
     console.print(_table(before, after))
     seconds, first = summary["seconds_to_090"], summary["first_step_s"]
@@ -164,31 +178,30 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
-    table = Table("held-out", "before", "after", title="Before and after")
-    first, last = measure.evaluation(before), measure.evaluation(after)
+    table = Table("held-out", *(["before"] if before else []), "after", title="Before and after")
+    scores = [(measure.evaluation(trajectories), len(trajectories)) for trajectories in (before, after) if trajectories]
     rows = (
         ("accuracy (pass@1)", "eval/accuracy"),
         ("trajectories that use the tool", "eval/tool_rate"),
         ("tool errors in correct trajectories", "eval/tool_error_share_correct"),
     )
     for label, name in rows:
-        table.add_row(label, f"{first[name]:.3f}", f"{last[name]:.3f}")
-    tokens = [score["eval/tokens"] / len(before) for score in (first, last)]
-    table.add_row("sampled tokens per trajectory", *(f"{count:.1f}" for count in tokens))
+        table.add_row(label, *(f"{score[name]:.3f}" for score, _ in scores))
+    table.add_row("sampled tokens per trajectory", *(f"{score['eval/tokens'] / count:.1f}" for score, count in scores))
     return table
 
 
 def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
     """Three held-out problems: wrong at first, right at the end, where there are such."""
-    pairs = list(zip(before, after, strict=True))
-    mended = [pair for pair in pairs if not pair[0].reward and pair[1].reward]
+    pairs = list(zip(before, after, strict=True)) if before else [(member,) for member in after]
+    mended = [pair for pair in pairs if not pair[0].reward and pair[-1].reward]
     table = Table(title="Three held-out problems", show_lines=True)
-    for name in ("problem", "before", "after"):
+    for name in ("problem", *(["before"] if before else []), "after"):
         table.add_column(name, overflow="fold")
-    for old, new in (mended + pairs)[:3]:
-        question, answer = escape(old.prompt.messages[-1]["content"]), escape(old.prompt.answer)
-        question += f"\n[dim]answer: {answer}[/]"
-        table.add_row(question, _transcript(old), _transcript(new))
+    for pair in (mended + pairs)[:3]:
+        prompt = pair[0].prompt
+        question = escape(prompt.messages[-1]["content"]) + f"\n[dim]answer: {escape(prompt.answer)}[/]"
+        table.add_row(question, *map(_transcript, pair))
     return table
 
 

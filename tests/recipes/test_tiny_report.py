@@ -4,12 +4,13 @@ import io
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
+import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from engine.types import Prompt
-from recipes.tiny_report import print_report
+from recipes.tiny_report import Progress, plot, print_report
 from tests.fakes import a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
@@ -20,7 +21,8 @@ def test_brackets_and_spaces_are_shown_as_they_are():
     prompt = Prompt(id="0", messages=({"role": "user", "content": "[bold]What is x[0]?[/INST]"},), answer="[/i]")
     trajectory = replace(a_trajectory(sampled=5, reward=0.0), prompt=prompt)
     written, folder = io.StringIO(), Path("my runs/first [bold]")
-    progress = SimpleNamespace(samples=[[trajectory], [trajectory]])
+    progress = Progress()
+    progress.evaluated(0, [trajectory])
     print_report(Console(file=written, width=200), folder, SUMMARY, progress)
     text = written.getvalue()
     assert "1 steps in 1.0 s of training; first step after 1.0 s; 0 of 0 tool calls jailed; goodput 1.00" in text
@@ -31,3 +33,67 @@ def test_brackets_and_spaces_are_shown_as_they_are():
     assert f"  {folder}/summary.json" in text
     command = next(line for line in text.splitlines() if "talk to it: " in line).partition("talk to it: ")[2]
     assert shlex.split(command)[-2:] == ["--checkpoint", str(folder)]
+
+
+def a_progress(evaluations, steps):
+    """evaluations: {step: accuracy}, a second of training for each step."""
+    progress = Progress()
+    for step in range(steps + 1):
+        score = evaluations.get(step)
+        names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/tool_error_share_correct")
+        counts = {"eval/n": 4, "eval/tool_calls": 2, "eval/tool_calls_jailed": 2}
+        found = {} if score is None else dict.fromkeys(names, score) | counts
+        numbers = {"reward": 0.5, "tool_error_share_correct": 0.1, "staleness_max": 0} if step else {}
+        progress.step(step, {"time/train_total_s": float(step), **numbers, **found})
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "seconds"),
+    [
+        ({0: 0.95, 2: 0.97}, 0.0),
+        ({0: 0.5, 2: 0.7, 4: 0.95, 6: 0.8}, 2 + 2 * 0.2 / 0.25),
+        ({2: 0.9}, 2.0),
+        ({0: 0.5, 2: 0.89}, None),
+    ],
+)
+def test_the_seconds_to_an_accuracy_are_from_the_first_time_that_it_is_there(evaluations, seconds):
+    assert a_progress(evaluations, 6).summary()["seconds_to_090"] == pytest.approx(seconds)
+
+
+def test_an_evaluation_that_was_lost_is_counted_and_a_later_one_is_not_shown_as_that_before_training(
+    tmp_path, monkeypatch
+):
+    assert a_progress({0: 0.5, 4: 0.6, 6: 0.7}, 6).missed(4) == 0
+    progress = a_progress({4: 0.6, 6: 0.7}, 6)
+    trajectory = a_trajectory(sampled=5, reward=1.0)
+    progress.evaluated(4, [trajectory])
+    progress.evaluated(6, [trajectory])
+    summary = progress.summary()
+    assert progress.missed(4) == 1
+    assert progress.missed(2) == 2
+    assert (summary["accuracy_initial"], summary["tool_error_share_initial"], summary["accuracy_final"]) == (
+        *(None, None),
+        0.7,
+    )
+    written, titles = io.StringIO(), []
+    print_report(Console(file=written, width=200), tmp_path, SUMMARY, progress)
+    lines = written.getvalue().splitlines()
+    assert "no evaluation before training" in lines[0]
+    assert not any("before" in line for line in lines[1:] if "│" in line or "┃" in line)
+    assert any("accuracy (pass@1)" in line and "1.000" in line for line in lines)
+    monkeypatch.setattr(Axes, "set_title", lambda self, title: titles.append(title))
+    plot(tmp_path / "plot.png", progress, "roc")
+    assert titles == ["GRPO-RoC: held-out accuracy 0.70 (n = 4)"]
+
+
+def test_a_run_of_one_step_shows_its_reward(tmp_path, monkeypatch):
+    drawn, real = [], Axes.plot
+
+    def draws(self, *args, **options):
+        drawn.extend(lines := real(self, *args, **options))
+        return lines
+
+    monkeypatch.setattr(Axes, "plot", draws)
+    plot(tmp_path / "plot.png", a_progress({0: 0.5, 1: 0.6}, 1), "roc")
+    assert {line.get_marker() for line in drawn if len(line.get_xdata()) == 1} == {"o"}
