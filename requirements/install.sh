@@ -11,7 +11,7 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {
     if [ sandbox/_native.so -nt sandbox/_native.c ] && [ sandbox/_native.so -nt sandbox/_snapshot.c ]; then return; fi
-    rm -f sandbox/_native.so
+    rm -f sandbox/_native.so* # and what a killed build left
     "$python" -m sandbox.native || true
 }
 

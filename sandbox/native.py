@@ -83,7 +83,7 @@ def build() -> None:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise RuntimeError("no C compiler (cc, gcc or clang) found; on Debian or Ubuntu: apt install gcc libc6-dev")
-    partial = LIBRARY.with_suffix(f".{os.getpid()}")
+    partial = LIBRARY.with_suffix(f".so.{os.getpid()}")
     command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), *map(str, SOURCES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -90,6 +90,17 @@ def test_the_c_part_is_built_when_it_is_missing_or_old(tmp_path: Path) -> None:
     assert checkout.library.stat().st_mtime_ns > built
 
 
+def test_a_build_of_the_c_part_that_was_killed_is_cleaned_away(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program("tools/cc", 'while [ "$1" != -o ]; do shift; done; : >"$2"; kill -9 $PPID')
+    sources = sorted(tmp_path.glob("sandbox/_native*"))
+    checkout.run(checkout.tools)
+    assert len(list(tmp_path.glob("sandbox/_native*"))) == len(sources) + 1  # what the compiler has begun
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert sorted(tmp_path.glob("sandbox/_native*")) == sources
+
+
 def test_a_second_make_says_that_it_waits_for_the_first(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     with (tmp_path / "requirements" / "cpu.lock").open() as lock:
