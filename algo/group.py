@@ -15,11 +15,12 @@ import numpy as np
 
 from algo.advantage import group_advantages, is_flat
 from engine.ports import Selector
-from engine.types import Batch, Group, Trajectory
+from engine.types import Batch, Group
 
 
 def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
-    """A function for `engine.groups.groups`: sets kept and advantages_K, or drop ("error" or "flat").
+    """A function for `engine.groups.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises ValueError
+    for a selector that gives an index twice.
 
     Advantages are normalised over the kept trajectories (rStar2-Agent, arXiv 2508.20722: over the G that RoC keeps).
     """
@@ -30,7 +31,10 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
             return replace(group, drop="error")
         digest = hashlib.blake2b(f"{seed}/{group.prompt.id}".encode(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(digest, "big"))
-        kept = [usable[index] for index in selector([group.trajectories[index] for index in usable], rng)]
+        chosen = selector([group.trajectories[index] for index in usable], rng)
+        kept = [usable[index] for index in chosen]
+        if len(set(kept)) < len(kept):  # a mask, or drawn with replacement: trained twice, and counted as sampled twice
+            raise ValueError(f"the selector must give different indices, got {chosen}")
         rewards_K = np.asarray([group.trajectories[index].reward for index in kept], np.float64)
         if is_flat(rewards_K):
             return replace(group, drop="flat")
@@ -42,9 +46,6 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
 
 def join(step: int, groups: Sequence[Group]) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped."""
-    kept: list[Trajectory] = []
-    advantages: list[float] = []
-    for group in groups:
-        kept += [group.trajectories[index] for index in group.kept]
-        advantages += [] if group.advantages_K is None else group.advantages_K.tolist()
+    kept = [group.trajectories[index] for group in groups for index in group.kept]
+    advantages = [value for group in groups if group.advantages_K is not None for value in group.advantages_K]
     return Batch.of(step, kept, np.asarray(advantages, np.float32))

@@ -1,4 +1,5 @@
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.answer import answers
+from algo.group import prepare
 from algo.roc import RoC, draw, error_penalty, format_penalty, penalty
 from algo.select import KeepAll, RandomSubset
+from engine.types import Group
 
 
 @pytest.mark.parametrize("row", rows("roc_penalty", definition="paper"), ids=name)
@@ -94,6 +97,16 @@ def test_other_selectors():
     assert kept == sorted(set(kept))
     assert len(kept) == 3
     assert RandomSubset(9)(group, np.random.default_rng(0)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("chosen", [[0, 0, 1], [-3, 0, 1], [True, False, True]])
+def test_a_selector_that_gives_an_index_twice_is_refused(chosen):
+    """As a mask does, or a draw with replacement: it would be trained twice, and counted as sampled twice."""
+    members = tuple(trajectory(reward=reward) for reward in (1.0, 0.0, 1.0))
+    group = Group(prompt=members[0].prompt, trajectories=members, lease=0)
+    assert prepare(lambda trajectories, rng: [2, 1], seed=0)(group).kept == (2, 1)
+    with pytest.raises(ValueError, match=f"selector.*{re.escape(str(chosen))}"):
+        prepare(lambda trajectories, rng: chosen, seed=0)(group)
 
 
 def test_misuse_is_refused():
