@@ -3,6 +3,7 @@
 Promises
 - A value has the field's declared type, or the program ends with exit code 2 and one line naming field and value.
 - An unknown name ends it likewise, naming the nearest field.
+- A path may begin with `~`.
 - `--help` lists every field with its type, default and doc. `--field value` and `--field=value` mean `field=value`.
 
     @dataclass(frozen=True)
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import sys
 import types
 import typing
@@ -77,7 +79,9 @@ def convert(text: str, kind: Any) -> Any:
         return _BOOLS[text.lower()]
     if kind is float and not math.isfinite(float(text)):
         raise ValueError(text)
-    if kind in (int, float, str, Path):
+    if kind is Path:  # not every shell knows "~" here, make's does not
+        return Path(os.path.expanduser(text))
+    if kind in (int, float, str):
         return kind(text)
     raise TypeError(f"no command-line form for {kind}")
 

@@ -36,6 +36,7 @@ class Config:
         ("name=a=b", "name", "a=b"),
         ("name=", "name", ""),
         ("output=/tmp/x", "output", Path("/tmp/x")),
+        ("output=~/x", "output", Path.home() / "x"),  # of which not every shell makes the home folder
         ("algorithm=grpo", "algorithm", "grpo"),
         ("limit=3", "limit", 3),
         ("limit=none", "limit", None),
