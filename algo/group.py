@@ -38,14 +38,19 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
         rewards_K = np.asarray([group.trajectories[index].reward for index in kept], np.float64)
         if is_flat(rewards_K):
             return replace(group, drop="flat")
-        advantages_K = group_advantages(rewards_K, divide_by_std=divide_by_std)
-        return replace(group, kept=tuple(kept), advantages_K=advantages_K)
+        return replace(group, kept=tuple(kept), advantages_K=group_advantages(rewards_K, divide_by_std=divide_by_std))
 
     return select
 
 
 def join(step: int, groups: Sequence[Group]) -> Batch:
-    """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped."""
+    """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
+
+    Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,
+    so that it would be trained as if it had been sampled with these, and no check could see it.
+    """
     kept = [group.trajectories[index] for group in groups for index in group.kept]
+    if others := {member.temperature for member in kept} - {1.0}:
+        raise ValueError(f"only what temperature 1 sampled can be trained (RolloutConfig.temperature), got {others}")
     advantages = [value for group in groups if group.advantages_K is not None for value in group.advantages_K]
     return Batch.of(step, kept, np.asarray(advantages, np.float32))

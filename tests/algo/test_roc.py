@@ -1,6 +1,7 @@
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.answer import answers
-from algo.group import prepare
+from algo.group import join, prepare
 from algo.roc import RoC, draw, error_penalty, format_penalty, penalty
 from algo.select import KeepAll, RandomSubset
 from engine.types import Group
@@ -107,6 +108,15 @@ def test_a_selector_that_gives_an_index_twice_is_refused(chosen):
     assert prepare(lambda trajectories, rng: [2, 1], seed=0)(group).kept == (2, 1)
     with pytest.raises(ValueError, match=f"selector.*{re.escape(str(chosen))}"):
         prepare(lambda trajectories, rng: chosen, seed=0)(group)
+
+
+def test_what_another_temperature_sampled_is_not_trained():
+    """Its log-probabilities are those of temperature 1: it was not sampled with these probabilities."""
+    members = tuple(replace(trajectory(reward=reward), temperature=0.6) for reward in (1.0, 0.0))
+    group = prepare(KeepAll(), seed=0)(Group(prompt=members[0].prompt, trajectories=members, lease=0))
+    with pytest.raises(ValueError, match=r"temperature 1.*0\.6"):
+        join(1, [group])
+    assert join(1, [replace(group, kept=(), advantages_K=None, drop="easy")]).lengths_B.size == 0
 
 
 def test_misuse_is_refused():
