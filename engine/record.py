@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import importlib.metadata
 import os
@@ -18,7 +17,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -58,10 +57,14 @@ class RunFolder:
         for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
-                sync_folder(parent)
-                lock = _locked(path)
-                assert lock is not None, "somebody else's lock in a new folder"
-                return cls(path, lock)
+                try:
+                    sync_folder(parent)
+                    lock = _locked(path)
+                    assert lock is not None, "somebody else's lock in a new folder"
+                    return cls(path, lock)
+                except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
+                    shutil.rmtree(path, ignore_errors=True)
+                    raise
             except FileExistsError:
                 continue
             except OSError as error:
@@ -89,7 +92,7 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         empty = os.fstat(self._metrics).st_size == 0 and not self.resumed
         os.close(self._metrics)
-        with contextlib.suppress(OSError):  # each step was flushed when it was written
+        with suppress(OSError):  # each step was flushed when it was written
             self._board.close()
         log = self.path / "learner.log"
         if kind is not None and empty and not (log.exists() and log.stat().st_size):
@@ -126,8 +129,7 @@ class RunFolder:
 
 
 def _paths(parent: Path, name: str) -> Iterator[Path]:
-    yield parent / name
-    yield from (parent / f"{name}-{number}" for number in count(2))
+    return (parent / (f"{name}-{number}" if number > 1 else name) for number in count(1))
 
 
 def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
@@ -156,8 +158,6 @@ def versions() -> dict[str, str]:
     """Python, platform, and the installed packages that decide the result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -52,6 +52,22 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         RunFolder.open(tmp_path / "file", "run")
 
 
+def test_ctrl_c_while_a_folder_is_made_leaves_none(tmp_path, monkeypatch):
+    """An import takes a second of that; were the name taken, the next run would be written elsewhere."""
+
+    class Interrupted:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tensorboardX.event_file_writer", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder.open(tmp_path, "run")
+    assert list(tmp_path.iterdir()) == []
+    with RunFolder.open(tmp_path, "run") as run:
+        assert run.path.name == "run"
+
+
 def test_other_errors_come_out_as_they_are(tmp_path):
     with RunFolder.open(tmp_path, "run") as run, pytest.raises(FileNotFoundError), run.writing("x") as path:
         (path / "nowhere").read_text()
