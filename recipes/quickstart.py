@@ -329,7 +329,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
-    same = {name: value for name, value in dataclasses.asdict(config).items() if name != "fresh"}
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in ("fresh", "runs")}
     console = Console()
     try:
         with (
