@@ -64,9 +64,6 @@ class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-DECODER = msgspec.json.Decoder(RunCode)
-
-
 def limits_of(request: RunCode, limits: Limits) -> Limits:
     """The limits a request asks for, else `limits`; Refused for ones it cannot have, and for what is not supported."""
     if any(content is not None for content in request.files.values()):
@@ -117,7 +114,7 @@ class Fusion:
         self._gateway = gateway
 
     def routes(self) -> list[web.RouteDef]:
-        return [self._gateway.post("/run_code", DECODER, self._run_code), web.get("/v1/ping", pong)]
+        return [self._gateway.post("/run_code", RunCode, self._run_code), web.get("/v1/ping", pong)]
 
     async def _run_code(self, request: RunCode) -> web.Response:
         limits = limits_of(request, self._gateway.limits)

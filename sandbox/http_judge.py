@@ -69,10 +69,6 @@ class Answers(msgspec.Struct, frozen=True):
     results: list[Judgement]
 
 
-ONE = msgspec.json.Decoder(Submission)
-MANY = msgspec.json.Decoder(Batch)
-
-
 def limits_of(submission: Submission, limits: Limits) -> Limits:
     """The limits of a submission's call: enough stdout is kept to compare it with the expected one."""
     expected = (submission.expected_output or "").encode(errors="replace")
@@ -126,7 +122,7 @@ class Judge:
             return json_response(Answers(batch.sub_id or str(uuid4()), results))
 
         post = self._gateway.post
-        return [post(path, ONE, one), *(post(f"{path}/{kind}", MANY, many) for kind in ("batch", "long-batch"))]
+        return [post(path, Submission, one), *(post(f"{path}/{kind}", Batch, many) for kind in ("batch", "long-batch"))]
 
     async def _ran(self, submission: Submission) -> Ran:
         limits = limits_of(submission, self._gateway.limits)

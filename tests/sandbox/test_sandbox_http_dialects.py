@@ -94,6 +94,17 @@ async def test_judge_of_a_batch_keeps_the_order(server: Server, kind: str) -> No
     assert all(set(result) == RAN - {"stdout", "stderr"} for result in answer["results"])
 
 
+async def test_half_a_surrogate_pair_fails_its_own_program_only(server: Server) -> None:
+    """As Python's json reads it in what a model wrote, and writes it."""
+    programs = [python("print(1)"), python("print('\ud800')"), python("print(input())", input="\udfff.")]
+    status, answer = await server.post("/run/long-batch", {"submissions": programs})
+    assert status == 200
+    assert [result["run_success"] for result in answer["results"]] == [True, False, True]
+    assert "SyntaxError" in answer["results"][1]["stderr"]
+    status, answer = await server.post("/run_code", verl("print(len('\ude00'))"))
+    assert (status, answer["run_result"]["return_code"]) == (200, 1)
+
+
 async def test_judge_of_rstars_tool_call(server: Server) -> None:
     """Its tools send a preamble that runs base64 of the model's code by exec and leaves by os._exit(1) on an error."""
     preamble = (
