@@ -271,6 +271,8 @@ class Sandbox:
                     local.joined(peer)
             case wire.Refused(reason) if local is not None:
                 local.refused(reason)
+            case wire.Alive() if name not in self._peers:  # it served a node before us, or we gave it up
+                mailbox.send(wire.Unknown(), frames[0])
 
     def _join(self, peer: Peer, slots: int) -> None:
         self._peers[peer.name] = peer

@@ -5,8 +5,9 @@ Invariants
   node repeats it elsewhere. No answer ever reaches another node, whose calls have the same ids.
 - A host of a node's own (--child) ends with the node: at the end of its stdin, or at the node's death. Any other host
   that hears no ping for --silence-s ends that node's calls and sessions and says hello on a new connection, until a
-  node answers; so a node may restart. So it does with a node that says what is no message: what was in it is unknown,
-  and the node tries it again when it finds its host gone.
+  node answers; so a node may restart. One that is there again before that says that it knows no such host: the same
+  then, at once. So with a node that says what is no message: what was in it is unknown, and the node tries it again
+  when it finds its host gone.
 - A host lives as long as its pool. SIGTERM and SIGINT end both.
 - Without keys it connects only to this machine.
 """
@@ -137,7 +138,6 @@ class Host:
         self._mailbox.send(self._hello)
 
     def _from_node(self, frames: list[bytes]) -> None:
-        self._silent = 0
         try:
             message = wire.decode_to_host(frames[0])
         except wire.BadMessage as error:
@@ -146,6 +146,8 @@ class Host:
         match message:
             case wire.Ping():
                 self._greeted = True
+            case wire.Unknown() if self._greeted:  # else our hello was turned away, or is on its way
+                self._forget_node("knows us no more: its calls and sessions are ended, trying again")
             case wire.Run(calls):
                 for call in calls:
                     self._start(call)
@@ -155,6 +157,8 @@ class Host:
             case wire.End(sessions):
                 self._sessions.difference_update(sessions)
                 self._pool.end_sessions(sessions)
+        if self._greeted:
+            self._silent = 0
 
     def _start(self, call: wire.Call) -> None:
         ours = next(self._ids)

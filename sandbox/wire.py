@@ -180,6 +180,10 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Client -> host, at once after its Hello and then each second: you are mine, and I am there."""
 
 
+class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> host whose Hello it has not heard, or has given up: say hello on a new connection."""
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Host -> client, once per connection: ready, with so many slots, at this level of isolation, for these tiers."""
 
@@ -211,7 +215,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 BATCH = 64
 BATCH_BYTES = 4 << 20  # a message is not filled up beyond this: histories of sessions shall not add up to gigabytes
-ToHost = Run | Stop | End | Ping
+ToHost = Run | Stop | End | Ping | Unknown
 ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
 _to_host = msgspec.msgpack.Decoder(ToHost).decode

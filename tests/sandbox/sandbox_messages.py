@@ -35,6 +35,7 @@ TO_HOST = st.one_of(
     st.builds(wire.Stop, st.lists(NUMBERS, max_size=4)),
     st.builds(wire.End, st.lists(st.binary(max_size=17), max_size=4)),
     st.just(wire.Ping()),
+    st.just(wire.Unknown()),
 )
 
 

@@ -60,7 +60,7 @@ def test_a_history_counts_for_the_size_of_a_message() -> None:
     assert [len(message.calls) for message in wire.batches(calls)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("message", [wire.Stop([1, 2]), wire.End([b"s" * 16]), wire.Ping()])
+@pytest.mark.parametrize("message", [wire.Stop([1, 2]), wire.End([b"s" * 16]), wire.Ping(), wire.Unknown()])
 def test_other_messages_to_a_host_round_trip(message: wire.ToHost) -> None:
     assert wire.decode_to_host(wire.encode(message)) == message
 
