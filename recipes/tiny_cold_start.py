@@ -132,9 +132,9 @@ async def make(config: Config) -> dict[str, Any]:
         [figures["after_craft"]] = await evaluate(crafted, chat, config.eval_problems, [1.0])
         figures["loss_manners"] = await train(manners(config), config.seed, chat, crafted, mannered)
         model = AutoModelForCausalLM.from_pretrained(mannered, dtype=torch.float32).bfloat16()
-    tokenizer.save_pretrained(config.output, save_jinja_files=False)
-    model.save_pretrained(config.output)
-    figures["sampled"], figures["greedy"] = await evaluate(config.output, chat, config.eval_problems, [1.0, 0.0])
+        tokenizer.save_pretrained(config.output, save_jinja_files=False)
+        model.save_pretrained(config.output)
+        figures["sampled"], figures["greedy"] = await evaluate(config.output, chat, config.eval_problems, [1.0, 0.0])
     return figures
 
 

@@ -1,6 +1,7 @@
 """The cold start: its recipe writes a loadable checkpoint, and says early what is wrong."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,9 +24,12 @@ SMALL = ["craft_steps=3", "manners_steps=2", "eval_problems=4", "threads=1"]
 
 @pytest.mark.timeout(400)
 def test_recipe_writes_a_checkpoint_that_loads(tmp_path):
-    output = tmp_path / "new" / "agent"
-    done = subprocess.run([*RECIPE, f"output={output}", *SMALL], capture_output=True, text=True, timeout=380)
+    output, temporary = tmp_path / "new" / "agent", tmp_path / "tmp"
+    temporary.mkdir()
+    command, environment = [*RECIPE, f"output={output}", *SMALL], {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment)
     assert done.returncode == 0, done.stderr
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
     model = AutoModelForCausalLM.from_pretrained(output)
     assert model.dtype == torch.bfloat16
     assert model.get_input_embeddings().weight is model.lm_head.weight
