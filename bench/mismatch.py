@@ -133,11 +133,11 @@ async def measure(options: argparse.Namespace, found: dict[str, Compared]) -> No
     """By pair."""
     pairs = [pair.split("/") for pair in options.pairs]
     rollouts: dict[str, list[Trajectory]] = {}
-    for dtype in sorted({sampler for sampler, _ in pairs}):
-        say(f"{options.trajectories} rollouts in {dtype}")
-        rollouts[dtype] = await rolled(options, dtype)
     compared: dict[str, Compared] = {}
     with workspace() as folder:
+        for dtype in sorted({sampler for sampler, _ in pairs}):
+            say(f"{options.trajectories} rollouts in {dtype}")
+            rollouts[dtype] = await rolled(options, dtype)
         for dtype in sorted({learner for _, learner in pairs}):
             say(f"the learner scores them in {dtype}")
             samplers = [sampler for sampler, learner in pairs if learner == dtype]

@@ -1,5 +1,11 @@
 """The bench of sampler against learner: which difference lands in which row."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -32,3 +38,12 @@ def test_figures_are_of_the_size_and_the_divergence_is_k3():
     assert found["max"] == pytest.approx(np.log(2))
     assert (found["p50"], found["mean"]) == pytest.approx((np.log(2) / 2, np.log(2) / 2))
     assert found["kl"] == pytest.approx((0.5 - 1 + np.log(2) + 2 - 1 - np.log(2)) / 4)
+
+
+def test_the_bench_on_a_real_engine_and_a_real_learner(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.mismatch", "--trajectories=4", "--pairs=float32/float32"]
+    surroundings = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "TMPDIR": str(tmp_path)}}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, **surroundings)
+    assert done.returncode == 0, done.stderr
+    assert 0 < json.loads(done.stdout.splitlines()[-1])["metrics"]["mismatch_max_float32"] < 1e-3
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []
