@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ class Checkout:
         shutil.copytree(ROOT / "requirements", root / "requirements")
         shutil.copytree(ROOT / "sandbox", root / "sandbox", ignore=shutil.ignore_patterns("_native.so*", "__pycache__"))
         (root / ".venv" / "bin").mkdir(parents=True)
-        self.program(".venv/bin/python", f'exec {sys.executable} "$@"')
+        self.program(".venv/bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
         stamp = hashlib.sha256((root / "requirements" / "cpu.lock").read_bytes()).hexdigest()
         (root / ".venv" / "installed").write_text(f"{stamp}  -\n")
         self.tools = root / "tools"  # the only folder on PATH

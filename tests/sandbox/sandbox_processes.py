@@ -61,8 +61,13 @@ def host_pid() -> int:
     return max((pid for pid in hosts if parent_of(pid) not in hosts), key=lambda pid: int(_stat(pid)[19]))
 
 
+def is_nsjail(command: str) -> bool:
+    """Its path may hold spaces."""
+    return command.partition(" --config ")[0].endswith("nsjail") and " --config " in command
+
+
 def nsjail_pid() -> int:
-    return next(pid for pid, command in descendants(host_pid()).items() if command.split(" ")[0].endswith("nsjail"))
+    return next(pid for pid, command in descendants(host_pid()).items() if is_nsjail(command))
 
 
 def zygote_pid() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from sandbox_hosts import host_process
 from sandbox_level import CGROUPS, needs_cgroups
-from sandbox_processes import ROOT, descendants, host_pid, nsjail_pid, running, slot_pids, until, zygote_pid
+from sandbox_processes import ROOT, descendants, host_pid, is_nsjail, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
 from sandbox.jail import STAGES
@@ -353,7 +353,7 @@ async def test_a_recycled_jail_ends_when_its_last_session_does() -> None:
         box = await stack.enter_async_context(Sandbox(config))
 
         def jails() -> list[int]:
-            return sorted(p for p, c in descendants(host.pid).items() if c.split(" ")[0].endswith("nsjail"))
+            return sorted(pid for pid, command in descendants(host.pid).items() if is_nsjail(command))
 
         first = jails()
         async with box.session() as session:
