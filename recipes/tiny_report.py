@@ -118,14 +118,15 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     axes.errorbar(
         at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
     )
+    rewards = [row["reward"] for row in history]
     light: dict[str, Any] = {"alpha": 0.35, "marker": "o" if len(steps) == 1 else ""}  # one point makes no line
-    axes.plot(steps, [row["reward"] for row in history], color=_BLUE, label="reward of the rollouts", **light)
+    axes.plot(steps, rewards, color=_BLUE, label="reward of the rollouts", **light)
     axes.plot(
         at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
     )
     rolled = [row["tool_error_share_correct"] for row in history]
     axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
-    axes.set(xlabel="step", ylim=(0, 1.02), xlim=(0, max(steps)))
+    axes.set(xlabel="step", ylim=(min(0, *rewards), max(1.02, *rewards)), xlim=(0, max(steps)))
     seconds = [0.0, *(row["time/train_total_s"] for row in history)]
     clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
     clock.set_xlabel("seconds of training")
@@ -192,13 +193,18 @@ def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
 
 
 def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
-    """Three held-out problems: wrong at first, right at the end, where there are such."""
-    pairs = list(zip(before, after, strict=True)) if before else [(member,) for member in after]
-    mended = [pair for pair in pairs if not pair[0].reward and pair[-1].reward]
+    """Three held-out problems, a sample of each: wrong at first, right at the end, where there are such."""
+    pairs: list[tuple[Trajectory, ...]] = (
+        list(zip(before, after, strict=True)) if before else [(member,) for member in after]
+    )
+    mended = [pair for pair in pairs if not measure.correct(pair[:1]) and measure.correct(pair[-1:])]
+    shown: dict[str, tuple[Trajectory, ...]] = {}
+    for pair in mended + pairs:
+        shown.setdefault(pair[0].prompt.id, pair)
     table = Table(title="Three held-out problems", show_lines=True)
     for name in ("problem", *(["before"] if before else []), "after"):
         table.add_column(name, overflow="fold")
-    for pair in (mended + pairs)[:3]:
+    for pair in list(shown.values())[:3]:
         prompt = pair[0].prompt
         question = escape(prompt.messages[-1]["content"]) + f"\n[dim]answer: {escape(prompt.answer)}[/]"
         table.add_row(question, *map(_transcript, pair))
@@ -211,4 +217,4 @@ def _transcript(trajectory: Trajectory) -> str:
     for said, turn in zip(trajectory.text.split("<|im_end|>"), trajectory.turns, strict=False):
         lines.append(escape(said.strip()))
         lines += [f"[dim]python said:[/] {escape(use.response)}" for use in turn.tool_uses]
-    return "\n".join([*lines, "[green]right[/]" if trajectory.reward else "[red]wrong[/]"])
+    return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])

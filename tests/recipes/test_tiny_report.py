@@ -1,17 +1,19 @@
 """What the report prints is what the problems, the answers and the folder are, whatever is in them."""
 
 import io
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from engine.types import Prompt
 from recipes.tiny_report import Progress, plot, print_report
-from tests.fakes import a_trajectory
+from tests.fakes import a_prompt, a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
 SUMMARY |= {"tool_calls_jailed": 0, "goodput": 1.0}
@@ -97,3 +99,46 @@ def test_a_run_of_one_step_shows_its_reward(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "plot", draws)
     plot(tmp_path / "plot.png", a_progress({0: 0.5, 1: 0.6}, 1), "roc")
     assert {line.get_marker() for line in drawn if len(line.get_xdata()) == 1} == {"o"}
+
+
+def test_the_problems_shown_are_three_different_ones():
+    """Mended ones first; with more samples than one of a problem, too."""
+    problems = [a_prompt(n, f"problem {n}") for n in range(5)]
+
+    def evaluated(*rewards):  # two samples of each problem
+        pairs = zip([problem for problem in problems for _ in range(2)], rewards, strict=True)
+        return [replace(a_trajectory(sampled=5, reward=float(reward)), prompt=prompt) for prompt, reward in pairs]
+
+    before, after = evaluated(1, 0, 1, 1, 0, 0, 1, 1, 1, 1), evaluated(1, 1, 0, 0, 1, 1, 1, 1, 1, 1)
+    written = io.StringIO()
+    progress = Progress()
+    progress.evaluated(0, before)
+    progress.evaluated(8, after)
+    print_report(Console(file=written, width=200), Path("run"), SUMMARY, progress)
+    assert re.findall(r"problem \d", written.getvalue()) == ["problem 0", "problem 2", "problem 1"]
+
+
+def test_a_reward_below_zero_is_not_right():
+    prompt = a_prompt()
+    rewards = (-1.0, 0.0, None, 0.01)
+    trajectories = [replace(a_trajectory(sampled=5, reward=reward), prompt=prompt) for reward in rewards]
+    for trajectory, verdict in zip(trajectories, ("wrong", "wrong", "wrong", "right"), strict=True):
+        written = io.StringIO()
+        progress = Progress()
+        progress.evaluated(0, [trajectory])
+        print_report(Console(file=written, width=200), Path("run"), SUMMARY, progress)
+        assert re.findall("right|wrong", written.getvalue()) == [verdict] * 2
+
+
+@pytest.mark.parametrize(("rewards", "shown"), [((0.2, 0.9), (0.0, 1.02)), ((-0.5, 3.0), (-0.5, 3.0))])
+def test_the_plot_shows_rewards_of_any_size(tmp_path, monkeypatch, rewards, shown):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *rest, **more: figures.append(figure))
+    evaluated = {f"eval/{name}": 0.5 for name in ("accuracy", "accuracy_low", "accuracy_high")}
+    evaluated |= {"eval/n": 8, "eval/tool_error_share_correct": 0.0}
+    progress = Progress()
+    progress.step(0, evaluated)
+    for step, reward in enumerate(rewards, 1):
+        progress.step(step, {"reward": reward, "tool_error_share_correct": 0.1, "time/train_total_s": float(step)})
+    plot(tmp_path / "reward.png", progress, "roc")
+    assert figures[0].axes[0].get_ylim() == shown
