@@ -4,7 +4,7 @@ Invariants
 - Every evaluation runs all prompts x samples with the same seeds, under one weight version; a token of another version
   is an error.
 - A concurrent evaluation never waits for training, nor training for it: what is submitted while `waiting` others wait
-  takes the place of the oldest of them, which is counted as dropped.
+  takes the place of the oldest of them, which is dropped.
 - A failed evaluation ends whoever owns the Evaluator.
 
 Shape legend: P problems, K samples of each.
@@ -123,7 +123,6 @@ class Evaluator:
     ) -> None:
         if waiting < 1:
             raise ValueError(f"waiting must be at least 1, got {waiting}")
-        self.dropped = 0
         self._evaluation, self._fleet, self._evaluated = evaluation, fleet, evaluated
         self._folder, self._bound = folder, waiting
         self._waiting: deque[tuple[int, Weights]] = deque()
@@ -156,7 +155,6 @@ class Evaluator:
         if len(self._waiting) > self._bound:
             _, oldest = self._waiting.popleft()
             Path(oldest.path).unlink()
-            self.dropped += 1
         self._change.set()
 
     async def drain(self) -> None:

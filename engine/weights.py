@@ -13,7 +13,6 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -32,11 +31,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from engine.heap import Heap
 from engine.orphans import die_with
 from engine.weights_direct import Direct, fits
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_heap = Heap()  # of this engine process
 
 
 @dataclass
@@ -83,6 +83,7 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
         else:
             finalize_layerwise_reload(self.model, self.model_config)
             repack_heads(self.model)
+        _heap.trim()
 
     def shutdown(self) -> None: ...
 
@@ -157,10 +158,7 @@ class WorkerExtension:
         if niceness:
             _yield_cores(niceness)
         die_with(os.getppid())
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):  # keep freed memory: its pages would be faulted in again at every weight update
-            libc.mallopt(_M_MMAP_MAX, 0)
-            libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        _heap.keep()
 
 
 def register() -> None:

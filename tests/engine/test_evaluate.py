@@ -90,7 +90,6 @@ async def test_what_is_submitted_meanwhile_waits_and_the_oldest_makes_room(tmp_p
         for version in (1, 2, 3, 4):
             node.submit(version)
             await settle()  # the first one is under way
-        assert node.evaluator.dropped == 1
         gate.release()
         await node.evaluator.drain()
         assert [step for step, *_ in node.done] == [1, 3, 4]

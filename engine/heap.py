@@ -1,0 +1,42 @@
+"""The C heap of an engine process on the CPU: it keeps what is freed for the next weights, and gives back what is much.
+
+oneDNN makes kernels for each number of rows that a step has. They come and go between the buffers of the steps, and
+what these leave free is soon in pieces too small for them: with prompts of many lengths the heap of a small model grew
+by more than a gigabyte in a thousand steps, all of it free.
+
+Linux with glibc; elsewhere nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+SLACK_BYTES = 512 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_libc = ctypes.CDLL(None)
+
+
+class Heap:
+    """`keep` once, then `trim` after each weight update."""
+
+    _held = 0  # bytes after the last trim
+
+    def keep(self) -> None:
+        """Freed memory stays: its pages would be faulted in again at every weight update."""
+        if hasattr(_libc, "mallopt"):
+            _libc.mallopt(_M_MMAP_MAX, 0)
+            _libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+    def trim(self) -> None:
+        """Gives free pages back when the process has grown by SLACK_BYTES since it last did."""
+        if hasattr(_libc, "malloc_trim") and anonymous_bytes() > self._held + SLACK_BYTES:
+            _libc.malloc_trim(0)
+            self._held = anonymous_bytes()
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
