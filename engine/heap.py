@@ -13,7 +13,7 @@ import ctypes
 import os
 from pathlib import Path
 
-SLACK_BYTES = 512 << 20
+SLACK_BYTES = 256 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _libc = ctypes.CDLL(None)
 
