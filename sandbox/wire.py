@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import msgspec
 
 MAX_LIMIT = 1 << 40  # of each limit: 34,000 years, a tebibyte; beyond it the kernel's own arithmetic ends
-SECONDS, COUNT = (float, int), (int,)  # types of limits
 MAX_CODE_BYTES = 8 << 20  # what a session's shared memory holds
 MAX_SLOTS = 1000  # of a host
 SEED_BITS = 63  # what a msgpack int and a signed 64 bit int both hold
@@ -40,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             # the very types that a message can carry: a host that gets another ends all that this node has there
-            types = SECONDS if name.endswith("_s") else COUNT
+            types = (float, int) if name.endswith("_s") else (int,)
             if type(value) not in types or not 0 < value <= MAX_LIMIT:
                 kind = " or ".join(kind.__name__ for kind in types)
                 raise ValueError(f"Limits.{name} must be {kind}, positive and at most 2**40, got {value!r}")

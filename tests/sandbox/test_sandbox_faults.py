@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -456,6 +457,20 @@ async def test_without_nsjail_one_line_says_so() -> None:
 async def test_an_nsjail_that_fails_is_explained() -> None:
     with pytest.raises(SandboxUnavailable, match=r"^nsjail failed: .*; run where user namespaces"):
         async with Sandbox(SandboxConfig(nsjail=shutil.which("false"))):
+            raise AssertionError("entered")
+    assert not descendants(os.getpid())
+
+
+@pytest.mark.parametrize("kind", ["folder", "without its loader"])
+async def test_an_nsjail_that_cannot_be_executed_is_named(kind: str, tmp_path: Path) -> None:
+    nsjail, line = tmp_path, f"no nsjail at {tmp_path}; install it with"
+    if kind != "folder":
+        nsjail = tmp_path / "nsjail"
+        line = f"cannot run {nsjail}: No such file or directory; mend this, or set SandboxConfig.nsjail"
+        nsjail.write_text("#!/nowhere/loader\n")
+        nsjail.chmod(0o755)
+    with pytest.raises(SandboxUnavailable, match=f"^{re.escape(line)}"):
+        async with Sandbox(SandboxConfig(nsjail=str(nsjail))):
             raise AssertionError("entered")
     assert not descendants(os.getpid())
 
