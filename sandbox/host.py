@@ -260,6 +260,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     parser = make_parser()
     options = parser.parse_args()
+    if "://" not in options.connect:
+        parser.error(f"--connect must be like tcp://node:5555, got {options.connect!r}")
     if options.keys is None and not stays_here(options.connect):
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
     if options.isolation == "none" and not options.child:  # else the node has said so
@@ -271,7 +273,7 @@ def main() -> None:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         status = uvloop.run(serve(options))
-    except keys.KeysUnusable as error:
+    except (keys.KeysUnusable, zmq.ZMQError) as error:  # the second: an address that cannot be
         status = f"sandbox.host: {error}"
     sys.exit(status)
 

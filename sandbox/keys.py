@@ -68,10 +68,8 @@ def make(folder: Path) -> None:
 
 def load_node(folder: Path) -> NodeKeys:
     keys = NodeKeys(secret=_read(folder / "node.key"), folder=folder)
-    if not list(folder.glob("host*.pub")):
+    if not [_read(path) for path in folder.glob("host*.pub")]:
         raise KeysUnusable(f"no {folder / 'host*.pub'}: no host could connect; see `python -m sandbox.keys --help`")
-    for path in folder.glob("host*.pub"):
-        _read(path)
     return keys
 
 

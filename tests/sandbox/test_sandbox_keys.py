@@ -94,6 +94,21 @@ def test_a_host_without_keys_stays_on_its_machine() -> None:
     assert "--keys is required to connect to tcp://192.0.2.1:5555, beyond this machine" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:5555", "error: --connect must be like tcp://node:5555, got '127.0.0.1:5555'\n"),
+        ("tcp://127.0.0.1:http", "sandbox.host: Invalid argument (addr='tcp://127.0.0.1:http')\n"),
+    ],
+)
+def test_an_address_that_cannot_be_is_said(address: str, said: str) -> None:
+    words = [sys.executable, "-m", "sandbox.host", "--connect", address]
+    done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert done.stderr.endswith(said)
+    assert "Traceback" not in done.stderr
+
+
 @asynccontextmanager
 async def node(folder: Path) -> AsyncIterator[tuple[str, list[object]]]:
     """The address of a guarded ROUTER and what it has received."""
