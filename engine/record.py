@@ -65,9 +65,9 @@ class RunFolder:
                 except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
                     shutil.rmtree(path, ignore_errors=True)
                     raise
-            except FileExistsError:
-                continue
             except OSError as error:
+                if isinstance(error, FileExistsError) and parent.is_dir():  # not so: a link to what is not there
+                    continue
                 raise DiskFull(f"cannot write to {path}: {error.strerror}") from error
         raise AssertionError
 

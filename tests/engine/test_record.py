@@ -68,6 +68,14 @@ def test_ctrl_c_while_a_folder_is_made_leaves_none(tmp_path, monkeypatch):
         assert run.path.name == "run"
 
 
+def test_a_link_to_a_place_that_is_not_there_is_refused(tmp_path):
+    """A disk that is not mounted, say. In a process of its own: it tried one name after the other for ever."""
+    (tmp_path / "runs").symlink_to(tmp_path / "nowhere")
+    code = f"from engine.record import RunFolder, Path\nRunFolder.open(Path({str(tmp_path)!r}) / 'runs', 'run')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert f"DiskFull: cannot write to {tmp_path}/runs/run: File exists" in done.stderr
+
+
 def test_other_errors_come_out_as_they_are(tmp_path):
     with RunFolder.open(tmp_path, "run") as run, pytest.raises(FileNotFoundError), run.writing("x") as path:
         (path / "nowhere").read_text()
