@@ -5,6 +5,7 @@ import contextlib
 import os
 import select
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,7 +253,10 @@ async def test_a_learners_gpus_are_counted_among_those_that_the_node_sees(tmp_pa
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     async with learner(tmp_path, "works", ranks=len(devices), devices=devices) as process:
-        assert psutil.Process(process._process.pid).environ()["CUDA_VISIBLE_DEVICES"] == names
+        started, deadline = psutil.Process(process._process.pid), time.monotonic() + 10
+        while not (environment := started.environ()):  # its program has just begun: the kernel has yet to lay it out
+            assert time.monotonic() < deadline
+        assert environment["CUDA_VISIBLE_DEVICES"] == names
 
 
 def test_a_gpu_that_the_node_does_not_see_is_refused():
