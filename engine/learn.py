@@ -3,8 +3,8 @@
 Invariants
 - Steps are trained in order, each once; step k gives weight version k.
 - The leases of a step come back after its weights are live and its numbers are written down, never before.
-- A checkpoint of a step is begun after its numbers are on the disk; the journal knows all that follows one of the two
-  newest complete checkpoints.
+- A checkpoint of a step is begun after its numbers, and which prompts were drawn, are on the disk; the journal knows
+  all that follows one of the two newest complete checkpoints.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Learn:
     async def _checkpoint(self, step: int, state: RunState) -> None:
         """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
         await asyncio.to_thread(state.run.sync)
+        await asyncio.to_thread(state.journal.sync)
         await self.learner.checkpoint(state.checkpoints.of(step), step)
         if len(complete := state.checkpoints.steps()) > 1:
-            await asyncio.to_thread(state.journal.sync)
             state.journal.forget(complete[-2])
 
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:

@@ -21,6 +21,7 @@ from engine import stages
 from engine.canary import Weights
 from engine.checkpoints import Unresumable
 from engine.groups import GroupConfig, groups
+from engine.journal import Journal
 from engine.learn import Learn
 from engine.lease import Leases
 from engine.link import Trained
@@ -32,6 +33,7 @@ from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import Batch
 from tests.engine.node import ANSWER, CHAT, END, call
+from tests.engine.test_journal import PowerCut as JournalOfPowerCut
 from tests.fakes import Clock, Prompts, Replicas, ScriptedRunner, fleet_of
 
 NUMBERS = ("reward", "tokens_generated", "tokens_trained", "tool_calls", "staleness_max", "learner/tokens")
@@ -119,8 +121,9 @@ class PowerCut(RunFolder):
 class Life:
     """One process of the run: `live` until it ends, or for so many turns of the event loop. prompts: by lease."""
 
-    def __init__(self, folder, *, steps=3, staleness=0, refills=0, every=1, seed=0, kind=RunFolder):
+    def __init__(self, folder, *, steps=3, staleness=0, refills=0, every=1, seed=0, kind=RunFolder, journal=Journal):
         self.folder, self.steps, self.staleness, self.every, self.kind = folder, steps, staleness, every, kind
+        self.journal = journal
         self.config = GroupConfig(samples=2, refills=refills)
         self.chance = random.Random(seed)
 
@@ -137,7 +140,7 @@ class Life:
             self.run = run
             if not run.resumed:
                 run.json("config.json", {"steps": self.steps, "argv": []})
-            self.state = RunState.open(run, 2)
+            self.state = replace(RunState.open(run, 2), journal=self.journal(run.path / "journal", 2))
             self.learner = ListLearner(self.state)
             async with AsyncExitStack() as stack:
                 timeline = Timeline(Clock(tick=0.001))
@@ -232,6 +235,17 @@ async def test_the_rows_that_a_checkpoint_covers_survive_a_loss_of_power(tmp_pat
         assert life.run.synced
     rows, trained = await Life(tmp_path).live()
     assert [row["step"] for row in rows] == [step for step, _, _ in trained] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2])
+async def test_no_prompt_that_a_checkpoint_covers_is_drawn_again_after_a_loss_of_power(tmp_path, checkpoints):
+    first = Life(tmp_path, steps=4, kind=PowerCut, journal=JournalOfPowerCut)
+    assert await first.live(checkpoints=checkpoints) is None
+    first.state.journal.close()
+    second = Life(tmp_path, steps=4)
+    assert await second.live()
+    assert second.state.step == checkpoints
+    assert second.prompts == {lease: [f"p{lease}"] for lease in range(2 * checkpoints, 8)}
 
 
 @settings(max_examples=20, deadline=None)
