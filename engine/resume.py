@@ -32,7 +32,8 @@ class RunState:
         checkpoints = CheckpointFolder(run.path / "checkpoints")
         step, faults = checkpoints.newest()
         journal = Journal(run.path / "journal", groups_per_step)
-        if step < (journal.first_step or 0):
+        if step < (journal.first_step or 0) or (step and not journal.position):  # else all is drawn again
+            faults.append(f"{journal.folder} does not go on from step {step}, the newest that is whole")
             reasons = "".join(f"\n  {fault}" for fault in faults)
             raise Unresumable(f"{run.path} cannot be resumed (fresh=true starts a new run):{reasons}")
         checkpoints.clear_drafts()

@@ -274,3 +274,11 @@ async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
         (path / "manifest.json").unlink()
     with pytest.raises(Unresumable, match=r"(?s)run cannot be resumed .*step-000005 is damaged: .*manifest.json"):
         await Life(tmp_path, steps=6).live()
+
+
+async def test_a_run_without_its_journal_does_not_train_its_first_prompts_again(tmp_path):
+    assert await Life(tmp_path, steps=6).live(checkpoints=2) is None
+    for segment in (tmp_path / "run" / "journal").iterdir():
+        segment.unlink()
+    with pytest.raises(Unresumable, match=r"(?s)run cannot be resumed .*/run/journal does not go on from step 2"):
+        await Life(tmp_path, steps=6).live()
