@@ -15,7 +15,6 @@ One file per step (`engine.journal_records` says what is in it).
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +257,4 @@ class Journal:
 
 
 def _step(path: Path) -> int:
-    match = re.fullmatch(r"step-(\d+)", path.name)
-    assert match, path
-    return int(match[1])
+    return int(path.name.removeprefix("step-"))

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import msgspec
 
+from engine.checkpoints import Unresumable
 from engine.disk import DiskFull as DiskFull
 from engine.disk import append, sync_folder, write_whole, writing
 
@@ -72,10 +73,14 @@ class RunFolder:
         raise AssertionError
 
     def resume(self, step: int) -> list[dict[str, float]]:
-        """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten."""
+        """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten.
+
+        Raises Unresumable when those of a step are not there.
+        """
         path = self.path / "metrics.jsonl"
-        rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
-        rows = [row for row in rows if row["step"] <= step]
+        rows = [row for row in map(_row, path.read_bytes().splitlines()) if row.get("step", step + 1) <= step]
+        if missing := set(range(1, step + 1)) - {row["step"] for row in rows}:
+            raise Unresumable(f"{path} holds no whole row of step {min(missing)} (fresh=true starts a new run)")
         write_whole(path, (msgspec.json.encode(row) + b"\n" for row in rows))
         os.close(self._metrics)
         self._metrics = os.open(path, _APPEND, 0o644)
@@ -132,14 +137,20 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
     return (parent / (f"{name}-{number}" if number > 1 else name) for number in count(1))
 
 
+def _row(line: bytes) -> dict[str, float]:
+    """Empty where the line is not whole. (A machine that died may leave zeros.)"""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(line, type=dict[str, Any])
+    return {}
+
+
 def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
     """Its config.json holds at least what config does."""
-    try:
-        found = msgspec.json.decode((path / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
     wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
-    return {name: found.get(name) for name in wanted} == wanted
+    with suppress(OSError, ValueError):
+        found = msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
+        return {name: found.get(name) for name in wanted} == wanted
+    return False
 
 
 def _locked(path: Path) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.checkpoints import Unresumable
 from engine.record import DiskFull, RunFolder, versions
 
 ROOT = Path(__file__).parent.parent.parent
@@ -116,6 +117,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 FULL = """
 import sys
 from pathlib import Path
+from engine.checkpoints import Unresumable
 from engine.record import DiskFull, RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
@@ -183,6 +185,25 @@ def test_a_run_that_did_not_end_is_resumed_and_later_steps_are_forgotten(tmp_pat
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["step"], row["reward"]) for row in rows] == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 9.0)]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_rows_that_are_not_whole_are_those_of_no_step(tmp_path):
+    """They are passed over where the steps are done anew; without those of the others a run cannot go on."""
+    begin(tmp_path)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], bytes(9), b'{"step"\n', b"\n", b"[]\n", *lines[3:]]))  # power was lost
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        assert [row["step"] for row in run.resume(2)] == [0, 1, 2]
+    for left in (b"".join(lines[:2]), b"".join([*lines[:2], lines[2][:-5]]), bytes(50), b""):
+        path.write_bytes(left)
+        step = 2 if lines[1] in left else 1
+        with (
+            pytest.raises(Unresumable, match=rf"run/metrics.jsonl holds no whole row of step {step} \(fresh=true"),
+            RunFolder.open(tmp_path, "run", CONFIG) as run,
+        ):
+            run.resume(2)
+        assert path.read_bytes() == left
 
 
 def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_folder(tmp_path):
