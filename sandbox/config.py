@@ -39,13 +39,13 @@ class SandboxConfig:
     nsjail: str | None = None
     listen: str | None = None
     keys: Path | None = None
-    session_memory_bytes: int = 4 << 30
+    session_memory_bytes: float = 4 << 30
     start_s: float = 15.0
     silence_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.slots <= wire.MAX_SLOTS:
-            raise ValueError(f"SandboxConfig.slots must be between 0 and {wire.MAX_SLOTS}, got {self.slots!r}")
+        if type(self.slots) is not int or not 0 <= self.slots <= wire.MAX_SLOTS:
+            raise ValueError(f"SandboxConfig.slots must be an int between 0 and {wire.MAX_SLOTS}, got {self.slots!r}")
         names = [tier.name for tier in self.tiers]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"SandboxConfig.tiers must be at least one, of different names, got {names!r}")

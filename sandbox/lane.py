@@ -94,7 +94,7 @@ class SessionLane(Lane):
 class Sessions:
     """All sessions of a pool, and what they hold in memory; `budget_bytes` is for all together."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: float) -> None:
         self._budget_bytes, self.held_bytes = budget_bytes, 0
         self._lanes: OrderedDict[bytes, SessionLane] = OrderedDict()  # the one used least recently first
 

@@ -38,7 +38,7 @@ class Pool:
         level: str,
         tiers: tuple[Tier, ...],
         slots: int,
-        session_memory_bytes: int,
+        session_memory_bytes: float,
         answer: Callable[[int, wire.ToolResult], None],
         recycle_calls: int = RECYCLE_CALLS,
     ) -> None:

@@ -208,8 +208,9 @@ async def test_misuse(box: Sandbox) -> None:
     for display in (1, None, "x"):
         with pytest.raises(ValueError, match="display must be a bool, got "):
             await box.run("print(1)", display=display)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"SandboxConfig.slots must be .* got -1"):
-        SandboxConfig(slots=-1)
+    for slots in (-1, 2.0, "2"):
+        with pytest.raises(ValueError, match=rf"SandboxConfig.slots must be an int .* got {slots!r}"):
+            SandboxConfig(slots=slots)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"SandboxConfig.listen must be set when slots is 0"):
         SandboxConfig(slots=0)
     with pytest.raises(ValueError, match=r"SandboxConfig.isolation .* got 'chroot'"):
