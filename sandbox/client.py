@@ -271,7 +271,8 @@ class Sandbox:
                     local.joined(peer)
             case wire.Refused(reason) if local is not None:
                 local.refused(reason)
-            case wire.Alive() if name not in self._peers:  # it served a node before us, or we gave it up
+            # it served a node before us, or we gave it up; a local one is about to end
+            case wire.Alive() if name not in self._peers and local is None:
                 mailbox.send(wire.Unknown(), frames[0])
 
     def _join(self, peer: Peer, slots: int) -> None:
