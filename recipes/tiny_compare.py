@@ -289,4 +289,5 @@ if __name__ == "__main__":
     except (ValueError, OSError) as error:
         sys.exit(f"tiny_compare: {error}")
     except KeyboardInterrupt:
-        sys.exit("tiny_compare: interrupted; the same command goes on where it was")
+        print("tiny_compare: interrupted; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ import pytest
 from recipes import quickstart
 from recipes.options import parse
 from recipes.tiny_compare import QUICKSTART, Config, as_json, compare, difference, main, markdown, plot, run_all
+from tests.recipes.runs import Run
 
 RECIPE = QUICKSTART.with_name("tiny_compare.py")
 
@@ -155,3 +158,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert re.fullmatch(rf"tiny_compare: .*{tmp_path}/file.*\n", done.stderr), done.stderr
+
+
+def test_ctrl_c_ends_it_with_one_line(started: list[Run], tmp_path: Path) -> None:
+    run = Run([sys.executable, "-u", str(RECIPE), f"folder={tmp_path}"])
+    started.append(run)
+    run.until("running")
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: the quick start below gets it too
+    assert run.end() == 130, run.text()
+    assert run.text().splitlines()[-1] == "tiny_compare: interrupted; the same command goes on where it was"
+    assert "Traceback" not in run.text()
