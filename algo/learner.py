@@ -215,14 +215,14 @@ def _check_first(frames: list[bytes]) -> None:
     if not isinstance(request, link.Configure):
         raise Fatal(f"Configure expected first, got {type(request).__name__}")
     source = Path(request.checkpoint)
-    if not source.is_dir():
-        raise Fatal(f"checkpoint {source}: no such directory")
     with _fatal(f"checkpoint {source}: config.json cannot be read"):
         config = json.loads((source / "config.json").read_text())
     if not isinstance(config, dict) or "model_type" not in config:
         raise Fatal(f"checkpoint {source}: config.json names no model_type")
     if not any(source.glob("*.safetensors")):
         raise Fatal(f"checkpoint {source}: holds no *.safetensors file")
+    if (size := config.get("vocab_size")) and any(token >= size for ids in request.canary for token in ids):
+        raise Fatal(f"checkpoint {source}: its tokenizer gives tokens beyond the model's vocabulary of {size}")
     LearnerConfig(**request.learner)
 
 

@@ -255,18 +255,22 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert one.exit_code != 0
 
 
-@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "field"])
+@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field"])
 def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
     path, fields = tmp_path / "model", {}
     if trouble != "missing":
         path.mkdir()
     if trouble in ("weights", "field"):
         (path / "config.json").write_text('{"model_type": "qwen3"}')
+    if trouble == "vocabulary":
+        (path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 9}')
+        (path / "model.safetensors").touch()
     if trouble == "field":
         (path / "model.safetensors").touch()
         fields = {"learning_rate": 1.0}
-    expected = {"missing": "no such directory", "config": "config.json", "weights": "safetensors"} | {
-        "field": "learning_"
+    expected = {"missing": f"{path}: config.json", "config": "config.json", "weights": "safetensors"} | {
+        "vocabulary": "beyond the model's vocabulary of 9",
+        "field": "learning_",
     }
     with node(tmp_path) as peer:
         reply, _ = peer.ask(configure(path, tmp_path, **fields))
