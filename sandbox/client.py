@@ -271,8 +271,7 @@ class Sandbox:
                     local.joined(peer)
             case wire.Refused(reason) if local is not None:
                 local.refused(reason)
-            # it served a node before us, or we gave it up; a local one is about to end
-            case wire.Alive() if name not in self._peers and local is None:
+            case wire.Alive() if name not in self._peers and local is None:  # of a node before us, or given up
                 mailbox.send(wire.Unknown(), frames[0])
 
     def _join(self, peer: Peer, slots: int) -> None:
