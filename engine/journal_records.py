@@ -125,11 +125,11 @@ def encode(record: Record) -> bytes:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    """Raises Unresumable for what another version has written."""
+    """Raises Unresumable for what another version has written, or a damaged disk holds."""
     try:
         return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise Unresumable(f"the journal is of another version (fresh=true starts a new run): {error}") from error
+    except msgspec.DecodeError as error:
+        raise Unresumable(f"journal damaged or of another version (fresh=true starts a new run): {error}") from error
 
 
 def encode_trajectories(trajectories: list[Trajectory]) -> bytes:

@@ -98,7 +98,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path):
     journal = Journal(tmp_path)
     journal.log(0, 0, 0).grow(Piece(**parts(a_trajectory(uses=[other]))), 3)
     journal.keep("evaluation", [a_trajectory(uses=[other])])
-    said = r"the journal is of another version \(fresh=true starts a new run\): Expected `str`, got `object`"
+    said = r"journal damaged or of another version \(fresh=true starts a new run\): Expected `str`, got `object`"
     with pytest.raises(Unresumable, match=said):
         journal.kept("evaluation")
     with pytest.raises(Unresumable, match=said):
@@ -226,6 +226,13 @@ def test_without_a_folder_it_remembers_nothing():
     journal.sync()
     assert journal.log(0, 0, 0).finished is None
     assert journal.kept("evaluation") is None
+
+
+@pytest.mark.parametrize("left", [b"", b"\x93\x01"])
+def test_a_damaged_evaluation_is_named(tmp_path, left):
+    (tmp_path / "evaluation-last").write_bytes(left)
+    with pytest.raises(Unresumable, match=r"journal damaged or of another version .*: "):
+        Journal(tmp_path).kept("evaluation-last")
 
 
 def test_trajectories_are_kept_by_name(tmp_path):
