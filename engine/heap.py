@@ -13,7 +13,7 @@ import ctypes
 import os
 from pathlib import Path
 
-SLACK_BYTES = 256 << 20
+GROWTH = 1.5  # the buffers of a step come to a third of a process, and are not worth the pages' faults
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _libc = ctypes.CDLL(None)
 
@@ -30,8 +30,8 @@ class Heap:
             _libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
     def trim(self) -> None:
-        """Gives free pages back when the process has grown by SLACK_BYTES since it last did."""
-        if hasattr(_libc, "malloc_trim") and anonymous_bytes() > self._held + SLACK_BYTES:
+        """Gives free pages back when the process has grown to GROWTH times what it was after the last time."""
+        if hasattr(_libc, "malloc_trim") and anonymous_bytes() > GROWTH * self._held:
             _libc.malloc_trim(0)
             self._held = anonymous_bytes()
 
