@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -68,12 +69,13 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """`named_weights` of this dtype, all of them at once in host memory on rank 0; the others only help to gather."""
-    state = {}
-    for name, weight in named_weights(scorer):
-        if dist.get_rank() == 0:
-            state[name] = weight.to("cpu", dtype).contiguous()
-    return state
+    """`named_weights` of this dtype, and the constants that the model keeps beside them (Apertus), all at once in host
+    memory on rank 0; the others only help to gather.
+    """
+    kept = scorer.state_dict().keys()
+    constants = ((name.removeprefix("model."), each) for name, each in scorer.named_buffers() if name in kept)
+    weights = chain(named_weights(scorer), constants)
+    return {name: weight.to("cpu", dtype).contiguous() for name, weight in weights if dist.get_rank() == 0}
 
 
 @torch.no_grad()

@@ -92,6 +92,17 @@ def test_all_weights_at_once_are_in_the_dtype_asked_for():
     assert found == {}
 
 
+def test_the_constants_that_a_checkpoint_holds_are_kept():
+    """Apertus has some in each layer; without them its saved checkpoint said other things."""
+    scorer = Scorer()
+    scorer.model.register_buffer("eps", torch.tensor(0.25))
+    scorer.model.register_buffer("frequencies", torch.ones(3), persistent=False)
+    weights = dict(named_weights(scorer))
+    found = full_state(scorer, torch.bfloat16)
+    assert found.keys() - weights.keys() == {"eps"}
+    assert torch.equal(found["eps"], torch.tensor(0.25, dtype=torch.bfloat16))
+
+
 def test_a_version_that_somebody_links_is_not_overwritten(tmp_path):
     """As an evaluation beside training does."""
     scorer = Scorer()
