@@ -106,7 +106,9 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 _finish(unfinished, path)
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
-            raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}") from error
+            # Of a disk that is full PyTorch says a position that it did not expect.
+            free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free >> 20
+            raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}; {free} MiB are free") from error
 
 
 def _finish(unfinished: Path, path: Path) -> None:
