@@ -225,13 +225,12 @@ class Fleet:
         self._balancer.arrive(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
         await asyncio.sleep(0)  # the decision: only what it leaves waiting is blocked
-        if placed.done():
-            return
-        self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
-        try:
-            await placed
-        finally:
-            self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
+        if not placed.done():
+            self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
+            try:
+                await placed
+            finally:
+                self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
 
     def _begin(self, key: int, turn: _Turn, replica: ReplicaPort) -> str:
         self._requests += 1
