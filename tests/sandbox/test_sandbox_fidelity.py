@@ -93,7 +93,8 @@ async def reference(code: str, stdin: str, folder: Path) -> Shown:
     env = jail_environment() | {"HOME": str(folder), "TMPDIR": str(folder)}
     with ExitStack() as stack:
         files = [memory_file(stack, stdin.encode("utf-8", "surrogatepass")), memory_file(stack), memory_file(stack)]
-        command = [sys.executable, "-B", "-X", "utf8", "main.py"]
+        # A shell that starts the tests in the background, or nohup, lets them ignore signals.
+        command = ["/usr/bin/env", "--default-signal", sys.executable, "-B", "-X", "utf8", "main.py"]
         streams = dict(zip(("stdin", "stdout", "stderr"), files, strict=True))
         process = await asyncio.create_subprocess_exec(*command, **streams, env=env, cwd=folder, start_new_session=True)
         async with asyncio.timeout(DEADLINE_S):
