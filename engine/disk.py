@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
+_SPACE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and start again")
+_MENDS = {**_SPACE, errno.EROFS: "", errno.EACCES: "", errno.EIO: ""}
 
 
 class DiskFull(RuntimeError):
@@ -21,9 +22,9 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _MENDS:
             raise
-        raise DiskFull(f"cannot write {path}: {error.strerror}; free some space and start again") from error
+        raise DiskFull(f"cannot write {path}: {error.strerror}{_MENDS[error.errno]}") from error
 
 
 def append(file: int, data: bytes) -> None:

@@ -244,7 +244,7 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
     monkeypatch.setattr("engine.record.os.open", refused)  # root may open all
-    with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied"):
+    with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied$"):
         begin(tmp_path)
 
 
