@@ -25,7 +25,7 @@ from engine.ports import KvSample
 from engine.steptime import StepTime
 
 MARGIN = 0.15  # share of the blocks that full caution keeps free
-DEAR_STEPS = 100.0  # full caution where a preemption costs what one trajectory more brings in so many steps
+DEAR_STEPS = 200.0  # full caution where a preemption costs what one trajectory more brings in so many steps
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
 FORECASTS = 1024  # trajectories per decision whose growth is predicted anew: a millisecond or two
