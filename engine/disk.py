@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SPACE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and start again")
-_MENDS = {**_SPACE, errno.EROFS: "", errno.EACCES: "", errno.EIO: ""}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class DiskFull(RuntimeError):
@@ -22,9 +21,9 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        if error.errno not in _MENDS:
+        if error.errno not in _FULL:
             raise
-        raise DiskFull(f"cannot write {path}: {error.strerror}{_MENDS[error.errno]}") from error
+        raise DiskFull(f"cannot write {path}: {error.strerror}; start again when that is mended") from error
 
 
 def append(file: int, data: bytes) -> None:

@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
     assert done.returncode == 7, done.stderr
     message, left = done.stdout.splitlines()
     assert message.startswith(f"cannot write {tmp_path}/run/")
-    assert message.endswith(": No space left on device; free some space and start again")
+    assert message.endswith(": No space left on device; start again when that is mended")
     assert file in message or what == "metrics"
     assert ".draft" not in left
     if what == "json":
@@ -244,7 +244,7 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
     monkeypatch.setattr("engine.record.os.open", refused)  # root may open all
-    with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied$"):
+    with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied; start again when that is mended"):
         begin(tmp_path)
 
 
