@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +51,19 @@ class HostKeys:
 
 
 def make(folder: Path) -> None:
-    """FileExistsError when any of the files is there."""
+    """FileExistsError when any of the files is there. A folder that is there is left as it is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    if folder.stat().st_mode & 0o022:
+        raise PermissionError(f"others can write to {folder}, and so could let in hosts of theirs; name a new folder")
     names = ("node.key", "node.pub", "host.key", "host.pub")
     if taken := [str(folder / name) for name in names if (folder / name).exists()]:
         raise FileExistsError(f"{taken[0]} exists; remove it, or name another folder")
     for name in ("node", "host"):
         public, secret = zmq.curve_keypair()
         for kind, key in (("pub", public), ("key", secret)):
-            file = os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(file, "wb") as stream:
-                stream.write(key + b"\n")
+            file = folder / f"{name}.{kind}"
+            file.touch(mode=0o600, exist_ok=False)
+            file.write_bytes(key + b"\n")
 
 
 def load_node(folder: Path) -> NodeKeys:

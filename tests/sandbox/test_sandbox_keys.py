@@ -39,6 +39,20 @@ def test_files_are_private_and_never_overwritten(folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()}.items() <= files.items()
 
 
+@pytest.mark.parametrize(("mode", "refused"), [(0o755, False), (0o775, True), (0o1777, True)])
+def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path, mode: int, refused: bool) -> None:
+    """Others may go on using it; but who can write to it could let hosts in by a host.pub of their own."""
+    tmp_path.chmod(mode)
+    if refused:
+        with pytest.raises(PermissionError, match=r"others can write to .*; name a new folder"):
+            keys.make(tmp_path)
+    else:
+        keys.make(tmp_path)
+        assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert tmp_path.stat().st_mode & 0o7777 == mode
+    assert len(list(tmp_path.iterdir())) == (0 if refused else 4)
+
+
 def test_the_command(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "sandbox.keys", str(tmp_path / "new")]
     done = [subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60) for _ in range(2)]
