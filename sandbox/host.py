@@ -127,8 +127,7 @@ class Host:
     def _forget_node(self, state: str) -> None:
         """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
         print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
-        ours = list(self._theirs)
-        self._theirs.clear()  # before the pool answers
+        ours, self._theirs = list(self._theirs), {}  # before the pool answers
         self._results.clear()
         self._pool.cancel(ours)
         self._pool.end_sessions(self._sessions)
@@ -182,7 +181,8 @@ class Host:
             self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
 
 
-async def serve(options: argparse.Namespace) -> int:
+async def serve(options: argparse.Namespace) -> int | str | None:
+    """Serve until told to leave; what to exit with."""
     node = Node(
         address=options.connect,
         keys=None if options.keys is None else keys.load_host(options.keys),
@@ -223,9 +223,8 @@ async def serve(options: argparse.Namespace) -> int:
             refusal = await host.serve()
         finally:
             stage.close()
-    if refusal is not None and not options.child:  # to the node of a child it was told
-        print(f"sandbox.host: {refusal}", file=sys.stderr)
-    return 0 if refusal is None else 1
+    # to the node of a child it was told
+    return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
 
 
 def parse_tier(text: str) -> Tier:
@@ -267,6 +266,9 @@ def main() -> None:
     if options.isolation == "none" and not options.child:  # else the node has said so
         print(NO_JAIL, file=sys.stderr, flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
+        pass
+    os.close(null)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
     if options.child:

@@ -4,6 +4,7 @@ drop:21,...  capabilities by number, or drop:all
 filter       a seccomp filter as container engines have it by default: no new namespaces, no mounts
 limits       less memory to lock, fewer waiting signals and descriptors than a call is given
 inherited    a umask that gives others nothing, and dead children that nobody waits for
+closed       neither standard input nor error
 full-userns  no further user namespaces (a limit on their number, in a namespace of its own)
 """
 
@@ -74,6 +75,9 @@ def main() -> None:
     elif kind == "inherited":
         os.umask(0o077)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    elif kind == "closed":
+        os.close(0)
+        os.close(2)
     elif kind == "full-userns":
         fill_user_namespaces()
     else:

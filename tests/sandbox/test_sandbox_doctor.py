@@ -169,9 +169,10 @@ def test_limits_of_the_machine_that_are_lower_than_a_calls_are_no_errors_of_call
 
 
 @root_only
-def test_what_is_inherited_makes_no_jail_weaker() -> None:
-    usual, said = examine(), examine(situation="inherited")
-    assert (said.level, said.states) == (usual.level, usual.states)
+@pytest.mark.parametrize("situation", ["inherited", "closed"])
+def test_what_is_inherited_makes_no_jail_weaker(situation: str) -> None:
+    usual, said = examine(), examine(situation=situation)
+    assert (said.level, said.states) == (usual.level, usual.states), said.text
 
 
 def test_under_a_containers_seccomp_filter_it_refuses_and_names_the_option() -> None:
