@@ -36,7 +36,7 @@ TOGETHER = 4 if OWN_IDS else 1  # attacks by sessions at a time: a fork bomb may
 # Memory of a call as a whole is bounded in control groups only; its processes under an id of its own, that is not 0.
 UNBOUND = set() if CGROUPS else {"shared_mappings", "many_processes", "socket_buffers"}
 if not OWN_IDS:
-    UNBOUND |= {"identity_of_root", "limits_that_must_be_there", "descriptors_sent_to_ourselves"}
+    UNBOUND |= {"identity_of_root", "limits_that_must_be_there"}
     UNBOUND |= {"threads", "processes", "processes_that_change_their_session"}
 ATTACKS = [attack for attack in ALL if attack.name not in UNBOUND]
 PLAIN_POINTS = {"A1", "A2", "A3", "A4", "B9", "D20", "D21"}  # what slot.py and guest.py do without the native part

@@ -127,21 +127,23 @@ for path in ('/run/docker.sock', '/var/run/docker.sock', '/run/dbus/system_bus_s
 """,
     ),
     Attack(
+        # in a circle they outlive the call, until the kernel looks for such: what is queued in them is counted against
+        # the next call's memory, and they among those that it may send
         name="descriptors_sent_to_ourselves",
-        point="A2",
-        code="""
-import array, os, socket
+        point="B9",
+        code=SYSCALLS
+        + """
+import array, socket
 a, b = socket.socketpair()
-try:
-    socket.send_fds(a, [b'x'], [0, 1, 2])
-    _, fds, _, _ = socket.recv_fds(b, 1, 8)
-    if len(fds) != 3: print(fds)
-except OSError: pass
-# credentials of another process
-for pid in (1, 2, 0):
-    try:
-        a.sendmsg([b'x'], [(socket.SOL_SOCKET, 2, array.array('i', [pid, 0, 0]))]); print('credentials', pid)
+def send(kind, what):
+    try: a.sendmsg([b'x'], [(socket.SOL_SOCKET, kind, array.array('i', what))]); print('sent', what)
     except OSError: pass
+send(socket.SCM_RIGHTS, [b.fileno()])
+send(socket.SCM_RIGHTS, [0, 1, 2])
+for pid in (1, 2, 0): send(2, [pid, 0, 0])  # credentials of another process
+message = (ctypes.c_uint64 * 8)()
+refused('sendmsg', 46, 211, a.fileno(), message, 0)
+refused('sendmmsg', 307, 269, a.fileno(), message, 1, 0)
 """,
     ),
     Attack(
