@@ -162,7 +162,6 @@ static void become_guest(const struct slot *slot, const struct request *request,
     limit(RLIMIT_FSIZE, file, file);
     limit(RLIMIT_NPROC, request->processes, request->processes);
     limit(RLIMIT_NOFILE, 256, 256);
-    limit(RLIMIT_CORE, 0, 0);
     limit(RLIMIT_MEMLOCK, 65536, 65536);
     limit(RLIMIT_SIGPENDING, 1024, 1024);
     limit(RLIMIT_MSGQUEUE, 0, 0);

@@ -110,7 +110,6 @@ def become(request: Request, identity: Identity, source: int, out: int, err: int
         (resource.RLIMIT_AS, space, space),
         (resource.RLIMIT_FSIZE, file, file),
         (resource.RLIMIT_NOFILE, 256, 256),
-        (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 65536, 65536),
         (resource.RLIMIT_SIGPENDING, 1024, 1024),
         (resource.RLIMIT_MSGQUEUE, 0, 0),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+
 from .record import QUICK, SYSCALLS, Attack
+
+CORE_LIMIT = min(1, resource.getrlimit(resource.RLIMIT_CORE)[1] % (1 << 64))  # 1 where this machine allows it
 
 ATTACKS = (
     Attack(
@@ -253,8 +257,9 @@ for name in [n for n in dir(resource) if n.startswith('RLIMIT_')]:
     soft, hard = resource.getrlimit(kind)
     if hard == resource.RLIM_INFINITY: continue
     for new in ((hard + 1, hard + 1), (resource.RLIM_INFINITY,) * 2):
-        try: resource.setrlimit(kind, new); print('raised', name)
+        try: resource.setrlimit(kind, new)
         except (OSError, ValueError): pass
+        if resource.getrlimit(kind) != (soft, hard): print('raised', name)
         try: resource.prlimit(1, kind, new); print('raised for others', name)
         except (OSError, ValueError): pass
 """,
@@ -265,19 +270,27 @@ for name in [n for n in dir(resource) if n.startswith('RLIMIT_')]:
         limits=QUICK,
         code="""
 import resource
-most = {'CPU': 11, 'FSIZE': 8 << 20, 'NOFILE': 256, 'CORE': 0, 'MEMLOCK': 1 << 16, 'AS': 8 << 30, 'NPROC': 16,
+most = {'CPU': 11, 'FSIZE': 8 << 20, 'NOFILE': 256, 'CORE': 1, 'MEMLOCK': 1 << 16, 'AS': 8 << 30, 'NPROC': 16,
         'SIGPENDING': 1024, 'MSGQUEUE': 0}
 for name, value in most.items():
     if not 0 <= resource.getrlimit(getattr(resource, 'RLIMIT_' + name))[1] <= value: print(name)
 """,
     ),
     Attack(
+        # to a program (systemd-coredump, apport) the kernel gives the dump of each process whose limit is not 1: run
+        # as root, outside, on what the process chose to hold
         name="core_dumps",
         point="D18",
-        code="""
-import os, resource, time
-try: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)); print('raised')
-except (OSError, ValueError): pass
+        code=f"""
+import os, resource
+limit = ({CORE_LIMIT}, {CORE_LIMIT})
+for new in (limit, (0, 0), (0, 1), (1 << 30, 1 << 30)):
+    for change in (lambda: resource.setrlimit(resource.RLIMIT_CORE, new),
+                   lambda: resource.prlimit(0, resource.RLIMIT_CORE, new),
+                   lambda: resource.prlimit(os.getpid(), resource.RLIMIT_CORE, new)):
+        try: change()
+        except (OSError, ValueError): pass
+        if resource.getrlimit(resource.RLIMIT_CORE) != limit: print(resource.getrlimit(resource.RLIMIT_CORE))
 if os.fork() == 0: os.abort()
 _, status = os.wait()
 if os.WCOREDUMP(status) or os.listdir('.') != ['main.py']: print('dumped')
