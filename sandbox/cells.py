@@ -11,7 +11,8 @@ Invariants
 - The interpreter's descriptors are {0, 1, 2}: code goes in and the display comes out through shared memory.
 
 Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
-host: READY, then for each cell a `CellReport` with the descriptors of stdout, stderr and the board.
+host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
+stderr and the board.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from . import guest, linux, program
-from .slot import LONGEST_MS, READY, enter_namespaces, mount_home
+from .slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
 
 CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
 HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
@@ -141,6 +142,7 @@ class Keeper:
         os.kill(-1, signal.SIGCONT)
         ended = self._wait(request.wall_s)
         if ended and self._status is None:
+            self._control.send(ENDED)
             os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
             os.kill(self._child, signal.SIGCONT)
             if self._wait(INTERRUPT_S, final=True):
@@ -153,16 +155,15 @@ class Keeper:
     def _report(self, ended: int, wall: float, cpu: float) -> int:
         """Leave nothing running, settle on a state, and report. The state as in CellReport."""
         _stop_all()
-        died, state = self._status is not None, 1
+        died, state = self._status, 1
         status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
-        if died:
-            assert self._status is not None
-            status, state = self._status, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
+        if died is not None:
+            status, state = died, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
             self._child, self._backup, self._status = self._backup, 0, None
         elif self._backup:
             os.kill(self._backup, signal.SIGKILL)
         self._backup = 0
-        report = CellReport(ended, status, wall, cpu, died, state)
+        report = CellReport(ended, status, wall, cpu, died is not None, state)
         socket.send_fds(self._control, [CELL_REPORT.pack(*report)], [*self._files[1:], self._board_fd])
         return state
 

@@ -143,9 +143,8 @@ class Sandbox:
         seed = secrets.randbits(wire.SEED_BITS) if seed is None else wire.check_seed(seed)
 
         async def send(cell: wire.Cell, step: wire.Step) -> wire.ToolResult:
-            return await self._submit(
-                wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, True, seed, step)
-            )
+            call = wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, True, seed, step)
+            return await self._submit(call)
 
         limits = wire.check_limits(limits, self._config.limits)
         return Session(send, self._end_session, id=secrets.token_bytes(16), limits=limits, stats=self.stats)
@@ -345,6 +344,5 @@ class Sandbox:
             if max(self._waiting[call].since, self._served_until.get(tier, 0.0)) < since:
                 present = ", ".join(sorted({name for peer in self._peers.values() for name in peer.tiers})) or "none"
                 cause = f"no host of tier {tier!r} came within {self._config.start_s:g} s (present: {present})"
-                self._act(
-                    self._dispatcher.fail(call), error=SandboxUnavailable(f"{cause}; start one, see sandbox.host")
-                )
+                error = SandboxUnavailable(f"{cause}; start one, see sandbox.host")
+                self._act(self._dispatcher.fail(call), error=error)

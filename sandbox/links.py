@@ -3,7 +3,8 @@
 Invariants
 - A link holds at most one call; the id of a call never enters the jail, so no output can pose as another call's.
 - A link that ends says so once, with the call that it held. A jail that ends ends all its links.
-- A slot that does not report within its limit plus GRACE_S is killed, and so is one that says what no slot says.
+- A slot that does not say within its limit plus GRACE_S that its call has ended is killed, and so is one that does not
+  report within DEATH_S more, or says what no slot says.
 - Whoever made a link closes it, once; `gone` tells when its index and its control group are free.
 """
 
@@ -26,12 +27,13 @@ from . import jail, wire
 from .cells import CELL, CELL_REPORT, CellReport
 from .cgroup import Cgroups, Group
 from .guest import FIRST_UID, LENGTH, REQUEST
-from .slot import READY, REPORT, Report
+from .slot import ENDED, READY, REPORT, Report
 from .tiers import Tier
 from .verdict import OomWatch, Outputs, cell_result, make_result
 from .zygote import FORK
 
 GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
+DEATH_S = 30.0  # processes that share much memory take seconds to die: if that were our fault, code could hide its own
 START_S = 10.0  # for nsjail, imports and the first slot
 SLOT_BYTES = 32 << 20  # a slot's own memory, beside its call's
 SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its keeper and the copy of its state
@@ -76,9 +78,8 @@ class Link:
         if self.group is not None:
             self.group.oom_struck()  # from here on: what was killed in an earlier call says nothing of this one
             with contextlib.suppress(OSError):  # below what the group uses: it was refused, and the old limit holds
-                self.group.limit(
-                    limits.memory_bytes + limits.disk_bytes + SLOT_BYTES, limits.processes + SLOT_PROCESSES
-                )
+                memory_bytes = limits.memory_bytes + limits.disk_bytes + SLOT_BYTES
+                self.group.limit(memory_bytes, limits.processes + SLOT_PROCESSES)
         source = _memfd(call.stdin + call.code)
         self._send(self._pack(call), [source])
         os.close(source)
@@ -131,6 +132,8 @@ class Link:
             self.deadline = math.inf
             if self.ready is not None:
                 self.ready()
+        elif message == ENDED and self.call is not None:
+            self.deadline = self.home.loop.time() + DEATH_S
         elif message and message != READY and self.call is not None and (result := self._read(message, fds, self.call)):
             report, self.call, self._report, self.deadline = self._report, None, None, math.inf
             assert report is not None

@@ -7,7 +7,8 @@ Invariants
   half-made jail.
 
 Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
-request a `Report` with the descriptors of stdout, stderr and, if asked for, the display.
+request ENDED when all of it is about to die, if it took longer than LONG_S, and a `Report` with the descriptors of
+stdout, stderr and, if asked for, the display.
 
 `_call` is the plain form of what _native.c does where it is built.
 """
@@ -29,7 +30,9 @@ from . import guest, linux
 from .native import Native
 from .native import Slot as Structure
 
-READY, LONGEST_MS = b"ready", (1 << 31) - 1  # of one poll: an int, 24 days
+READY, ENDED = b"ready", b"ended"
+LONG_S = 1.0  # what has not run for so long has not made much that could take long to die
+LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
 
 
 class Report(NamedTuple):
@@ -122,6 +125,8 @@ class Slot:
         ended = self._watch(child, request.wall_s)
         wall = time.monotonic() - started
         os.kill(init, signal.SIGKILL)  # takes the whole namespace down
+        if wall > LONG_S:
+            self._control.send(ENDED)
         status, cpu_s, peak = _reap(child)
         linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
         return Report(ended, status, wall, cpu_s, peak)
@@ -152,9 +157,7 @@ class Slot:
         poll.register(self._control, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(min(wall_s * 1000, LONGEST_MS))}
         os.close(pidfd)
-        if pidfd in ready:
-            return 0
-        return 2 if ready else 1
+        return 0 if pidfd in ready else 2 if ready else 1
 
 
 def _reap(child: int) -> tuple[int, float, int]:

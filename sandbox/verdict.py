@@ -53,9 +53,7 @@ class Outputs:
 
     def display(self, at: int, limit: int) -> tuple[str | None, int]:
         """As `text`, of the display; None without one. What is on a board is the guest's word, its length too."""
-        if len(self._fds) < 3:
-            return None, 0
-        (size,) = LENGTH.unpack(os.pread(self._fds[2], LENGTH.size, at))
+        size = LENGTH.unpack(os.pread(self._fds[2], LENGTH.size, at))[0] if len(self._fds) == 3 else 0
         if size <= 0:
             return None, 0
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

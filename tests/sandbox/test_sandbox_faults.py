@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,11 @@ from sandbox_processes import ROOT, descendants, host_pid, is_nsjail, nsjail_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
 from sandbox.jail import STAGES
+from sandbox.links import GRACE_S
+from sandbox.pool import WATCH_S
 
 LONG = Limits(wall_s=60, cpu_s=60)
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 def leftovers() -> set[str]:
@@ -137,6 +140,44 @@ async def test_a_stopped_slot_is_replaced_and_its_call_tried_again() -> None:
         os.kill(slot_pids()[0], signal.SIGSTOP)
         assert (await call).stdout == "done\n"
         assert box.stats.hosts == 1
+
+
+@contextmanager
+def frozen(pids: Iterable[int]) -> Iterator[None]:
+    """Keep these processes from running, and from dying of what kills them meanwhile."""
+    group = FREEZER / f"rocstar-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        for pid in pids:
+            (group / "tasks").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        for pid in (group / "tasks").read_text().split():
+            with suppress(OSError):  # it has died
+                (FREEZER / "tasks").write_text(pid)
+        group.rmdir()
+
+
+@pytest.mark.skipif(not os.access(FREEZER / "tasks", os.W_OK), reason="nothing here keeps a process from dying")
+@pytest.mark.parametrize(
+    ("kind", "told"), [("call", ("timeout", None)), ("ends", ("error", None)), ("cell", ("timeout", "restored"))]
+)
+async def test_a_call_whose_processes_take_long_to_die_is_not_lost(kind: str, told: tuple[str, str | None]) -> None:
+    """As such do that share much memory: a program could have had its failure taken for ours."""
+    config = SandboxConfig(slots=1, tiers=(Tier(name="bare", preload=("math",)),))
+    code = f"import os, time\nif os.fork() and {kind == 'ends'}: time.sleep(1.1); os._exit(3)\ntime.sleep(60)"
+    async with Sandbox(config) as box, asyncio.TaskGroup() as group, box.session() as session:
+        run = session.run if kind == "cell" else box.run
+        call = group.create_task(run(code, limits=Limits(wall_s=1.2)), name="call")
+        await until(lambda: len(guest_pids()) == 2)
+        slots = slot_pids()
+        with frozen(sorted(guest_pids())[kind == "ends" :]):
+            await asyncio.sleep(1.2 + GRACE_S + WATCH_S + 0.5)
+        result = await call
+        assert (result.outcome, result.session_state) == told
+        assert slot_pids() == slots or kind == "cell", "it was lost, and tried again"
 
 
 async def test_nothing_is_left_after_the_context() -> None:
