@@ -142,11 +142,11 @@ def writable(text: str) -> Path:
 
 
 def existing(inside: str = "") -> Callable[[str], Path]:
-    """A path; with `inside` that of a folder that holds a file of this name."""
+    """The path of a file; with `inside` that of a folder that holds a file of this name."""
 
     def parse(text: str) -> Path:
-        if not (Path(text) / inside).exists():
-            raise argparse.ArgumentTypeError(f"there is no {Path(text) / inside}")
+        if not (Path(text) / inside).is_file():
+            raise argparse.ArgumentTypeError(f"there is no file {Path(text) / inside}")
         return Path(text)
 
     return parse

@@ -85,6 +85,9 @@ class Rollouts:
         timeline: Timeline,
         seed: int,
     ) -> None:
+        """Raises ValueError for two tools of one name."""
+        if len({tool.name for tool in tools}) < len(tools):
+            raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
         self.config = config
         self.chat = chat
         self.seed = seed
@@ -112,8 +115,7 @@ class Rollouts:
                 try:
                     return await rollout.run(opened, deadline, started_at)
                 except Superseded:
-                    lost = sum(turn.end - turn.start for turn in rollout.turns)
-                    log.begin(log.discarded + lost, tally.tokens)
+                    log.begin(log.discarded + sum(turn.end - turn.start for turn in rollout.turns), tally.tokens)
 
 
 class _Rollout:
@@ -144,8 +146,7 @@ class _Rollout:
         try:
             async with deadline.timeout() as budget:
                 for tool in self.owner._tools:
-                    own = tool if callable(tool) else await opened.enter_async_context(tool.open())
-                    self.tools[tool.name] = own
+                    self.tools[tool.name] = tool if callable(tool) else await opened.enter_async_context(tool.open())
                 await self._rebuild()
                 stop = await self._turns(lane)
         except TimeoutError:

@@ -138,7 +138,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=slots, help="programs that run at once (default: %(default)s)")
     parser.add_argument(
         "--token",
-        default=os.environ.get(TOKEN_VARIABLE, ""),
+        default=os.environ.get(TOKEN_VARIABLE, "").strip(),  # a line read from a file ends in a newline
         help=f"what clients must send; better given as {TOKEN_VARIABLE}, which other users cannot see",
     )
     parser.add_argument("--wall-s", type=float, default=10.0, help="limit if a request has none (default: %(default)s)")

@@ -138,6 +138,11 @@ async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_rea
     assert node.runner.calls == []
 
 
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"different names, got \['python', 'python'\]"):
+        Setup(tools=[PythonTool(ScriptedRunner()), PythonSessions(ScriptedSessions())])
+
+
 async def test_calls_beyond_the_limit_of_a_turn_are_refused():
     async with Setup([call("1") + call("2") + call("3") + END], [ANSWER], max_calls_per_turn=2) as node:
         trajectory = await node.run()

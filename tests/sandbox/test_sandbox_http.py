@@ -114,7 +114,7 @@ async def test_options_that_cannot_be_are_one_line() -> None:
 
 
 async def test_a_token_is_required_when_there_is_one() -> None:
-    async with serving("--host", "0.0.0.0", "--slots", "1", ROCSTAR_SANDBOX_TOKEN="s3cret") as server:
+    async with serving("--host", "0.0.0.0", "--slots", "1", ROCSTAR_SANDBOX_TOKEN="s3cret\n") as server:
         port = server.url.rsplit(":", 1)[1]
         for path in ("/health", "/metrics", "/status", "/ping"):
             assert (await server.get(path))[0] == 401
