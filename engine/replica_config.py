@@ -139,8 +139,10 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
     # To ask a run too early what it waits for (engine.watch) is no death. Not ignored: children would inherit it.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # an engine is forked from a thread, and a thread's own arena keeps no freed pages
+    # an engine is forked from a thread, and a thread's own arena keeps no freed pages
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
+    # what vLLM keeps at home spares the next start a second; without a home it would show three tracebacks
+    logging.getLogger("vllm.model_executor.models.registry").addFilter(lambda it: "info cache" not in str(it.msg))
     warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)
