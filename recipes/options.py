@@ -60,7 +60,7 @@ def usage(config_class: type[Any]) -> str:
 
 
 def convert(text: str, kind: Any) -> Any:
-    """Text as a value of a type. Raises ValueError when it is none."""
+    """Text as a value of a type. Raises ValueError when it is none, OverflowError for an int of more than 64 bits."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         by_text = {str(value): value for value in arguments}
@@ -79,6 +79,8 @@ def convert(text: str, kind: Any) -> Any:
         return _BOOLS[text.lower()]
     if kind is float and not math.isfinite(float(text)):
         raise ValueError(text)
+    if kind is int and not -(1 << 63) <= int(text) < 1 << 63:  # later msgspec says so, of larger ones, without a name
+        raise OverflowError(text)
     if kind is Path:  # not every shell knows "~" here, make's does not
         return Path(os.path.expanduser(text))
     if kind in (int, float, str):
@@ -136,6 +138,8 @@ def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
             given[name] = convert(text, hints[name])
         except ValueError:
             raise ValueError(f"field {name!r} takes {type_name(hints[name])}, not {text!r}") from None
+        except OverflowError:
+            raise ValueError(f"field {name!r} takes numbers of 64 bits, not {text!r}") from None
     return given
 
 

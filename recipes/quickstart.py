@@ -111,8 +111,6 @@ class Config:
         for field, least in {**dict.fromkeys(ones.split(), 1), "group_size": 2, "eval_replicas": 0, "seed": 0}.items():
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.seed >= 1 << 63:
-            raise ValueError(f"seed must be below 2**63, got {self.seed}")
         if self.name in ("", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be that of a folder, got {self.name!r}")
         if self.eval_replicas and self.devices:

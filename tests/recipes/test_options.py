@@ -62,6 +62,8 @@ def test_defaults_and_the_dashed_form():
     [
         (["step=1"], ["'step'", "'steps'"]),
         (["learning_rate=1"], ["'learning_rate'"]),
+        (["steps=9223372036854775808"], ["'steps'", "64 bits", "'9223372036854775808'"]),
+        (["limit=-9223372036854775809"], ["'limit'", "64 bits", "'-9223372036854775809'"]),
         (["steps=1.5"], ["'steps'", "int", "'1.5'"]),
         (["lr=fast"], ["'lr'", "float", "'fast'"]),
         (["lr=nan"], ["'lr'", "'nan'"]),
