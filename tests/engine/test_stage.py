@@ -256,5 +256,7 @@ async def test_no_stage_is_busy_for_less_than_nothing():
         running = asyncio.ensure_future(pipeline.run())
         await settle()
         assert min(busy(pipeline)) >= 0
+        clock.now += 5.0
+        assert min(busy(pipeline)) >= 0
         running.cancel()
         await asyncio.wait([running])
