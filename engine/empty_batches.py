@@ -60,7 +60,7 @@ class EmptyBatches:
     >>> watched.saw(10, [unsolved])
     Traceback (most recent call last):
     ...
-    engine.empty_batches.NothingToTrain: step 10: 10 batches in a row held nothing to train on: of 10 groups 10 failed...
+    engine.empty_batches.NothingToTrain: step 10: ...
     """
 
     def __init__(self, full_reward: float) -> None:
@@ -91,7 +91,9 @@ def _cause(groups: Sequence[Group], full_reward: float) -> str:
     if errors := [member.error for member in members if member.error is not None]:
         found += f"; the first error: {errors[0].boundary}: {errors[0].message}"
     if members and not any(member.sampled_tokens for member in members):
-        return f"{found}; no token was sampled. Fix: a larger max_tokens, if the prompts fill it, or what the error says"
+        return (
+            f"{found}; no token was sampled. Fix: a larger max_tokens, if the prompts fill it, or what the error says"
+        )
     advice = "easier prompts, more samples per group, or a reward that tells the attempts at a prompt apart"
     return f"{found}. Fix: {advice}"
 

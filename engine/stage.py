@@ -56,8 +56,11 @@ class Inbox(Port):
 
     def __init__(self, channel: Channel[Any], clock: Callable[[], float], finish: Callable[[], None]) -> None:
         super().__init__(channel, clock)
-        self.finish = finish
-        """Nothing more is wanted: cancels the stages before this one, closes the inbox and discards what waits in it."""
+        self._finish = finish
+
+    def finish(self) -> None:
+        """Nothing more is wanted: cancels the stages before this one, and discards what waits in the inbox."""
+        self._finish()
 
     async def get(self) -> Any:
         return await self._timed(self._channel.get())

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import io
 import locale
 import os
@@ -94,7 +95,5 @@ def _read_text_as_utf8() -> None:
     """Torch reads its own sources in the locale's encoding, which may be ASCII (PYTHONUTF8=0 LC_ALL=C)."""
     os.environ["PYTHONUTF8"] = "1"  # of child processes
     if locale.getencoding().lower() not in ("utf-8", "utf8"):
-        try:
+        with contextlib.suppress(locale.Error):  # an old C library
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
-        except locale.Error:
-            pass  # an old C library

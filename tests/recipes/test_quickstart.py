@@ -245,11 +245,35 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
     assert done.stderr.endswith("ValueError: operands could not be broadcast together\n"), done.stderr
 
 
+LONG = """
+import sys
+from dataclasses import replace
+from recipes import quickstart
+
+def prompts(split, seed, short=quickstart.prompts):
+    for number, prompt in enumerate(short(split, seed)):
+        [message] = prompt.messages
+        yield replace(prompt, messages=({**message, "content": message["content"] * (1 if number % 2 else 9)},))
+
+quickstart.prompts = prompts
+sys.exit(quickstart.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.timeout(300)
 def test_held_out_prompts_longer_than_a_replica_takes_kill_none(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, *SMALL, "steps=1", "max_tokens=1"), capture_output=True, timeout=240)
+    words = [sys.executable, "-c", LONG, *SMALL, "steps=1", "max_tokens=60", f"runs={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "canary failed" not in (tmp_path / "quickstart" / "timeline.json").read_text()
+
+
+def test_a_budget_that_no_held_out_prompt_fits_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    code, message = refused(f"runs={tmp_path}", "max_tokens=10", "eval_problems=100")
+    assert code == 1
+    for part in ("max_tokens=10", "100", "24"):  # so many tokens has the shortest of them
+        assert part in message
+    assert not any(tmp_path.iterdir()) or not (tmp_path / "quickstart" / "metrics.jsonl").read_text()
 
 
 @pytest.mark.timeout(300)
@@ -314,7 +338,7 @@ folder = Path(sys.argv[1])
 
 class Job(SimpleNamespace):
     def __init__(self, *_):
-        super().__init__(book=self, progress=None)
+        super().__init__(book=self, progress=None, nothing_left=None)
 
     @contextmanager
     def closing(self, algorithm):
@@ -353,6 +377,7 @@ for word in sys.argv[1:]:
 def test_impossible_sizes_name_the_field() -> None:
     wrong = "prompts_per_step=0 group_size=1 minibatches=500 max_staleness=-1 max_tokens=0 kv_blocks=3 refills=-1 "
     wrong += "stop_flat_after=17 learning_rate=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0 "
+    wrong += "max_staleness=41 eval_problems=100000000 eval_samples=1000 "
     wrong += "devices=0,1 name=../x name=/x name=.. name= seed=-1 seed=9223372036854775808"
     command = [sys.executable, "-c", OPTIONS, *wrong.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
@@ -363,9 +388,10 @@ def test_impossible_sizes_name_the_field() -> None:
 
 
 def test_a_missing_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
-    code, message = refused(f"runs={tmp_path}", "checkpoint=/nowhere")
+    code, message = refused(f"runs={tmp_path}", "checkpoint=owner/name")
     assert code == 2
-    assert "/nowhere" in message
+    assert "owner/name" in message
+    assert "downloaded" in message
     assert "tiny_cold_start.py" in message
 
 
