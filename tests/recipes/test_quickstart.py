@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -178,7 +179,11 @@ def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) ->
     run.until("step   2")
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
     assert run.end() == 130, run.text()
-    assert "interrupted" in run.text()
+    last = run.text().splitlines()[-1]
+    assert "interrupted" in last
+    assert str(tmp_path / "quickstart") in last
+    again = shlex.split(last)[-len(SMALL) - 3 :]
+    assert sorted(again) == sorted([QUICKSTART[-1], f"runs={tmp_path}", "steps=1000", *SMALL])
     assert "Traceback" not in run.text()
     assert run.left() == []
     assert shared_memory() == before
@@ -221,6 +226,70 @@ def test_while_it_starts_it_says_what_it_waits_for_and_can_be_interrupted(starte
     assert "Traceback" not in run.text()
     assert run.left() == []
     assert shared_memory() == before
+
+
+@pytest.mark.timeout(300)
+def test_a_hangup_ends_it_as_a_request_to_end_does(started: list[Run], tmp_path: Path) -> None:
+    run = Run(command(tmp_path, *SMALL, "steps=1000"))
+    started.append(run)
+    run.until("step   2")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.end() == 130, run.text()
+    assert run.left() == []
+    assert (tmp_path / "quickstart" / "timeline.json").exists()
+    assert (tmp_path / "quickstart" / "reward.png").exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reader", ["| head -1", "> /dev/full", ">&-"])
+def test_it_goes_on_when_nobody_reads_what_it_prints(reader: str, tmp_path: Path) -> None:
+    """In a locale of ASCII, too, which must not matter."""
+    words = shlex.join(command(tmp_path, *SMALL, "steps=2"))
+    script = f"{words} {reader}; exit ${{PIPESTATUS[0]}}"
+    environment = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    folder = tmp_path / "quickstart"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    if reader != ">&-":  # which the user wanted
+        assert "standard output" in (folder / "notes.log").read_text()
+        assert "standard output" in done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_did_not_end(
+    started: list[Run], tmp_path: Path
+) -> None:
+    folder = tmp_path / "quickstart"
+    first = Run(command(tmp_path, *SMALL, "steps=2", "checkpoint_every=3"))
+    started.append(first)
+    assert first.end() == 0, first.text()
+    two = [(row["step"], row.get("reward")) for row in metrics(folder)]
+    more = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3"))
+    started.append(more)
+    more.until("step   3")
+    more.process.send_signal(signal.SIGINT)
+    assert more.end() == 130, more.text()
+    assert f"resuming {folder} at step 2" in more.text()
+    rows = metrics(folder)
+    assert [(row["step"], row.get("reward")) for row in rows[:3]] == two
+    assert "tokens_per_s" in rows[3], "nothing of it was there before"
+    assert json.loads((folder / "summary-2.json").read_text())["steps"] == 2
+    other = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3", "learning_rate=0.001"))
+    started.append(other)
+    other.until("learning_rate")
+    told = other.output[-1]
+    for part in (str(folder), "0.0005", "0.001", str(tmp_path / "quickstart-2")):
+        assert part in told
+    old = told.rpartition(QUICKSTART[-1])[2]
+    assert "learning_rate=" not in old
+    other.process.send_signal(signal.SIGINT)
+    assert other.end() == 130, other.text()
+    last = Run([*QUICKSTART, *shlex.split(old)])
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert [row["step"] for row in metrics(folder)] == [0, 1, 2, 3, 4]
 
 
 BROKEN = """
