@@ -8,6 +8,7 @@ import pytest
 
 from engine.empty_batches import EMPTY_BATCHES, EmptyBatches, NothingToTrain
 from engine.journal import Journal
+from engine.record import RunFolder
 from engine.types import Boundary, Group, RolloutError
 from tests.engine.test_resume import Life
 from tests.fakes import a_prompt, a_trajectory
@@ -141,3 +142,20 @@ async def test_a_step_that_was_begun_before_the_run_was_resumed_has_no_rates(tmp
     for row in done_again:
         assert row.get("trajectories_resumed", 0) == held[row["step"]]
         assert names & row.keys() == (set() if held[row["step"]] else names)
+
+
+class AnyNumberOfSteps(RunFolder):
+    """Its steps are no part of a run's identity."""
+
+    @classmethod
+    def open(cls, parent, name, config):
+        return super().open(parent, name, {"argv": []}, steps=config["steps"])
+
+
+@pytest.mark.parametrize("every", [1, 2, 100])
+async def test_a_finished_run_that_takes_more_steps_trains_what_a_longer_one_would_have(tmp_path, every):
+    await Life(tmp_path / "parts", steps=2, every=every, kind=AnyNumberOfSteps).live()
+    last = Life(tmp_path / "parts", steps=5, every=every, kind=AnyNumberOfSteps)
+    found = await last.live()
+    assert last.run.resumed
+    assert found == await Life(tmp_path / "whole", steps=5, every=every).live()
