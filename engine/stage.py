@@ -4,6 +4,8 @@ Invariants
 - A stage is any coroutine function `async def stage(inbox, outbox)`; it ends when its inbox is closed and drained.
   One that ends earlier would leave the stages before it waiting for ever: it is refused with an error.
 - A stage's outbox closes when all its workers have ended, so that the end travels down the pipeline by itself.
+- A stage that has enough calls `inbox.finish()`: the stages before it are cancelled, what waits for it is discarded,
+  and the stages after it end as usual.
 - An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
 - For each worker: busy + blocked on input + blocked on output = the time since it started.
 """
@@ -32,8 +34,8 @@ class Port:
         self._pending = 0  # a stage may use its port from several tasks of its own
         self._since = 0.0
 
-    def blocked_s(self) -> float:
-        return self._blocked_s + (self._clock() - self._since if self._pending else 0.0)
+    def blocked_s(self, now: float) -> float:
+        return self._blocked_s + (now - self._since if self._pending else 0.0)
 
     async def _timed(self, operation: Awaitable[Any]) -> Any:
         if not self._pending:
@@ -51,6 +53,14 @@ class Port:
 
 class Inbox(Port):
     """`async for item in inbox`, or `await inbox.get()`, which raises ChannelClosed at the end."""
+
+    def __init__(self, channel: Channel[Any], clock: Callable[[], float], finish: Callable[[], None]) -> None:
+        super().__init__(channel, clock)
+        self._finish = finish
+
+    def finish(self) -> None:
+        """Nothing more is wanted: cancels the stages before this one, and discards what waits in the inbox."""
+        self._finish()
 
     async def get(self) -> Any:
         return await self._timed(self._channel.get())
@@ -132,6 +142,7 @@ class Pipeline:
         self._channels.append(_Sink())
         self._channels[0].close()
         self._workers: list[list[_Worker]] = [[] for _ in stages]
+        self._tasks: list[list[asyncio.Task[None]]] = [[] for _ in stages]
 
     async def run(self) -> None:
         """Returns when the last stage has ended; raises the first exception of a stage (ExceptionGroup unwrapped)."""
@@ -139,12 +150,14 @@ class Pipeline:
             async with asyncio.TaskGroup() as group:
                 for index, stage in enumerate(self.stages):
                     for number in range(stage.workers):
-                        group.create_task(self._work(index), name=f"{stage.name}[{number}]")
+                        task = group.create_task(self._work(index), name=f"{stage.name}[{number}]")
+                        self._tasks[index].append(task)
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
 
     async def _work(self, index: int) -> None:
-        inbox, outbox = Inbox(self._channels[index], self._clock), Outbox(self._channels[index + 1], self._clock)
+        inbox = Inbox(self._channels[index], self._clock, finish=lambda: self._finish(index))
+        outbox = Outbox(self._channels[index + 1], self._clock)
         worker = _Worker(inbox, outbox, self._clock())
         self._workers[index].append(worker)
         await self.stages[index].run(worker.inbox, worker.outbox)
@@ -155,12 +168,19 @@ class Pipeline:
             if not self._channels[index].closed or len(self._channels[index]):
                 raise RuntimeError(f"stage {self.stages[index].name} ended before its inbox was closed and drained")
 
+    def _finish(self, index: int) -> None:
+        for tasks in self._tasks[:index]:
+            for task in tasks:
+                task.cancel()
+        self._channels[index].close()
+        self._channels[index].clear()
+
     def stats(self) -> list[StageStats]:
         now = self._clock()
         rows = []
         for stage, channel, workers in zip(self.stages, self._channels, self._workers, strict=False):
-            waited_in = sum(worker.inbox.blocked_s() for worker in workers)
-            waited_out = sum(worker.outbox.blocked_s() for worker in workers)
+            waited_in = sum(worker.inbox.blocked_s(now) for worker in workers)
+            waited_out = sum(worker.outbox.blocked_s(now) for worker in workers)
             lived = sum((now if worker.ended_at is None else worker.ended_at) - worker.started_at for worker in workers)
             rows.append(
                 StageStats(
@@ -168,7 +188,7 @@ class Pipeline:
                     workers=stage.workers,
                     items_in=sum(worker.inbox.items for worker in workers),
                     items_out=sum(worker.outbox.items for worker in workers),
-                    busy_s=lived - waited_in - waited_out,
+                    busy_s=max(0.0, lived - waited_in - waited_out),  # a stage may wait on both ports at once
                     blocked_in_s=waited_in,
                     blocked_out_s=waited_out,
                     queue=len(channel),

@@ -2,7 +2,7 @@
 
 Promises
 - A value has the field's declared type, or the program ends with exit code 2 and one line naming field and value.
-- An unknown name ends it likewise, naming the nearest field.
+- An unknown name ends it likewise, naming the field that is meant where there is one.
 - A path may begin with `~`.
 - `--help` lists every field with its type, default and doc. `--field value` and `--field=value` mean `field=value`.
 
@@ -24,12 +24,32 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 Config = TypeVar("Config")
+
+# What others call it: the fields that may be meant. None is meant where it is empty, whatever looks like it.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "lr": ("learning_rate",),
+    "model": ("checkpoint",),
+    "model_path": ("checkpoint",),
+    "batch_size": ("prompts_per_step",),
+    "train_batch_size": ("prompts_per_step",),
+    "g": ("group_size",),
+    "n": ("group_size",),
+    "num_generations": ("group_size",),
+    "epochs": ("steps",),
+    "max_steps": ("steps",),
+    "gpus": ("devices",),
+    "num_gpus": ("devices",),
+    "output_dir": ("runs", "output", "folder"),
+    "max_length": ("max_tokens",),
+    **dict.fromkeys(("dataset", "kl", "kl_coef", "loss", "temperature", "wandb"), ()),
+}
+_NEAR = 0.6  # of difflib: what is less alike is no typing error
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -51,12 +71,25 @@ def parse(config_class: type[Config], argv: Sequence[str]) -> Config:
 def usage(config_class: type[Any]) -> str:
     """What `--help` prints."""
     hints = typing.get_type_hints(config_class, include_extras=True)
-    lines = ["usage: [field=value ...]", ""]
+    lines = [f"usage: python {sys.argv[0]} [field=value ...]", ""]
     for item in fields(config_class):
         kind, doc = _documented(hints[item.name])
         lines.append(f"  {item.name}: {type_name(kind)}, default {_show(item.default)}")
         lines += [f"      {doc}"] if doc else []
     return "\n".join(lines)
+
+
+def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:
+    """The words that make this configuration: `field=value` for each that differs from its default.
+
+    The values may have come through JSON, which has no tuples and no paths.
+    """
+    given = [
+        (item.name, _show(item.default), _show(values[item.name]))
+        for item in fields(config_class)
+        if item.name in values
+    ]
+    return [f"{name}={value}" for name, default, value in given if value != default]
 
 
 def convert(text: str, kind: Any) -> Any:
@@ -125,8 +158,7 @@ def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
         name, equals, text = word.removeprefix("--").partition("=")
         name = name.replace("-", "_") if word.startswith("--") else name
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown field {name!r}; the nearest is {near[0]!r} (--help lists all)")
+            raise ValueError(f"unknown field {name!r}{_hint(name, known)} (--help lists all)")
         if not equals:
             value = next(words, None) if word.startswith("--") else None
             if value is None:
@@ -143,6 +175,16 @@ def _overrides(config_class: type[Any], argv: Sequence[str]) -> dict[str, Any]:
     return given
 
 
+def _hint(name: str, known: Sequence[str]) -> str:
+    """Which field is meant by a name that is none, if one can be."""
+    aliases = _ALIASES.get(name.lower())
+    if aliases is None:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+        return f"; the nearest is {near[0]!r}" if near else ""
+    meant = [field for field in aliases if field in known]
+    return f"; here it is {meant[0]!r}" if meant else ""
+
+
 def _documented(hint: Any) -> tuple[Any, str]:
     """The type and the doc of a field's annotation."""
     if typing.get_origin(hint) is Annotated:
@@ -155,7 +197,7 @@ def _show(value: Any) -> str:
     """A default as it would be written on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -12,20 +12,27 @@ import time
 
 STARTED = time.perf_counter()
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from engine import streams
+
+if __name__ == "__main__":
+    streams.prepare()  # before other imports open files
+
 import asyncio
 import dataclasses
 import gc
+import shlex
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, Literal
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 
@@ -46,6 +53,7 @@ from engine import stages
 from engine.canary import CanaryFailed, Weights, tolerance
 from engine.chat import Chat, TemplateError
 from engine.checkpoints import Unresumable
+from engine.empty_batches import NothingLeft, NothingToTrain
 from engine.evaluate import Evaluation, Evaluator
 from engine.fleet import Fleet, FleetConfig
 from engine.groups import GroupConfig, groups
@@ -55,7 +63,7 @@ from engine.lease import Leases
 from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.placement import Placement
 from engine.ports import KvSample, ReplicaDied, Selector
-from engine.record import DiskFull, RunFolder, versions
+from engine.record import DiskFull, RunFolder, Unfinished, versions
 from engine.resume import RunState
 from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage, StageStats
@@ -63,14 +71,21 @@ from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.watch import Stuck, dump, leave, watch
 from engine.workspace import workspace
-from recipes.options import parse
+from recipes.options import overrides, parse
 from recipes.tiny_book import Book
 from recipes.tiny_display import Display
 from recipes.tiny_report import print_report
 from recipes.tiny_task import prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
+
+class BudgetTooSmall(ValueError):
+    """No prompt leaves room for an answer."""
+
+
 EXPECTED = (TemplateError, Unresumable, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed, Stuck)
+EXPECTED += (NothingToTrain, BudgetTooSmall)
+MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +96,7 @@ class Config:
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc keeps clean successes; random: control"] = "roc"
-    steps: Annotated[int, "optimizer batches"] = 40
+    steps: Annotated[int, "optimizer batches; a run that ended goes on when there are more than it had"] = 40
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
     oversample: Annotated[int, "rollouts per trained trajectory for roc and random (2: the paper's 2G)"] = 2
@@ -119,11 +134,16 @@ class Config:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.minibatches > (trained := self.prompts_per_step * self.group_size):
             raise ValueError(f"minibatches={self.minibatches} exceeds prompts_per_step x group_size = {trained}")
+        if (evaluated := self.eval_problems * self.eval_samples) > MAX_EVALUATED:
+            raise ValueError(f"eval_problems x eval_samples must be at most {MAX_EVALUATED}, got {evaluated}")
+        if self.max_staleness > self.steps:
+            raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
         _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail, visible(self.devices)
         if not (self.checkpoint / "config.json").is_file():
             make = f"give a Hugging Face folder, or make one with {sys.executable} recipes/tiny_cold_start.py"
-            raise ValueError(f"checkpoint: no config.json in {str(self.checkpoint)!r}; {make}")
+            cause = f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub"
+            raise ValueError(f"{cause}; {make}")
 
     @property
     def selector(self) -> Selector:
@@ -174,6 +194,7 @@ class Quickstart:
         self.reward = MathReward(integers_only=True)
         self.held_out = list(islice(prompts("test", 0), config.eval_problems))
         self.book = Book(run, self.state, self.timeline)
+        self.nothing_left: NothingLeft | None = None  # set when the run ends before its last step
         self.first_step_s: float | None = None  # where all steps were trained before, there is none
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
 
@@ -187,6 +208,7 @@ class Quickstart:
             self.learner = await stack.enter_async_context(learner)
             box = await stack.enter_async_context(Sandbox(config.jail))
             chat = Chat.load(config.checkpoint)
+            self._check_budget(chat)
             self.canary = [chat.prompt_ids(prompt.messages)[: config.max_tokens] for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
             several = FleetConfig(replicas=config.replicas, canary_tolerance=tolerance(config.replica.dtype))
@@ -209,6 +231,8 @@ class Quickstart:
             if not self.book.progress.has_evaluated(step) and (found := await self._evaluate_if_due(step)):
                 self.book.step(step, found)
             await self._train()
+            if self.nothing_left:
+                await self._evaluate_early_end()
             if self.evaluator:
                 self.display.phase("waiting for the last evaluation")
                 await self.evaluator.drain()
@@ -247,6 +271,16 @@ class Quickstart:
             watching = tasks.create_task(watch(lambda: self.rollouts.tokens_sampled, self.stats), name="watch")
             await pipeline.run()
             watching.cancel()
+        self.nothing_left = learn.nothing_left
+
+    def _check_budget(self, chat: Chat) -> None:
+        shortest, budget = (
+            min(len(chat.prompt_ids(prompt.messages)) for prompt in self.held_out),
+            self.config.max_tokens,
+        )
+        if shortest >= budget:
+            cause = f"max_tokens={budget} leaves no token for an answer: the shortest of {len(self.held_out)} held-out"
+            raise BudgetTooSmall(f"{cause} prompts has {shortest} tokens. Fix: a larger max_tokens")
 
     async def _stepped(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
@@ -254,9 +288,19 @@ class Quickstart:
         self.book.step(step, metrics | await self._evaluate_if_due(step))
 
     async def _evaluate_if_due(self, step: int) -> dict[str, float]:
+        return await self._evaluate(step) if self._is_due(step) else {}
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.config.eval_every == 0 or step == self.config.steps
+
+    async def _evaluate_early_end(self) -> None:
+        """The last weights, which are not those of the last step that was planned."""
+        step = self.fleet.version
+        if not self._is_due(step) and (found := await self._evaluate(step)):
+            self.book.step(step, {**found, "time/train_total_s": self.book.progress.train_s})
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
         """Metrics of the version that is live; none yet where evaluations run beside training."""
-        if step % self.config.eval_every and step != self.config.steps:
-            return {}
         if self.evaluator:
             assert self.fleet.weights is not None
             self.evaluator.submit(step, self.fleet.weights)
@@ -298,6 +342,7 @@ class Quickstart:
     def _summary(self) -> dict[str, Any]:
         return {
             **self.book.summary(),
+            "ended": str(self.nothing_left or "all steps are trained"),
             "first_step_s": self.first_step_s,
             "total_wall_s": time.perf_counter() - STARTED,
             "evaluations_dropped": self.book.progress.missed(self.config.eval_every),
@@ -314,34 +359,66 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(number, task.cancel)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
-        console.print(job.state.story, markup=False, highlight=False, soft_wrap=True)
+        say(job.state.story)
+        run.extend(config.steps)
     else:
+        if run.unfinished:
+            say(another(run.unfinished, run.path, config))
+        say(f"a new run of {config.steps} steps in {run.path}")
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
+    engines = config.replicas + config.eval_replicas
+    say(f"starting the learner, the sandbox and {engines} vLLM engines, which takes some seconds")
     with job.book.closing(config.algorithm):
         summary = await job.run()
     run.json("summary.json", summary)  # the last file: what has it is not resumed
     print_report(console, run.path, summary, job.book.progress)
+    if job.nothing_left:
+        say(str(job.nothing_left))
+
+
+def another(unfinished: Unfinished, path: Path, config: Config) -> str:
+    """Why a new run begins although one of its name did not end, and how to go on with that one."""
+    changed = ", ".join(f"{name} ({there} there, {now} now)" for name, (there, now) in unfinished.differences.items())
+    old = command({**unfinished.config, "runs": config.runs})
+    return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
+
+
+def command(values: Mapping[str, Any]) -> str:
+    """With which a run of this configuration is begun, or gone on with."""
+    words = overrides(Config, {name: value for name, value in values.items() if name != "fresh"})
+    return shlex.join([sys.executable, sys.argv[0], *words])
+
+
+def interrupted(run: RunFolder | None, config: Config) -> str:
+    if run is None or not run.path.exists():
+        return "interrupted before anything was measured; nothing is kept"
+    return f"interrupted; what was measured is in {run.path}. To go on: {command(dataclasses.asdict(config))}"
 
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
-    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in ("fresh", "runs")}
-    console = Console()
+    apart = ("fresh", "runs", "steps")
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in apart}
+    console, run = Console(), None
     try:
         with (
-            RunFolder.open(config.runs, config.name, None if config.fresh else same) as run,
+            RunFolder.open(config.runs, config.name, None if config.fresh else same, steps=config.steps) as run,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            streams.listen(run.note)
             runner.run(train(config, run, console))
     except EXPECTED as error:  # all else is a bug, perhaps in a stage or a reward of yours, and keeps its traceback
         print(f"quickstart: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("quickstart: interrupted; what was measured so far, if anything, is in the run's folder", file=sys.stderr)
+        print(f"quickstart: {interrupted(run, config)}", file=sys.stderr)
         return 130
     return 0
 

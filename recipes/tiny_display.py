@@ -20,6 +20,8 @@ from rich.text import Text
 from engine.fleet import Fleet
 
 _TICK_S = 0.25
+SOLVED_SHARE, SOLVED_STEPS = 0.8, 3  # more than this share of the groups, in so many steps in a row
+_HINT = "nearly all groups solved: harder prompts or stop_flat_after save time"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -46,6 +48,7 @@ class Display:
         self._fleet, self._usable_blocks = fleet, usable_blocks
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
+        self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
         self._rewards: list[float] = []
         self._errors: list[float] = []
         self._progress = Progress(
@@ -88,13 +91,18 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False) -> None:
         """silent: no line of its own (a step of a run that is resumed)."""
-        self._metrics.update(metrics)
         if "reward" in metrics:
+            self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
+            mostly = metrics.get("groups_solved", 0) > SOLVED_SHARE * metrics.get("groups", 0)
+            self._solved_steps = self._solved_steps + 1 if mostly else 0
             self._rewards.append(metrics["reward"])
             self._errors.append(metrics["tool_error_share_correct"])
             self._progress.update(self._bar, completed=step)
+        self._metrics.update(metrics)
         if not self._live and not silent:
-            self._console.print(_line(step, metrics), highlight=False)
+            self._console.print(_line(step, metrics), highlight=False, soft_wrap=True)
+            if "reward" in metrics and self._solved_steps == SOLVED_STEPS:
+                self._console.print(_HINT, style="dim", soft_wrap=True)
 
     def _view(self) -> Panel:
         m = self._metrics
@@ -105,6 +113,10 @@ class Display:
             grid.add_row("reward", f"{m['reward']:.3f}  [green]{spark(self._rewards)}[/]")
             errors = f"{m['tool_error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
             grid.add_row("tool errors in correct", errors)
+            if "groups" in m:
+                grid.add_row("groups", _groups(m))
+            if self._solved_steps >= SOLVED_STEPS:
+                grid.add_row("", f"[yellow]{_HINT}[/]")
             grid.add_row("throughput", _rates(m))
             grid.add_row("step", _split(m))
         if "eval/accuracy" in m:
@@ -128,19 +140,31 @@ def _accuracy(m: Mapping[str, float]) -> str:
     )
 
 
+def _groups(m: Mapping[str, float]) -> str:
+    return f"{m['groups_flat']:.0f} of {m['groups']:.0f} flat, {m['groups_solved']:.0f} of them solved"
+
+
 def _rates(m: Mapping[str, float]) -> str:
-    return f"{m['tokens_per_s']:,.0f} tokens/s   {m['tool_calls_per_s']:,.0f} tool calls/s   goodput {m['goodput']:.2f}"
+    """Without the rates in a step that was begun before the run was resumed."""
+    parts = [f"goodput {m['goodput']:.2f}"]
+    if "tokens_per_s" in m:
+        parts = [f"{m['tokens_per_s']:,.0f} tokens/s", f"{m['tool_calls_per_s']:,.0f} tool calls/s", *parts]
+    return "   ".join(parts)
 
 
 def _split(m: Mapping[str, float]) -> str:
-    parts = (f"{name} {m[f'time/{name}_s']:.2f}" for name in ("rollout", "learn", "sync"))
-    return f"{m['time/step_s']:.2f} s = {' + '.join(parts)}"
+    after = f"learn {m['time/learn_s']:.2f} + sync {m['time/sync_s']:.2f}"
+    if "trajectories_resumed" in m:
+        return f"{m['trajectories_resumed']:.0f} trajectories from before the run was resumed + {after}"
+    return f"{m['time/step_s']:.2f} s = rollout {m['time/rollout_s']:.2f} + {after}"
 
 
 def _line(step: int, m: Mapping[str, float]) -> str:
     parts = [f"step {step:3d}"]
     if "reward" in m:
         parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tool_error_share_correct']:.3f}")
+        if "groups" in m:
+            parts.append(f"groups {_groups(m)}")
         parts.append(_rates(m))
         parts.append(_split(m))
     if "eval/accuracy" in m:

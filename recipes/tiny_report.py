@@ -88,9 +88,14 @@ class Progress:
             "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
             "staleness_max": int(max(row["staleness_max"] for row in self.steps)),
             "mean_seconds_per_step": {
-                name: self.total(f"time/{name}_s") / len(self.steps) for name in ("step", "rollout", "learn", "sync")
+                name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
             },
         }
+
+    def _mean(self, name: str) -> float | None:
+        """Over the steps that have it: one that was begun before the run was resumed has no pace."""
+        values = [row[name] for row in self.steps if name in row]
+        return sum(values) / len(values) if values else None
 
     def _seconds_to(self, accuracy: float) -> float | None:
         """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""

@@ -44,6 +44,8 @@ def test_a_step_by_hand():
         "stop/turns": 0,
         "stop/deadline": 1,
         "stop/error": 1,
+        "groups": 3,
+        "groups_solved": 0,
         "groups_flat": 1,
         "groups_error": 1,
         "groups_refilled": 3,
@@ -91,6 +93,17 @@ def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():
     empty = replace(a_trajectory(0, reward=0.0, sampled=0, stop=StopReason.DEADLINE), turns=())
     found = measure.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
     assert (found["staleness_mean"], found["staleness_max"]) == (1.0, 1)
+
+
+def test_a_group_is_solved_when_it_is_flat_with_the_full_reward():
+    def flat(*rewards, drop="flat"):
+        return group([a_trajectory(n, reward=reward) for n, reward in enumerate(rewards)], drop=drop)
+
+    groups = [flat(1.0, 1.0), flat(1.0, 0.0, 1.0), flat(2.0, 2.0), flat(0.0, 0.0), flat(0.5, 0.5)]
+    lost = group([a_trajectory(reward=1.0), a_trajectory(1, error=ERROR)], drop="error")
+    groups += [lost, flat(1.0, 1.0, drop=None), group([a_trajectory(error=ERROR)], drop="flat")]
+    assert [measure.step([one], 0)["groups_solved"] for one in groups] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert measure.step(groups, 0, full_reward=0.5)["groups_solved"] == 4
 
 
 def test_an_evaluation_by_hand():

@@ -248,6 +248,108 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
         begin(tmp_path)
 
 
+# More or fewer steps
+
+
+def train(parent, steps, trained=None, config=CONFIG):
+    """A run that is to have so many steps. trained: the last one that it has, where it does not end."""
+    with RunFolder.open(parent, "run", config, steps=steps) as run:
+        if run.resumed:
+            run.extend(steps)
+        else:
+            run.json("config.json", {**config, "steps": steps})
+        for step in range((steps if trained is None else trained) + 1):
+            run.step(step, {})
+        if trained is None:
+            run.json("summary.json", {"steps": steps})
+    return run
+
+
+WITHOUT_STEPS = {name: value for name, value in CONFIG.items() if name != "steps"}
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_wanted_and_keeps_its_summary(tmp_path):
+    train(tmp_path, 3, config=WITHOUT_STEPS)
+    run = train(tmp_path, 5, trained=4, config=WITHOUT_STEPS)
+    assert (run.path.name, run.resumed) == ("run", True)
+    assert read(run.path / "summary-3.json") == {"steps": 3}
+    assert not (run.path / "summary.json").exists(), "it has not ended now"
+    assert read(run.path / "config.json")["steps"] == 5
+    again = train(tmp_path, 5, config=WITHOUT_STEPS)
+    assert (again.path.name, again.resumed) == ("run", True)
+    assert read(run.path / "summary.json") == {"steps": 5}
+
+
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_finished_run_is_over_for_as_many_steps_or_fewer(tmp_path, steps):
+    train(tmp_path, 3, config=WITHOUT_STEPS)
+    run = train(tmp_path, steps, config=WITHOUT_STEPS)
+    assert (run.path.name, run.resumed) == ("run-2", False)
+    assert read(tmp_path / "run" / "summary.json") == {"steps": 3}
+
+
+@pytest.mark.parametrize("steps", [2, 3, 9])
+def test_a_run_that_did_not_end_takes_any_number_of_steps_that_it_does_not_exceed(tmp_path, steps):
+    train(tmp_path, 4, trained=2, config=WITHOUT_STEPS)
+    run = train(tmp_path, steps, config=WITHOUT_STEPS)
+    assert (run.path.name, run.resumed) == ("run", True)
+    assert read(run.path / "config.json")["steps"] == steps
+    assert [path.name for path in run.path.glob("summary*")] == ["summary.json"]
+
+
+def test_a_run_that_has_more_steps_than_it_is_to_have_is_refused_with_both_numbers(tmp_path):
+    train(tmp_path, 9, trained=7, config=WITHOUT_STEPS)
+    with pytest.raises(Unresumable, match=r"run did not end and has 7 steps, .* steps=5.*fresh=true"):
+        train(tmp_path, 5, config=WITHOUT_STEPS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_new_run_knows_the_one_that_did_not_end_and_in_what_it_differs(tmp_path):
+    train(tmp_path, 3, trained=1, config={**WITHOUT_STEPS, "lr": 0.5, "extra": 1})
+    run = train(tmp_path, 3, trained=1, config={**WITHOUT_STEPS, "lr": 0.1, "extra": 1})
+    assert run.path.name == "run-2"
+    assert run.unfinished.path == tmp_path / "run"
+    assert run.unfinished.differences == {"lr": (0.5, 0.1)}
+    assert run.unfinished.config["steps"] == 3
+
+
+def test_a_new_run_does_not_speak_of_those_that_ended_or_are_under_way(tmp_path):
+    train(tmp_path, 3, config={**WITHOUT_STEPS, "lr": 0.5})
+    assert train(tmp_path, 3, config={**WITHOUT_STEPS, "lr": 0.1}).unfinished is None
+    with RunFolder.open(tmp_path, "run", {"lr": 0.3}) as run:
+        run.json("config.json", {"lr": 0.3})
+        run.step(0, {})
+        lock = subprocess.run(
+            [sys.executable, "-c", OTHER, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+    assert lock.stdout == "run-4 None\n", lock.stderr
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from engine.record import RunFolder
+with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
+    print(run.path.name, run.unfinished)
+"""
+
+
+def test_a_note_is_a_line_of_a_file_and_never_an_error(tmp_path):
+    with RunFolder.open(tmp_path, "run") as run:
+        run.note("first")
+        run.note("second")
+        lines = (run.path / "notes.log").read_text().splitlines()
+        assert [line.split()[-1] for line in lines] == ["first", "second"]
+        (run.path / "notes.log").unlink()
+        (run.path / "notes.log").symlink_to("/dev/full")
+        run.note("third")
+        run.step(0, {})
+
+
 LOCKED = """
 import os, sys
 from pathlib import Path

@@ -177,7 +177,7 @@ class Life:
             self.run.step(step, metrics)
 
         grouped = groups(rollouts, self.reward, noted, prompts, self.config, timeline, journal)
-        learn = Learn(
+        self.learn = learn = Learn(
             learner=self.learner,
             fleet=fleet,
             leases=leases,

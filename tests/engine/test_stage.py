@@ -173,3 +173,90 @@ def test_stages_need_distinct_names(names):
 def test_a_stage_without_workers_is_refused():
     with pytest.raises(ValueError, match="stage a: workers must be at least 1, got 0"):
         Stage(name="a", run=forward, workers=0)
+
+
+async def test_a_stage_that_has_enough_ends_those_before_it_and_lets_those_after_it_end():
+    items, ended = [], []
+
+    async def endless(inbox: Inbox, outbox: Outbox) -> None:
+        try:
+            while True:
+                await outbox.put(len(ended))
+        finally:
+            ended.append("endless")
+
+    async def works(inbox: Inbox, outbox: Outbox) -> None:
+        try:
+            async for item in inbox:
+                await outbox.put(item)
+                await settle(2)
+        finally:
+            ended.append("works")
+
+    async def takes_two(inbox: Inbox, outbox: Outbox) -> None:
+        async for item in inbox:
+            await outbox.put(item)
+            if inbox.items == 2:
+                inbox.finish()
+
+    pipeline = Pipeline(
+        [
+            Stage(name="endless", run=endless),
+            Stage(name="works", run=works, workers=3),
+            Stage(name="enough", run=takes_two),
+            Stage(name="after", run=sink(items)),
+        ]
+    )
+    async with asyncio.timeout(5):
+        await pipeline.run()
+    assert sorted(ended) == ["endless", "works", "works", "works"]
+    assert len(items) == 2
+
+
+async def test_the_other_workers_of_a_stage_that_has_enough_finish_what_they_hold():
+    items, gate = [], Gate()
+
+    async def works(inbox: Inbox, outbox: Outbox) -> None:
+        async for n in inbox:
+            if n:
+                inbox.finish()
+            else:
+                await gate.passed()
+            await outbox.put(n)
+
+    stages = [Stage(name="a", run=source(50)), Stage(name="b", run=works, workers=2), Stage(name="c", run=sink(items))]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(Pipeline(stages).run())
+        await gate.started.wait()
+        await settle()
+        assert not running.done()
+        gate.release()
+    assert sorted(items) == [0, 1]
+
+
+async def test_no_stage_is_busy_for_less_than_nothing():
+    """Each look at the clock is a little later than the one before; a stage may wait on both of its ports at once."""
+    clock = Clock(tick=0.001)
+
+    async def waits_twice(inbox: Inbox, outbox: Outbox) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(inbox.get())
+            for n in range(3):
+                group.create_task(outbox.put(n))
+
+    async def never(inbox: Inbox, outbox: Outbox) -> None:
+        await asyncio.Event().wait()
+
+    def busy(pipeline: Pipeline) -> list[float]:
+        return [row.busy_s for row in pipeline.stats()]
+
+    last = Stage(name="c", run=never, capacity=1)
+    for second in (forward, waits_twice):
+        pipeline = Pipeline([Stage(name="a", run=never), Stage(name="b", run=second, workers=3), last], clock)
+        running = asyncio.ensure_future(pipeline.run())
+        await settle()
+        assert min(busy(pipeline)) >= 0
+        clock.now += 5.0
+        assert min(busy(pipeline)) >= 0
+        running.cancel()
+        await asyncio.wait([running])

@@ -1,12 +1,14 @@
 """`field=value`: typed, helpful when wrong, documented by --help."""
 
-from dataclasses import dataclass
+import json
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-from recipes.options import parse
+from recipes.options import overrides, parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,3 +97,54 @@ def test_help_lists_fields_types_defaults_and_docs(flag, capsys):
     text = capsys.readouterr().out
     for part in ("steps: int, default 40", "optimizer steps", "algorithm: roc|grpo, default roc", "limit: int|none"):
         assert part in text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    learning_rate: float = 5e-4
+    checkpoint: Path = Path("tiny")
+    algorithm: str = "roc"
+    prompts_per_step: int = 16
+    group_size: int = 8
+    slots: int = 8
+    devices: tuple[int, ...] = ()
+    steps: int = 40
+    max_turns: int = 4
+    fast: bool = False
+    limit: int | None = 3
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("lr", "learning_rate"),
+        ("model", "checkpoint"),
+        ("batch_size", "prompts_per_step"),
+        ("G", "group_size"),
+        ("epochs", "steps"),
+        ("gpus", "devices"),
+        ("groupsize", "group_size"),
+        *((word, None) for word in ("loss", "wandb", "temperature", "dataset", "kl", "help", "xyz")),
+    ],
+)
+def test_an_unknown_field_names_the_one_that_is_meant_or_none(word, meant, capsys):
+    with pytest.raises(SystemExit):
+        parse(Training, [f"{word}=1"])
+    named = capsys.readouterr().err.split("'")[1::2]
+    assert named == [word, *([meant] if meant else [])]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["learning_rate=1e-06", "devices=0,1", "fast=true", "limit=none", "checkpoint=a b"], ["devices=3"]],
+)
+def test_the_words_that_make_a_configuration_can_be_had_from_it(words):
+    config = parse(Training, words)
+    assert sorted(overrides(Training, asdict(config))) == sorted(words)
+    assert sorted(overrides(Training, json.loads(json.dumps(asdict(config), default=str)))) == sorted(words)
+
+
+def test_help_shows_how_the_program_is_called(capsys):
+    with pytest.raises(SystemExit):
+        parse(Training, ["--help"])
+    assert sys.argv[0] in capsys.readouterr().out.splitlines()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -178,7 +179,11 @@ def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) ->
     run.until("step   2")
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
     assert run.end() == 130, run.text()
-    assert "interrupted" in run.text()
+    last = run.text().splitlines()[-1]
+    assert "interrupted" in last
+    assert str(tmp_path / "quickstart") in last
+    again = shlex.split(last)[-len(SMALL) - 3 :]
+    assert sorted(again) == sorted([QUICKSTART[-1], f"runs={tmp_path}", "steps=1000", *SMALL])
     assert "Traceback" not in run.text()
     assert run.left() == []
     assert shared_memory() == before
@@ -223,6 +228,70 @@ def test_while_it_starts_it_says_what_it_waits_for_and_can_be_interrupted(starte
     assert shared_memory() == before
 
 
+@pytest.mark.timeout(300)
+def test_a_hangup_ends_it_as_a_request_to_end_does(started: list[Run], tmp_path: Path) -> None:
+    run = Run(command(tmp_path, *SMALL, "steps=1000"))
+    started.append(run)
+    run.until("step   2")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.end() == 130, run.text()
+    assert run.left() == []
+    assert (tmp_path / "quickstart" / "timeline.json").exists()
+    assert (tmp_path / "quickstart" / "reward.png").exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reader", ["| head -1", "> /dev/full", ">&-"])
+def test_it_goes_on_when_nobody_reads_what_it_prints(reader: str, tmp_path: Path) -> None:
+    """In a locale of ASCII, too, which must not matter."""
+    words = shlex.join(command(tmp_path, *SMALL, "steps=2"))
+    script = f"{words} {reader}; exit ${{PIPESTATUS[0]}}"
+    environment = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    folder = tmp_path / "quickstart"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    if reader != ">&-":  # which the user wanted
+        assert "standard output" in (folder / "notes.log").read_text()
+        assert "standard output" in done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_did_not_end(
+    started: list[Run], tmp_path: Path
+) -> None:
+    folder = tmp_path / "quickstart"
+    first = Run(command(tmp_path, *SMALL, "steps=2", "checkpoint_every=3"))
+    started.append(first)
+    assert first.end() == 0, first.text()
+    two = [(row["step"], row.get("reward")) for row in metrics(folder)]
+    more = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3"))
+    started.append(more)
+    more.until("step   3")
+    more.process.send_signal(signal.SIGINT)
+    assert more.end() == 130, more.text()
+    assert f"resuming {folder} at step 2" in more.text()
+    rows = metrics(folder)
+    assert [(row["step"], row.get("reward")) for row in rows[:3]] == two
+    assert "tokens_per_s" in rows[3], "nothing of it was there before"
+    assert json.loads((folder / "summary-2.json").read_text())["steps"] == 2
+    other = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3", "learning_rate=0.001"))
+    started.append(other)
+    other.until("learning_rate")
+    told = other.output[-1]
+    for part in (str(folder), "0.0005", "0.001", str(tmp_path / "quickstart-2")):
+        assert part in told
+    old = told.rpartition(QUICKSTART[-1])[2]
+    assert "learning_rate=" not in old
+    other.process.send_signal(signal.SIGINT)
+    assert other.end() == 130, other.text()
+    last = Run([*QUICKSTART, *shlex.split(old)])
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert [row["step"] for row in metrics(folder)] == [0, 1, 2, 3, 4]
+
+
 BROKEN = """
 import sys
 from recipes import quickstart
@@ -245,11 +314,35 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
     assert done.stderr.endswith("ValueError: operands could not be broadcast together\n"), done.stderr
 
 
+LONG = """
+import sys
+from dataclasses import replace
+from recipes import quickstart
+
+def prompts(split, seed, short=quickstart.prompts):
+    for number, prompt in enumerate(short(split, seed)):
+        [message] = prompt.messages
+        yield replace(prompt, messages=({**message, "content": message["content"] * (1 if number % 2 else 9)},))
+
+quickstart.prompts = prompts
+sys.exit(quickstart.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.timeout(300)
 def test_held_out_prompts_longer_than_a_replica_takes_kill_none(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, *SMALL, "steps=1", "max_tokens=1"), capture_output=True, timeout=240)
+    words = [sys.executable, "-c", LONG, *SMALL, "steps=1", "max_tokens=60", f"runs={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "canary failed" not in (tmp_path / "quickstart" / "timeline.json").read_text()
+
+
+def test_a_budget_that_no_held_out_prompt_fits_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    code, message = refused(f"runs={tmp_path}", "max_tokens=10", "eval_problems=100")
+    assert code == 1
+    for part in ("max_tokens=10", "100", "24"):  # so many tokens has the shortest of them
+        assert part in message
+    assert not any(tmp_path.iterdir()) or not (tmp_path / "quickstart" / "metrics.jsonl").read_text()
 
 
 @pytest.mark.timeout(300)
@@ -314,7 +407,7 @@ folder = Path(sys.argv[1])
 
 class Job(SimpleNamespace):
     def __init__(self, *_):
-        super().__init__(book=self, progress=None)
+        super().__init__(book=self, progress=None, nothing_left=None)
 
     @contextmanager
     def closing(self, algorithm):
@@ -353,6 +446,7 @@ for word in sys.argv[1:]:
 def test_impossible_sizes_name_the_field() -> None:
     wrong = "prompts_per_step=0 group_size=1 minibatches=500 max_staleness=-1 max_tokens=0 kv_blocks=3 refills=-1 "
     wrong += "stop_flat_after=17 learning_rate=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0 "
+    wrong += "max_staleness=41 eval_problems=100000000 eval_samples=1000 "
     wrong += "devices=0,1 name=../x name=/x name=.. name= seed=-1 seed=9223372036854775808"
     command = [sys.executable, "-c", OPTIONS, *wrong.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
@@ -363,9 +457,10 @@ def test_impossible_sizes_name_the_field() -> None:
 
 
 def test_a_missing_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
-    code, message = refused(f"runs={tmp_path}", "checkpoint=/nowhere")
+    code, message = refused(f"runs={tmp_path}", "checkpoint=owner/name")
     assert code == 2
-    assert "/nowhere" in message
+    assert "owner/name" in message
+    assert "downloaded" in message
     assert "tiny_cold_start.py" in message
 
 

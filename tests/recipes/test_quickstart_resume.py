@@ -23,7 +23,7 @@ FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 # What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
 NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
-NOT_COMPARED += ("prefix_hit_rate", "peak_bytes")
+NOT_COMPARED += ("prefix_hit_rate", "peak_bytes", "trajectories_resumed")
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:

@@ -1,10 +1,11 @@
 import io
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from engine.ports import KvSample
-from recipes.tiny_display import Display
+from recipes.tiny_display import SOLVED_STEPS, Display
 
 
 def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):
@@ -28,3 +29,56 @@ def test_each_replica_is_shown_with_its_kv_use_or_as_down():
     assert "replica 1  down" in lines
     assert not any(line.startswith("replica 2") for line in lines), "it serves, and has not stepped yet"
     assert "held-out accuracy  0.500  [0.400, 0.600]  n=64" in lines
+
+
+STEP = {"reward": 0.5, "tool_error_share_correct": 0.1, "goodput": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5}
+STEP |= {"groups": 16, "groups_flat": 12, "groups_solved": 4}
+PACE = {"tokens_per_s": 1234.0, "tool_calls_per_s": 56.0, "time/step_s": 4.0, "time/rollout_s": 2.5}
+
+
+def lines_of(*steps, live):
+    """What is written of a run with these steps, on a terminal or into a file."""
+    fleet = SimpleNamespace(config=SimpleNamespace(replicas=0), live=[], last={})
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=live, width=100, color_system=None)
+    with Display("a run", 10, fleet, 100, console) as display:
+        for step, metrics in enumerate(steps, 1):
+            display.step(step, metrics)
+    return [line.strip("│ ") for line in written.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_flat_groups_are_shown(live):
+    assert any("12 of 16" in line for line in lines_of(STEP | PACE, live=live))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_hint_is_given_when_nearly_all_groups_were_solved_for_several_steps(live):
+    solved, unsolved = ({**STEP, **PACE, "groups_flat": 14, "groups_solved": number} for number in (14, 0))
+    for steps, hinted in (
+        ([solved] * (SOLVED_STEPS - 1), False),
+        ([solved] * (SOLVED_STEPS + 2), True),
+        ([unsolved] * (SOLVED_STEPS + 2), False),
+        ([*[solved] * (SOLVED_STEPS - 1), unsolved, solved], False),
+    ):
+        hints = [line for line in lines_of(*steps, live=live) if "stop_flat_after" in line]
+        assert (bool(hints) if live else len(hints)) == hinted, "a file gets it once"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_step_without_rates_shows_none_not_even_those_of_the_step_before(live):
+    text = "\n".join(lines_of(STEP | PACE, STEP | {"trajectories_resumed": 7}, live=live)[0 if live else 1 :])
+    assert "tokens/s" not in text
+    assert "7 trajectories" in text
+
+
+def test_a_step_is_one_line_of_a_file():
+    [line] = lines_of(STEP | PACE, live=False)
+    assert "1,234 tokens/s" in line
+    assert "step   1" in line
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_steps_of_a_run_that_an_older_version_began_are_shown(live):
+    old = {name: value for name, value in (STEP | PACE).items() if not name.startswith("groups")}
+    assert any("0.500" in line for line in lines_of(old, live=live))

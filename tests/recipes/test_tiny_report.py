@@ -63,6 +63,16 @@ def test_the_seconds_to_an_accuracy_are_from_the_first_time_that_it_is_there(eva
     assert a_progress(evaluations, 6).summary()["seconds_to_090"] == pytest.approx(seconds)
 
 
+def test_the_mean_seconds_of_a_step_are_of_those_that_have_them():
+    progress = a_progress({0: 0.5}, 3)
+    for row, seconds in zip(progress.steps, (2.0, None, 4.0), strict=True):
+        row["time/learn_s"] = 1.0
+        if seconds is not None:
+            row["time/step_s"] = seconds
+    means = progress.summary()["mean_seconds_per_step"]
+    assert (means["step"], means["learn"], means["rollout"]) == (3.0, 1.0, None)
+
+
 def test_an_evaluation_that_was_lost_is_counted_and_a_later_one_is_not_shown_as_that_before_training(
     tmp_path, monkeypatch
 ):
