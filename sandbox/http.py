@@ -19,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 import uvloop
 from aiohttp import web
@@ -26,8 +27,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from .client import Sandbox
 from .config import SandboxConfig, SandboxUnavailable, stays_here
+from .http_connections import SPARE_FDS, Connections, log
 from .http_fusion import MAX_WALL_S, Fusion
-from .http_gateway import BODY_BYTES, Gateway, Refused, errors_as_json, json_response
+from .http_gateway import Gateway, Refused, bodies_end, errors_as_json, json_response
 from .http_judge import Judge
 from .wire import Limits
 
@@ -70,16 +72,29 @@ def require(token: str) -> Middleware:
     return check
 
 
-def make_app(box: Sandbox, *, limits: Limits, slots: int, output_chars: int, token: str) -> web.Application:
+def hear(connections: Connections) -> Middleware:
+    """Note that a connection's client has sent the headers of a request."""
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.heard(request.transport)
+        return await handler(request)
+
+    return note
+
+
+def make_app(
+    box: Sandbox, *, limits: Limits, slots: int, output_chars: int, token: str, connections: Connections
+) -> web.Application:
     """The routes of both dialects, /health and /metrics."""
-    gateway = Gateway(box, limits=limits, slots=slots)
+    gateway = Gateway(box, limits=limits, slots=slots, connections=connections)
 
     async def health(request: web.Request) -> web.Response:
         await gateway.health()
         return json_response({"status": "ok", "level": box.stats.level})
 
-    middlewares = [errors_as_json, *([require(token)] if token else [])]
-    app = web.Application(client_max_size=BODY_BYTES, middlewares=middlewares)
+    middlewares = [hear(connections), bodies_end, errors_as_json, *([require(token)] if token else [])]
+    app = web.Application(middlewares=middlewares)
     app.add_routes(Judge(gateway, output_chars=output_chars).routes())
     app.add_routes(Fusion(gateway).routes())
     app.add_routes([web.get("/health", health), web.get("/metrics", gateway.metrics.page)])
@@ -110,23 +125,51 @@ async def serve(options: argparse.Namespace) -> str | None:
 async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
     """Serve until cancelled."""
     config: SandboxConfig = options.config
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = Connections(most=max(descriptors - SPARE_FDS, descriptors // 2))
     app = make_app(
-        box, limits=config.limits, slots=config.slots, output_chars=options.output_chars, token=options.token
+        box,
+        limits=config.limits,
+        slots=config.slots,
+        output_chars=options.output_chars,
+        token=options.token,
+        connections=connections,
     )
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FINISH_S)
+    runner = make_runner(app)
+    await runner.setup()
+    assert runner.server is not None
     try:
-        await runner.setup()
+        server = await _listen(connections.protocols(runner.server), options)
         try:
-            await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
-        except OSError as error:
-            place = f"{options.host} port {options.port}"
-            raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
-        host, port = runner.addresses[0][:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
-        await asyncio.Event().wait()
+            host, port = server.sockets[0].getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
+            await asyncio.Event().wait()
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """As aiohttp's own, but for what it would log of a client, and wait for from it; see http_connections.py."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=log,
+        lingering_time=0,  # `bodies_end` does it
+        shutdown_timeout=FINISH_S,
+    )
+
+
+async def _listen(protocols: Callable[[], asyncio.Protocol], options: argparse.Namespace) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(protocols, options.host, options.port, backlog=BACKLOG)
+    except OSError as error:
+        place = f"{options.host} port {options.port}"
+        raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
