@@ -187,8 +187,9 @@ async def test_after_a_refused_request_an_honest_one_on_the_same_client_is_answe
                 assert response.status == status
                 assert "detail" in await response.json()
             right = {"Authorization": f"Bearer {token}"} if token else {}
-            async with server.http.get(server.url + "/ping", headers=right) as response:
-                assert response.status == 200
+            program = {"type": "python", "solution": "1"}
+            async with server.http.post(server.url + "/run", json=program, headers=right) as response:
+                assert response.status == 503  # a POST, which the client does not send again by itself
     assert caplog.records == []
 
 
