@@ -146,8 +146,10 @@ class Keeper:
             os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
             os.kill(self._child, signal.SIGCONT)
             if self._wait(INTERRUPT_S, final=True):
-                os.kill(self._child, signal.SIGKILL)
-                self._wait(START_S, final=True)
+                os.kill(self._child, program.LAST_WORDS)
+                if self._wait(program.LAST_WORDS_S, final=True):
+                    os.kill(self._child, signal.SIGKILL)
+                    self._wait(START_S, final=True)
         cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
         wall = time.monotonic() - started
         return self._report(ended, wall, cpu)
@@ -296,6 +298,7 @@ def _copy_made() -> bool:
 def _run(code: bytes, name: str, main: ModuleType, board: guest.Board) -> int:
     # whole: of a name in angle brackets it would not ask for the lines later
     linecache.cache[name] = len(code), None, code.decode(errors="replace").splitlines(keepends=True), name
+    program.note_process()
     status: int | None = 0
     try:
         program.execute(code, name, main.__dict__, board.show)

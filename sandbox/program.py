@@ -5,6 +5,8 @@ Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
 - `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
 - A program that failed does not end as one that did not, whatever breaks into its ending (no memory, a signal handler).
+- At a time limit the interpreter writes out what it has printed (`last_words`), if it comes to it: an interpreter that
+  is inside of one call into C, or whose program handles these signals otherwise, loses what is not written yet.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ FILENAME = f"{HOME}/main.py"  # absolute, as the interpreter makes it
 OURS = os.path.dirname(__file__)
 # ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
 OUT_OF_MEMORY, DEFAULT = int(signal.SIGRTMAX), int(signal.SIG_DFL)
+LAST_WORDS = OUT_OF_MEMORY - 1  # what a slot sends at the wall limit, LAST_WORDS_S before it kills
+LAST_WORDS_S = 0.05
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # computed here: there may be no memory for a number
 Show = Callable[[str], None] | None
 DISPLAY = sys.__excepthook__  # prints as the interpreter does, whatever guest code makes of the names in sys
@@ -59,6 +63,7 @@ ODD = re.compile(rb"\xed|coding")
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 _source = [b""]  # the code that runs, for linecache
+_process = [0]  # that runs it: what it forks holds copies of what it has printed
 
 
 def make_ready() -> ModuleType:
@@ -77,6 +82,7 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     a signal.
     """
     _source[0] = code
+    note_process()
     special = SPECIAL.search(code) is not None
     finalise = special and FINALISERS.search(code) is not None
     if special and NEED_FILE.search(code):
@@ -108,6 +114,21 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     if status is None or status < 0:
         die(OUT_OF_MEMORY if status is None else -status)
     leave(status)
+
+
+def note_process() -> None:
+    """From here on it is this process whose output `last_words` writes."""
+    _process[0] = os.getpid()
+
+
+def last_words(number: int, frame: object) -> NoReturn:
+    """Handler of LAST_WORDS and SIGXCPU: write out what was printed, then die by that signal as without a handler."""
+    if os.getpid() == _process[0]:
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            with contextlib.suppress(BaseException):
+                getattr(sys, name).flush()
+        FFLUSH(None)
+    die(number)
 
 
 def die(number: int) -> NoReturn:

@@ -105,6 +105,15 @@ async def test_a_timeout_interrupts_and_keeps_the_state(box: Sandbox) -> None:
         assert brief(await session.run("x")) == ("ok", "", "2", "kept")
 
 
+async def test_a_cell_that_takes_no_interrupt_shows_what_it_printed(box: Sandbox) -> None:
+    deaf = "print('out')\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    catching = "print('out')\nimport time\nwhile True:\n    try:\n        time.sleep(60)\n    except: pass"
+    for code in (deaf, catching):
+        async with box.session() as session:
+            result = await session.run(code, limits=SHORT)
+            assert (result.outcome, result.stdout, result.session_state) == ("timeout", "out\n", "restored")
+
+
 STUBBORN = "x = 2\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 
 
