@@ -59,6 +59,11 @@ NEED_FILE = re.compile(
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
+# A coding declaration (PEP 263) of another encoding than UTF-8, in the first line, or the second after a comment.
+COOKIE = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))?"
+    rb"[ \t\f]*#[^\r\n]*?coding(?P<sign>[:=])[ \t]*(?!(?i:utf[-_]?8)\b)[-\w.]"
+)
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
@@ -84,6 +89,8 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     _source[0] = code
     note_process()
     special = SPECIAL.search(code) is not None
+    if special:
+        code = without_cookie(code)
     finalise = special and FINALISERS.search(code) is not None
     if special and NEED_FILE.search(code):
         write_main(code)
@@ -131,6 +138,16 @@ def last_words(number: int, frame: object) -> NoReturn:
     die(number)
 
 
+def without_cookie(code: bytes) -> bytes:
+    """The same program without a coding declaration: code comes as text, which we encode, whatever encoding its author
+    meant to save it in. No byte moves: of `coding: latin-1` the colon becomes a semicolon.
+    """
+    while (cookie := COOKIE.match(code)) is not None:
+        at = cookie.start("sign")
+        code = code[:at] + b";" + code[at + 1 :]
+    return code
+
+
 def die(number: int) -> NoReturn:
     """End this process by a signal; without memory of its own, as there may be none."""
     _signal.signal(number, DEFAULT)
@@ -153,7 +170,7 @@ def write_main(code: bytes) -> None:
 
 
 def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
-    """Compile and run; where text and file make a difference, as a file: for odd bytes, cookies and syntax errors."""
+    """Compile and run; where text and file make a difference, as a file: for odd bytes and syntax errors."""
     if not odd:
         try:
             program = compile_main(code)
@@ -170,16 +187,26 @@ def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
         exec(compile_main(code), namespace)
 
 
-def execute(code: bytes, filename: str, namespace: dict[str, object], show: Callable[[str], None]) -> None:
-    """Compile and run, and show the value of the last expression, unless a semicolon ends it."""
+def execute(
+    code: bytes,
+    filename: str,
+    namespace: dict[str, object],
+    show: Callable[[str], None],
+    *,
+    flags: int = 0,
+    evaluate: Callable[[CodeType, dict[str, object]], object] = eval,
+) -> None:
+    """Compile and run, and show the value of the last expression, unless a semicolon ends it. `flags`: of the compiler;
+    `evaluate` runs what they make of code.
+    """
     # by ast.parse a syntax error would show a frame of it
-    tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST | flags, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, filename, "exec", dont_inherit=True), namespace)
+    evaluate(compile(tree, filename, "exec", flags, dont_inherit=True), namespace)
     if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), filename, "eval", dont_inherit=True), namespace)
+        value = evaluate(compile(ast.Expression(last.value), filename, "eval", flags, dont_inherit=True), namespace)
         if value is not None and not code.rstrip().endswith(b";"):
             show(repr(value))
 
@@ -194,7 +221,7 @@ def finish(error: BaseException) -> int | None:
     """
     if isinstance(error, SystemExit):
         return _exit_code(error)
-    _strip(error)
+    strip(error)
     kind = type(error)
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__
     try:
@@ -206,7 +233,7 @@ def finish(error: BaseException) -> int | None:
     except SystemExit as second:
         return _exit_code(second)
     except BaseException as second:
-        _strip(second)
+        strip(second)
         _say("Error in sys.excepthook:\n")
         DISPLAY(type(second), second, second.__traceback__)
         _say("\nOriginal exception was:\n")
@@ -216,10 +243,10 @@ def finish(error: BaseException) -> int | None:
     return -signal.SIGINT if kind is KeyboardInterrupt else 1
 
 
-def _strip(error: BaseException) -> None:
-    """Take our own frames off the traceback."""
+def strip(error: BaseException, *folders: str) -> None:
+    """Take the frames of our own code, and of what is in `folders`, off the top of the traceback."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((OURS, *folders)):
         trace = trace.tb_next
     error.__traceback__ = trace
 
@@ -255,7 +282,7 @@ def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
         if atexit._ncallbacks():
             atexit._run_exitfuncs()
     except BaseException as error:
-        _strip(error)
+        strip(error)
         DISPLAY(type(error), error, error.__traceback__)
     flushed = _flush()
     stdout: Any = getattr(sys, "__stdout__", None)
@@ -294,7 +321,7 @@ def _flush() -> bool:
             stream.flush()
     except BaseException as error:
         flushed = False
-        _strip(error)
+        strip(error)
         with contextlib.suppress(BaseException):
             _say(f"Exception ignored in: {stream!r}\n")
             DISPLAY(type(error), error, error.__traceback__)

@@ -88,6 +88,28 @@ async def test_unicode(box: Sandbox) -> None:
     assert (lone.outcome, lone.exit_code) == ("error", 1)
 
 
+@pytest.mark.parametrize("display", [False, True])
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "# -*- coding: latin-1 -*-",
+        "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :",
+        "# coding: klingon",
+        "# coding: utf-16",
+        "# coding: ascii\n# coding=latin-1",
+        "# coding: utf-8",
+    ],
+)
+async def test_a_coding_declaration_says_nothing_about_text(box: Sandbox, declaration: str, display: bool) -> None:
+    result = await box.run(f"{declaration}\nprint('é€')\nx = 'ó' + 1", display=display)
+    line = declaration.count("\n") + 3
+    assert (result.stdout, result.exit_code) == ("é€\n", 1)
+    assert f"File \"/tmp/main.py\", line {line}, in <module>\n    x = 'ó' + 1\n" in result.stderr
+    wrong = await box.run(f"{declaration}\nx = 'ó' 'ó' = 1", display=display)
+    assert "    x = 'ó' 'ó' = 1\n" in wrong.stderr
+    assert "SyntaxError" in wrong.stderr
+
+
 async def test_no_code_and_much_code(box: Sandbox) -> None:
     assert (await box.run("")).outcome == "ok"
     much = await box.run("x = 1\n" * 200_000 + "print('end')", limits=Limits(wall_s=60, cpu_s=60))
