@@ -55,6 +55,7 @@ DIFFERENT = {
     "module: modules": "more modules are loaded than a fresh interpreter has",
     "module: thread state": "the main thread's native_id is that of the zygote's",
     "parallel: main thread at exit": "threading's own end is left out for a program with one thread",
+    "endings: signals at a time limit": "they have a handler, which writes out what was printed",
     "endings: stderr closed and an error": "the interpreter's last resort prints reference counts, which differ",
 }
 COOKIE = re.compile(r"(?:#.*\n)?#.*?coding[:=] *([-\w.]+)")
