@@ -28,6 +28,7 @@ from aiohttp.typedefs import Handler
 from .client import Sandbox, SandboxUnavailable
 from .http_connections import Connections
 from .http_metrics import Metrics
+from .session import Session
 from .wire import Limits, ToolResult
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ UNREAD_S = 5.0  # for what a client still sends of a body that nobody wants: the
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting
 HEALTH_S = 5.0
+MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
+LANGUAGES = ("python",)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -158,12 +161,23 @@ class Gateway:
 
     async def call(self, dialect: str, code: str, stdin: str, limits: Limits) -> ToolResult:
         """Run one program; counted under its outcome, or "cancelled" or "unavailable"."""
+        return await self._counted(dialect, lambda: self._box.run(code, stdin, limits))
+
+    async def cell(self, session: Session, code: str, stdin: str, limits: Limits) -> ToolResult:
+        """Run one cell of a session; counted as `call` does."""
+        return await self._counted("session", lambda: session.run(code, stdin, limits))
+
+    def session(self, seed: int | None) -> Session:
+        """A new session, to be entered."""
+        return self._box.session(seed=seed, limits=self.limits)
+
+    async def _counted(self, dialect: str, run: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
         outcome = "cancelled"
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
             async with self._turns:
-                result = await self._box.run(code, stdin, limits)
+                result = await run()
             outcome = result.outcome
             self.metrics.wall_s.observe(result.wall_s)
             self.metrics.queue_s.observe(result.queue_s)
@@ -225,6 +239,20 @@ def decode(kind: type[T], body: bytes | bytearray) -> T:
         return msgspec.convert(message, kind)
     except msgspec.ValidationError as error:
         raise Refused(422, f"{error}{_value(str(error), message)}") from None
+
+
+def check_language(name: str, language: str) -> None:
+    """ValueError with all languages for any other; `name`: of the field that has it."""
+    if language not in LANGUAGES:
+        raise ValueError(f"{name} must be one of {list(LANGUAGES)}, got {language[:80]!r}")
+
+
+def wall_s_of(name: str, seconds: float | None, default_s: float) -> float:
+    """The wall limit that a request asks for; Refused for one it cannot have. `name`: of the field that has it."""
+    wall_s = default_s if seconds is None else seconds
+    if not 0 < wall_s <= MAX_WALL_S:
+        raise Refused(422, f"{name} must be above 0 and at most {MAX_WALL_S:g}, got {wall_s:g}")
+    return wall_s
 
 
 def ended_by(result: ToolResult, limits: Limits) -> str:

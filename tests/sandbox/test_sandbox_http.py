@@ -80,7 +80,9 @@ async def test_without_a_jail_it_ends_with_the_reason() -> None:
 
 async def test_a_sandbox_that_is_gone_is_503() -> None:
     box = Sandbox()  # never opened
-    app = make_app(box, limits=Limits(), slots=1, output_chars=9, token="", connections=Connections(most=100))
+    app = make_app(
+        box, limits=Limits(), slots=1, output_chars=9, session_idle_s=9, token="", connections=Connections(most=100)
+    )
     runner = make_runner(app)
     await runner.setup()
     try:
@@ -160,7 +162,7 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run_code", b'{"code": "1", "compile_timeout": NaN}', 400, ("no JSON", "'NaN'")),
         ("/run_code", b'{"code": "1", "run_timeout": 1%s}' % (b"0" * 400), 422, ("$.run_timeout",)),
         ("/run/batch", b'{"submissions": [{"type": 3}], "submissions": 5}', 422, ("$.submissions", ": 5")),
-        ("/judge", b'{"type": "cpp", "solution": ""}', 422, ("$.type", "'cpp'")),
+        ("/judge", b'{"type": "cpp", "solution": ""}', 422, ("type", "'cpp'", "['python']")),
         ("/run/batch", b'{"submissions": [{"type": "python", "solution": null}]}', 422, ("$.submissions[0].solution",)),
         ("/run", b'{"x": ' + b"[" * 100_000, 400, ("no JSON", "recursion")),
         ("/run", b'{"type": "python", "solution": "%s"}' % (b"#" * LONG), 422, ("8388608", f"got {LONG}")),
@@ -172,7 +174,7 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run_code", b'{"code": "1", "run_timeout": 0}', 422, ("run_timeout", "got 0")),
         ("/run_code", b'{"code": "1", "run_timeout": 1e9}', 422, ("run_timeout", "got 1e+09")),
         ("/run_code", b'{"code": "1", "memory_limit_MB": 513}', 422, ("memory_limit_MB", "--memory-mb", "got 513")),
-        ("/run_code", b'{"code": "1", "language": "cpp"}', 422, ("$.language", "'cpp'")),
+        ("/run_code", b'{"code": "1", "language": "cpp"}', 422, ("language", "'cpp'", "['python']")),
         ("/run_code", b'{"code": "1", "files": {"a": "YQ=="}}', 422, ("files", "['a']")),
         ("/run_code", b'{"code": "1", "fetch_files": ["a"]}', 422, ("fetch_files", "['a']")),
     ],

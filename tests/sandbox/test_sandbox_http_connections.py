@@ -59,7 +59,9 @@ async def here(app: web.Application, connections: Connections) -> AsyncIterator[
 async def gateway(*, most: int = 100, patience_s: float = PATIENCE_S, token: str = "") -> AsyncIterator[Here]:
     """The gateway before a sandbox that is not open: programs are answered 503."""
     connections = Connections(most=most, patience_s=patience_s)
-    app = make_app(Sandbox(), limits=Limits(), slots=1, output_chars=9, token=token, connections=connections)
+    app = make_app(
+        Sandbox(), limits=Limits(), slots=1, output_chars=9, session_idle_s=9, token=token, connections=connections
+    )
     async with here(app, connections) as server:
         yield server
 
