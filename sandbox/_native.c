@@ -33,6 +33,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LAST_WORDS (SIGRTMAX - 1) /* program.py */
+#define LAST_WORDS_S 0.05
+
 struct request { /* slot.py: REQUEST */
     double wall_s, cpu_s;
     int64_t memory_bytes, output_bytes, processes, disk_bytes, stdin_bytes, code_bytes, display_bytes, seed;
@@ -190,6 +193,10 @@ static void run_call(const struct slot *slot, const struct request *request, str
     pid_t dead;
     int status;
     report->ended = watch(slot->control, child, request->wall_s);
+    if (report->ended == 1) { /* at the wall limit: it may still write out what it has printed */
+        kill(child, LAST_WORDS);
+        watch(slot->control, child, LAST_WORDS_S);
+    }
     report->wall_s = now() - started;
     kill(init, SIGKILL); /* takes the whole namespace down */
     if (report->wall_s > 1.0 && send(slot->control, "ended", 5, MSG_NOSIGNAL) < 0) _exit(0); /* slot.py: LONG_S, ENDED */

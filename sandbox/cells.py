@@ -9,6 +9,8 @@ Invariants
 - That a cell timed out or died, how long it took and what it used comes from the kernel. Only "ok" or "error" of a cell
   that ended by itself is what the session's interpreter says, as an exit code is what a program says.
 - The interpreter's descriptors are {0, 1, 2}: code goes in and the display comes out through shared memory.
+- Each cell finds a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
+  await at its top level; tasks that it leaves go on when a later one awaits.
 
 Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
 host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
@@ -17,6 +19,7 @@ stderr and the board.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import linecache
@@ -28,8 +31,8 @@ import socket
 import sys
 import time
 from struct import Struct
-from types import ModuleType
-from typing import NamedTuple, NoReturn
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from . import guest, linux, program
 from .slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
@@ -43,6 +46,7 @@ STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
 AT_LAST_S = 60.0
 INTERRUPT_S = 0.25  # between the interrupt at the wall limit and the kill
 START_S = 5.0
+CO_COROUTINE = 0x80  # inspect's, which not every tier has
 FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
 
 
@@ -146,8 +150,10 @@ class Keeper:
             os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
             os.kill(self._child, signal.SIGCONT)
             if self._wait(INTERRUPT_S, final=True):
-                os.kill(self._child, signal.SIGKILL)
-                self._wait(START_S, final=True)
+                os.kill(self._child, program.LAST_WORDS)
+                if self._wait(program.LAST_WORDS_S, final=True):
+                    os.kill(self._child, signal.SIGKILL)
+                    self._wait(START_S, final=True)
         cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
         wall = time.monotonic() - started
         return self._report(ended, wall, cpu)
@@ -259,8 +265,8 @@ def interpret(address: int, seed: int) -> NoReturn:
     sys.modules["__main__"] = main
     sys.argv[:] = [""]
     guest.seed_random(seed)
-    done, board = 0, guest.Board(address + DISPLAY_AT, CODE_AT - DISPLAY_AT)
-    stdin, reopen = sys.stdin, open
+    done, board, loop = 0, guest.Board(address + DISPLAY_AT, CODE_AT - DISPLAY_AT), EventLoop()
+    stdin, reopen, outputs = sys.stdin, open, Outputs()
     while True:
         try:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -274,10 +280,81 @@ def interpret(address: int, seed: int) -> NoReturn:
                 sys.stdin = stdin = None  # as Python has it where the descriptor was closed: open(0).read() does that
                 with contextlib.suppress(OSError):
                     sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
-            status = _run(ctypes.string_at(address + CODE_AT, code_bytes), f"<cell {serial}>", main, board)
+            outputs.heal()
+            code = ctypes.string_at(address + CODE_AT, code_bytes)
+            status = _run(code, f"<cell {serial}>", main, board, loop)
+            outputs.flush()
             ctypes.memmove(address + DONE_AT, DONE.pack(serial, status), DONE.size)
         except KeyboardInterrupt:  # it came late, between a cell and its stop
             ctypes.memmove(address + DONE_AT, DONE.pack(done, 1), DONE.size)
+
+
+class Outputs:
+    """sys.stdout and sys.stderr of all cells."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._open = open  # guest code may put something else in the place of the name
+
+    def heal(self) -> None:
+        """Put them back where a cell has put others, and new ones in the place of closed ones."""
+        for name, stream in self._streams.items():
+            if _closed(stream):
+                # where the cell has closed the descriptor too there is none, as in any Python
+                with contextlib.suppress(OSError):
+                    self._streams[name] = stream = self._new(name)
+                    setattr(sys, f"__{name}__", stream)
+            setattr(sys, name, stream)
+
+    def flush(self) -> None:
+        """Write out what was printed before a cell put another stream in the place of one."""
+        for stream in self._streams.values():
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    def _new(self, name: str) -> TextIO:
+        if name == "stdout":
+            return self._open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+        return self._open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _closed(stream: TextIO) -> bool:
+    try:
+        return stream.closed
+    except ValueError:  # its buffer was detached
+        return True
+
+
+class EventLoop:
+    """Runs the code of cells; the loop on which they await is made when the first one does."""
+
+    def __init__(self) -> None:
+        self._loop: Any = None
+
+    def evaluate(self, code: CodeType, namespace: dict[str, object]) -> object:
+        value: Any = eval(code, namespace)
+        return self._run(value) if code.co_flags & CO_COROUTINE else value
+
+    def _run(self, coroutine: Any) -> object:
+        import asyncio  # not above: few cells need it, and it is no module of the smallest tier
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)  # again in each cell: asyncio.run leaves none
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException as error:
+            if not task.done():  # an interrupt while it waited: it shall not go on in a later cell
+                task.cancel()
+                try:
+                    self._loop.run_until_complete(task)
+                except asyncio.CancelledError as end:
+                    error.__traceback__ = end.__traceback__  # which shows where in the cell it waited
+            elif not task.cancelled():
+                task.exception()  # it is known: or asyncio would log it
+            program.strip(error, os.path.dirname(asyncio.__file__))
+            raise
 
 
 def _copy_made() -> bool:
@@ -293,17 +370,25 @@ def _copy_made() -> bool:
     return pid == 0
 
 
-def _run(code: bytes, name: str, main: ModuleType, board: guest.Board) -> int:
+def _run(code: bytes, name: str, main: ModuleType, board: guest.Board, loop: EventLoop) -> int:
     # whole: of a name in angle brackets it would not ask for the lines later
     linecache.cache[name] = len(code), None, code.decode(errors="replace").splitlines(keepends=True), name
+    program.note_process()
     status: int | None = 0
     try:
-        program.execute(code, name, main.__dict__, board.show)
+        program.execute(
+            program.without_cookie(code),
+            name,
+            main.__dict__,
+            board.show,
+            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+            evaluate=loop.evaluate,
+        )
     except BaseException as error:
         status = None
         with contextlib.suppress(MemoryError):
             status = program.finish(error)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
         try:
             if stream is not None and not stream.closed:
                 stream.flush()

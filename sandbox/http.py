@@ -1,4 +1,6 @@
-"""`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion.
+"""`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions.
+
+GET / lists what can be asked; sessions are described in http_sessions.py.
 
 Invariants
 - It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
@@ -19,6 +21,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 import uvloop
 from aiohttp import web
@@ -26,13 +29,16 @@ from aiohttp.typedefs import Handler, Middleware
 
 from .client import Sandbox
 from .config import SandboxConfig, SandboxUnavailable, stays_here
-from .http_fusion import MAX_WALL_S, Fusion
-from .http_gateway import BODY_BYTES, Gateway, Refused, errors_as_json, json_response
+from .http_connections import SPARE_FDS, Connections, log
+from .http_fusion import Fusion
+from .http_gateway import LANGUAGES, MAX_WALL_S, Gateway, Refused, bodies_end, errors_as_json, json_response
 from .http_judge import Judge
+from .http_sessions import Sessions
 from .wire import Limits
 
 TOKEN_VARIABLE = "ROCSTAR_SANDBOX_TOKEN"
 BACKLOG = 4096  # clients that connect at the same instant
+MAX_IDLE_S = 86_400.0
 FINISH_S = 1.0  # for answers on their way when told to end
 
 
@@ -70,19 +76,50 @@ def require(token: str) -> Middleware:
     return check
 
 
-def make_app(box: Sandbox, *, limits: Limits, slots: int, output_chars: int, token: str) -> web.Application:
-    """The routes of both dialects, /health and /metrics."""
-    gateway = Gateway(box, limits=limits, slots=slots)
+def hear(connections: Connections) -> Middleware:
+    """Note that a connection's client has sent the headers of a request."""
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.heard(request.transport)
+        return await handler(request)
+
+    return note
+
+
+def make_app(
+    box: Sandbox,
+    *,
+    limits: Limits,
+    slots: int,
+    output_chars: int,
+    session_idle_s: float,
+    token: str,
+    connections: Connections,
+) -> web.Application:
+    """The routes of both dialects and of sessions, /health, /metrics, and / with a list of them all."""
+    gateway = Gateway(box, limits=limits, slots=slots, connections=connections)
+    sessions = Sessions(gateway, idle_s=session_idle_s)
 
     async def health(request: web.Request) -> web.Response:
         await gateway.health()
         return json_response({"status": "ok", "level": box.stats.level})
 
-    middlewares = [errors_as_json, *([require(token)] if token else [])]
-    app = web.Application(client_max_size=BODY_BYTES, middlewares=middlewares)
+    async def index(request: web.Request) -> web.Response:
+        endpoints = [
+            f"{route.method} {route.resource.canonical}"
+            for route in request.app.router.routes()
+            if route.resource is not None and route.method != "HEAD"
+        ]
+        return json_response({"languages": LANGUAGES, "endpoints": endpoints})
+
+    middlewares = [hear(connections), bodies_end, errors_as_json, *([require(token)] if token else [])]
+    app = web.Application(middlewares=middlewares)
+    app.cleanup_ctx.append(sessions.lifetime)
     app.add_routes(Judge(gateway, output_chars=output_chars).routes())
     app.add_routes(Fusion(gateway).routes())
-    app.add_routes([web.get("/health", health), web.get("/metrics", gateway.metrics.page)])
+    app.add_routes(sessions.routes())
+    app.add_routes([web.get("/", index), web.get("/health", health), web.get("/metrics", gateway.metrics.page)])
     return app
 
 
@@ -110,23 +147,52 @@ async def serve(options: argparse.Namespace) -> str | None:
 async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
     """Serve until cancelled."""
     config: SandboxConfig = options.config
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = Connections(most=max(descriptors - SPARE_FDS, descriptors // 2))
     app = make_app(
-        box, limits=config.limits, slots=config.slots, output_chars=options.output_chars, token=options.token
+        box,
+        limits=config.limits,
+        slots=config.slots,
+        output_chars=options.output_chars,
+        session_idle_s=options.session_idle_s,
+        token=options.token,
+        connections=connections,
     )
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FINISH_S)
+    runner = make_runner(app)
+    await runner.setup()
+    assert runner.server is not None
     try:
-        await runner.setup()
+        server = await _listen(connections.protocols(runner.server), options)
         try:
-            await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
-        except OSError as error:
-            place = f"{options.host} port {options.port}"
-            raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
-        host, port = runner.addresses[0][:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
-        await asyncio.Event().wait()
+            host, port = server.sockets[0].getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
+            await asyncio.Event().wait()
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """As aiohttp's own, but for what it would log of a client, and wait for from it; see http_connections.py."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=log,
+        lingering_time=0,  # `bodies_end` does it
+        shutdown_timeout=FINISH_S,
+    )
+
+
+async def _listen(protocols: Callable[[], asyncio.Protocol], options: argparse.Namespace) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(protocols, options.host, options.port, backlog=BACKLOG)
+    except OSError as error:
+        place = f"{options.host} port {options.port}"
+        raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -151,10 +217,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=1000,
         help="what /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH (default: %(default)s)",
     )
+    parser.add_argument(
+        "--session-idle-s", type=float, default=600.0, help="a session without a cell for so long ends (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     if not options.token and not stays_here(f"tcp://{options.host}:0"):
         sys.exit(f"--host {options.host} can be reached from other machines: give a --token or set {TOKEN_VARIABLE}")
-    for name, most in (("wall_s", MAX_WALL_S), ("memory_mb", 1 << 20), ("output_chars", 1 << 20), ("slots", 1000)):
+    bounds = {
+        "wall_s": MAX_WALL_S,
+        "memory_mb": 1 << 20,
+        "output_chars": 1 << 20,
+        "slots": 1000,
+        "session_idle_s": MAX_IDLE_S,
+    }
+    for name, most in bounds.items():
         if not 0 < getattr(options, name) <= most:
             value = getattr(options, name)
             sys.exit(f"--{name.replace('_', '-')} must be above 0 and at most {most:g}, got {value:g}")

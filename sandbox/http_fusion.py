@@ -18,10 +18,9 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from .http_gateway import Gateway, Refused, ended_by, json_response, pong
+from .http_gateway import MAX_WALL_S, Gateway, Refused, check_language, ended_by, json_response, pong, wall_s_of
 from .wire import Limits, ToolResult, make_cell
 
-MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
 OUTPUT_BYTES = 1 << 20  # as much as SandboxFusion reads of stdout and of stderr
 VERL_WAITS_S = 8.0  # beyond both timeouts; verl itself waits 10 s
 KILLED = -9  # the return code that subprocess would give; the sandbox does not say which signal it was
@@ -36,7 +35,7 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     stdin: str | None = None
-    language: Literal["python"] = "python"
+    language: str = "python"
     run_timeout: float | None = None
     compile_timeout: float | None = None
     memory_limit_mb: float = msgspec.field(name="memory_limit_MB", default=-1)
@@ -44,6 +43,7 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
     fetch_files: list[str] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
+        check_language("language", self.language)
         make_cell(self.code, "", Limits())
 
 
@@ -70,9 +70,7 @@ def limits_of(request: RunCode, limits: Limits) -> Limits:
         raise Refused(422, f"files must be empty (not supported), got {sorted(request.files)[:5]}")
     if request.fetch_files:
         raise Refused(422, f"fetch_files must be empty (not supported), got {request.fetch_files[:5]}")
-    wall_s = limits.wall_s if request.run_timeout is None else request.run_timeout
-    if not 0 < wall_s <= MAX_WALL_S:
-        raise Refused(422, f"run_timeout must be above 0 and at most {MAX_WALL_S:g}, got {wall_s:g}")
+    wall_s = wall_s_of("run_timeout", request.run_timeout, limits.wall_s)
     memory_bytes = limits.memory_bytes if request.memory_limit_mb <= 0 else request.memory_limit_mb * (1 << 20)
     if not 1 <= memory_bytes <= limits.memory_bytes:
         most = f"{limits.memory_bytes >> 20} (start the server with a larger --memory-mb)"

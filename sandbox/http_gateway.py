@@ -2,9 +2,12 @@
 
 Invariants
 - Memory is bounded: the bodies held are at most HELD_BYTES in all, a call is with the sandbox only while it has one of
-  CALLS turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits, in order, and is not refused.
-  Bodies up to SMALL_BYTES are not counted: large ones that come slowly keep none of them waiting.
+  CALLS turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits and is not refused. Of a body
+  counts what has arrived, not what its client declares; bodies up to SMALL_BYTES are not counted.
+- A client has BODY_S to send its body; the time in which the gateway does not read it does not count.
 - A body that is not what the dialect expects is answered 4xx with `{"detail": ...}` that names field and value.
+- A request that is answered before all of its body is there, or whose body cannot be decoded, is answered with
+  `Connection: close`. After every other answer the connection takes the next request.
 - A handler that is cancelled (its client has gone) cancels its calls.
 - SandboxUnavailable is answered 503, never as a result of the program.
 """
@@ -14,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +26,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from .client import Sandbox, SandboxUnavailable
+from .http_connections import Connections
 from .http_metrics import Metrics
+from .session import Session
 from .wire import Limits, ToolResult
 
 T = TypeVar("T")
@@ -31,9 +36,12 @@ R = TypeVar("R")
 BODY_BYTES = 64 << 20  # of one request; the clients' largest batches are some MB
 HELD_BYTES, SMALL_BYTES = 512 << 20, 1 << 16
 BODY_S = 60.0  # a client that sends slower than this would keep others waiting for its share of HELD_BYTES
+UNREAD_S = 5.0  # for what a client still sends of a body that nobody wants: then it reads the answer
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting
 HEALTH_S = 5.0
+MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
+LANGUAGES = ("python",)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -45,46 +53,70 @@ class Refused(Exception):
         self.status = status
 
 
-class Budget:
-    """At most `total` units are held at once; who wants more than are free waits, in order. keep(n) returns the rest.
+class Share:
+    """What one body holds of a Budget. wakeup: done when it may look again whether it can grow."""
 
-    >>> async with budget.hold(BODY_BYTES) as keep: ...
+    def __init__(self) -> None:
+        self.held = 0
+        self.wakeup: asyncio.Future[None] | None = None
+
+
+class Budget:
+    """At most `total` bytes are held at once. Bodies grow until `reserve` bytes are left, which must be enough for a
+    whole one; these are for the body that began first. So one always gets on, and all do in the end.
+
+    >>> with budget.share() as share:
+    ...     await budget.grow(share, 1000)
+    ...     await budget.grow(share, 2000)
+    ...     budget.complete(share)
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, reserve: int) -> None:
         self._free = total
-        self._turn = asyncio.Lock()  # gives the order
-        self._freed = asyncio.Event()
+        self._reserve = reserve
+        self._growing: dict[Share, None] = {}  # in the order in which they began
 
-    @asynccontextmanager
-    async def hold(self, amount: int) -> AsyncIterator[Callable[[int], None]]:
-        def keep(part: int) -> None:
-            nonlocal amount
-            self._free += amount - part
-            amount = part
-            self._freed.set()
-
-        async with self._turn:
-            while amount > self._free:
-                self._freed.clear()
-                await self._freed.wait()
-            self._free -= amount
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        share = Share()
+        self._growing[share] = None
         try:
-            yield keep
+            yield share
         finally:
-            keep(0)
+            self._free += share.held
+            self.complete(share)
+
+    async def grow(self, share: Share, size: int) -> None:
+        """Hold `size` bytes in all; waits until they are free."""
+        while not self._may_grow(share, size - share.held):
+            share.wakeup = asyncio.get_running_loop().create_future()
+            await share.wakeup
+        self._free -= size - share.held
+        share.held = size
+
+    def complete(self, share: Share) -> None:
+        """It grows no more."""
+        self._growing.pop(share, None)
+        for other in self._growing:
+            if other.wakeup is not None and not other.wakeup.done():
+                other.wakeup.set_result(None)
+
+    def _may_grow(self, share: Share, more: int) -> bool:
+        first = next(iter(self._growing)) is share
+        return more <= self._free - (0 if first else self._reserve)
 
 
 class Gateway:
     """The sandbox as the dialects use it; `limits` are those of a call that names none itself."""
 
-    def __init__(self, box: Sandbox, *, limits: Limits, slots: int) -> None:
+    def __init__(self, box: Sandbox, *, limits: Limits, slots: int, connections: Connections) -> None:
         self.limits = limits
         self.slots = slots
         self.metrics = Metrics(hosts=lambda: box.stats.hosts)
         self.in_flight = 0
         self._box = box
-        self._bodies = Budget(HELD_BYTES)
+        self._connections = connections
+        self._bodies = Budget(HELD_BYTES, reserve=BODY_BYTES)
         self._turns = asyncio.Semaphore(CALLS)
 
     def post(self, path: str, kind: type[T], answer: Callable[[T], Awaitable[web.Response]]) -> web.RouteDef:
@@ -93,25 +125,59 @@ class Gateway:
         async def handle(request: web.Request) -> web.Response:
             if request.content_type != "application/json":  # a web page can send any other type to a local server
                 raise Refused(415, f"Content-Type must be 'application/json', got {request.content_type!r}")
-            declared = None if "Content-Encoding" in request.headers else request.content_length
-            size = BODY_BYTES if declared is None else declared
-            if size > BODY_BYTES:
-                raise Refused(413, f"the body must be at most {BODY_BYTES} bytes, got {size}")
-            async with self._bodies.hold(size) if size > SMALL_BYTES else nullcontext(lambda _: None) as keep:
-                body = await _body(request)
-                keep(len(body))
-                return await answer(decode(kind, body))
+            if request.content_length is not None and request.content_length > BODY_BYTES:
+                raise Refused(413, f"the body must be at most {BODY_BYTES} bytes, got {request.content_length}")
+            with self._bodies.share() as share:
+                body = await self._read(request, share)
+                with self._connections.at_work(request.transport):
+                    return await answer(decode(kind, body))
 
         return web.post(path, handle)
 
+    async def _read(self, request: web.Request, share: Share) -> bytearray:
+        """The body of a request. Refused when it does not come, is too large or not encoded as its headers say."""
+        clock = asyncio.get_running_loop().time
+        body, left_s = bytearray(), BODY_S
+        while True:
+            since = clock()
+            try:
+                async with asyncio.timeout(left_s):
+                    chunk = await request.content.readany()
+            except TimeoutError:
+                raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
+            except web.RequestPayloadError:
+                raise Refused(400, "the body is not encoded as its headers say") from None
+            left_s -= clock() - since
+            if not chunk:
+                self._bodies.complete(share)
+                return body
+            body += chunk
+            if len(body) > BODY_BYTES:
+                raise Refused(413, f"the body must be at most {BODY_BYTES} bytes")
+            if len(body) > SMALL_BYTES:
+                with self._connections.at_work(request.transport):
+                    await self._bodies.grow(share, len(body))
+            self._connections.heard(request.transport)
+
     async def call(self, dialect: str, code: str, stdin: str, limits: Limits) -> ToolResult:
         """Run one program; counted under its outcome, or "cancelled" or "unavailable"."""
+        return await self._counted(dialect, lambda: self._box.run(code, stdin, limits))
+
+    async def cell(self, session: Session, code: str, stdin: str, limits: Limits) -> ToolResult:
+        """Run one cell of a session; counted as `call` does."""
+        return await self._counted("session", lambda: session.run(code, stdin, limits))
+
+    def session(self, seed: int | None) -> Session:
+        """A new session, to be entered."""
+        return self._box.session(seed=seed, limits=self.limits)
+
+    async def _counted(self, dialect: str, run: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
         outcome = "cancelled"
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
             async with self._turns:
-                result = await self._box.run(code, stdin, limits)
+                result = await run()
             outcome = result.outcome
             self.metrics.wall_s.observe(result.wall_s)
             self.metrics.queue_s.observe(result.queue_s)
@@ -158,7 +224,7 @@ async def in_order(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> lis
     return [results[index] for index in range(len(items))]
 
 
-def decode(kind: type[T], body: bytes) -> T:
+def decode(kind: type[T], body: bytes | bytearray) -> T:
     """The message in a body; Refused when it is no JSON or not of this kind.
 
     >>> decode(Submission, b'{"type": "python", "solution": 3}')
@@ -173,6 +239,20 @@ def decode(kind: type[T], body: bytes) -> T:
         return msgspec.convert(message, kind)
     except msgspec.ValidationError as error:
         raise Refused(422, f"{error}{_value(str(error), message)}") from None
+
+
+def check_language(name: str, language: str) -> None:
+    """ValueError with all languages for any other; `name`: of the field that has it."""
+    if language not in LANGUAGES:
+        raise ValueError(f"{name} must be one of {list(LANGUAGES)}, got {language[:80]!r}")
+
+
+def wall_s_of(name: str, seconds: float | None, default_s: float) -> float:
+    """The wall limit that a request asks for; Refused for one it cannot have. `name`: of the field that has it."""
+    wall_s = default_s if seconds is None else seconds
+    if not 0 < wall_s <= MAX_WALL_S:
+        raise Refused(422, f"{name} must be above 0 and at most {MAX_WALL_S:g}, got {wall_s:g}")
+    return wall_s
 
 
 def ended_by(result: ToolResult, limits: Limits) -> str:
@@ -205,18 +285,28 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return json_response({"detail": str(error)}, error.status)
     except SandboxUnavailable as error:
         return json_response({"detail": str(error)}, 503)
+    except web.HTTPMethodNotAllowed as error:
+        response = json_response({"detail": f"{request.path} takes {error.headers['Allow']} only"}, error.status)
+        response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except web.HTTPNotFound as error:
+        return json_response({"detail": f"there is no {request.path}; GET / lists what there is"}, error.status)
 
 
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except TimeoutError:
-        raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refused(413, f"the body must be at most {BODY_BYTES} bytes") from None
-    except web.RequestPayloadError:
-        raise Refused(400, "the body is not encoded as its headers say") from None
+@web.middleware
+async def bodies_end(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A connection whose request left something unread, or undecodable, ends with the answer and says so."""
+    response = await handler(request)
+    if request.content.is_eof() and request.content.exception() is None:
+        return response
+    response.force_close()
+    await response.prepare(request)
+    await response.write_eof()
+    with suppress(TimeoutError, ConnectionError, web.RequestPayloadError):
+        async with asyncio.timeout(UNREAD_S):
+            while await request.content.readany():
+                pass
+    return response
 
 
 def _value(error: str, value: Any) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from .http_gateway import Gateway, ended_by, in_order, json_response, pong
+from .http_gateway import Gateway, check_language, ended_by, in_order, json_response, pong
 from .wire import Limits, ToolResult, make_cell
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
@@ -31,13 +31,14 @@ class Submission(msgspec.Struct, frozen=True):
     >>> {"type": "python", "solution": "print(input())", "input": "9", "expected_output": "9"}
     """
 
-    type: Literal["python"]
+    type: str
     solution: str
     input: str | None = None
     expected_output: str | None = None
     sub_id: str | None = None
 
     def __post_init__(self) -> None:
+        check_language("type", self.type)
         make_cell(self.solution, "", Limits())
 
 

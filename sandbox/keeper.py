@@ -3,8 +3,9 @@
 Invariants
 - At most one host process at a time; when `keep` is left, however it is left, it and everything below it are gone. Also
   when this process is killed: the host's stdin ends.
-- A host that ends or falls silent is replaced. `keep` ends with SandboxUnavailable when a host says that it cannot
-  serve, when the first one ends before it serves, and when none serves within start_s.
+- A host that ends or falls silent is replaced, also one that is killed while it starts. `keep` ends with
+  SandboxUnavailable when a host says that it cannot serve, when the first one ends by itself before it serves, and when
+  none serves within start_s.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class Peer:
 
 
 class _EndedEarly(SandboxUnavailable):
-    """A host that ended before it said hello: something may have killed it."""
+    """A host that ended before it said hello, which something may have killed."""
+
+    def __init__(self, status: int, after_s: float) -> None:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        super().__init__(f"a sandbox host {how} {after_s:.1f} s after its start. Fix: see its messages on stderr")
+        self.killed = status < 0
 
 
 @contextlib.contextmanager
@@ -79,11 +85,14 @@ class Keeper:
             try:
                 await self._live_with_host(until)
                 served, until = True, clock() + self._config.start_s
-            except _EndedEarly:
-                if not served or clock() > until:
+            except _EndedEarly as error:
+                if not (served or error.killed) or clock() > until:
                     raise
             except (OSError, zmq.ZMQError) as error:
-                raise SandboxUnavailable(f"cannot start a sandbox host ({error}); mend this, or set TMPDIR") from error
+                raise SandboxUnavailable(
+                    f"no place for the socket of a sandbox host: {error}. "
+                    "Fix: make room for temporary files, or set TMPDIR to a folder where this user may write"
+                ) from error
 
     async def _live_with_host(self, until: float) -> None:
         """Start a host, wait for its end or until it is given up, take back its calls and end it."""
@@ -123,13 +132,26 @@ class Keeper:
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # own session: a terminal's SIGINT is for us to handle
-        return await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
-        )
+        try:
+            # own session: a terminal's SIGINT is for us to handle
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
+            )
+        except (PermissionError, FileNotFoundError) as error:
+            raise SandboxUnavailable(
+                f"cannot run the interpreter {sys.executable}: {error.strerror}. "
+                "Fix: let this user execute it and enter each folder above it, or use one that this user may execute"
+            ) from error
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"cannot start a process for a sandbox host: {error.strerror}. "
+                "Fix: allow this user more processes, open files or memory"
+            ) from error
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
         """The host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
+        clock = asyncio.get_running_loop().time
+        since = clock()
         try:
             async with asyncio.timeout_at(until):
                 await asyncio.wait((ended, self._greeting), return_when=asyncio.FIRST_COMPLETED)
@@ -137,10 +159,12 @@ class Keeper:
                     return await self._greeting
         except TimeoutError:
             self._greeting.cancel()
-            state = f"ended with status {process.returncode}" if ended.done() else "is still starting"
-            mend = "see its messages on stderr, or raise SandboxConfig.start_s"
-            error = _EndedEarly if ended.done() else SandboxUnavailable
-            raise error(f"no sandbox host within {self._config.start_s:g} s: it {state}; {mend}") from None
+            if ended.done():
+                raise _EndedEarly(ended.result(), clock() - since) from None
+            raise SandboxUnavailable(
+                f"no sandbox host within {self._config.start_s:g} s: it is still starting. "
+                "Fix: see its messages on stderr, or raise SandboxConfig.start_s"
+            ) from None
 
 
 async def _end(process: Process) -> None:

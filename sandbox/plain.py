@@ -35,7 +35,7 @@ class PlainSlot(Slot):
                 self._run(request, source, outputs)
             finally:
                 os._exit(255)
-        ended = self._watch(child, request.wall_s)
+        ended = self._ended(child, request.wall_s)
         wall = time.monotonic() - started
         for end in (lambda: os.kill(child, signal.SIGKILL), lambda: os.killpg(child, signal.SIGKILL)):
             with contextlib.suppress(ProcessLookupError):

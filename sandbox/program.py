@@ -5,6 +5,8 @@ Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
 - `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
 - A program that failed does not end as one that did not, whatever breaks into its ending (no memory, a signal handler).
+- At a time limit the interpreter writes out what it has printed (`last_words`), if it comes to it: an interpreter that
+  is inside of one call into C, or whose program handles these signals otherwise, loses what is not written yet.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ FILENAME = f"{HOME}/main.py"  # absolute, as the interpreter makes it
 OURS = os.path.dirname(__file__)
 # ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
 OUT_OF_MEMORY, DEFAULT = int(signal.SIGRTMAX), int(signal.SIG_DFL)
+LAST_WORDS = OUT_OF_MEMORY - 1  # what a slot sends at the wall limit, LAST_WORDS_S before it kills
+LAST_WORDS_S = 0.05
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # computed here: there may be no memory for a number
 Show = Callable[[str], None] | None
 DISPLAY = sys.__excepthook__  # prints as the interpreter does, whatever guest code makes of the names in sys
@@ -55,10 +59,16 @@ NEED_FILE = re.compile(
 )
 # Code with one of these may compile differently from a file: a surrogate, a cookie.
 ODD = re.compile(rb"\xed|coding")
+# A coding declaration (PEP 263) of another encoding than UTF-8, in the first line, or the second after a comment.
+COOKIE = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))?"
+    rb"[ \t\f]*#[^\r\n]*?coding(?P<sign>[:=])[ \t]*(?!(?i:utf[-_]?8)\b)[-\w.]"
+)
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 _source = [b""]  # the code that runs, for linecache
+_process = [0]  # that runs it: what it forks holds copies of what it has printed
 
 
 def make_ready() -> ModuleType:
@@ -77,7 +87,10 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     a signal.
     """
     _source[0] = code
+    note_process()
     special = SPECIAL.search(code) is not None
+    if special:
+        code = without_cookie(code)
     finalise = special and FINALISERS.search(code) is not None
     if special and NEED_FILE.search(code):
         write_main(code)
@@ -110,6 +123,31 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     leave(status)
 
 
+def note_process() -> None:
+    """From here on it is this process whose output `last_words` writes."""
+    _process[0] = os.getpid()
+
+
+def last_words(number: int, frame: object) -> NoReturn:
+    """Handler of LAST_WORDS and SIGXCPU: write out what was printed, then die by that signal as without a handler."""
+    if os.getpid() == _process[0]:
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            with contextlib.suppress(BaseException):
+                getattr(sys, name).flush()
+        FFLUSH(None)
+    die(number)
+
+
+def without_cookie(code: bytes) -> bytes:
+    """The same program without a coding declaration: code comes as text, which we encode, whatever encoding its author
+    meant to save it in. No byte moves: of `coding: latin-1` the colon becomes a semicolon.
+    """
+    while (cookie := COOKIE.match(code)) is not None:
+        at = cookie.start("sign")
+        code = code[:at] + b";" + code[at + 1 :]
+    return code
+
+
 def die(number: int) -> NoReturn:
     """End this process by a signal; without memory of its own, as there may be none."""
     _signal.signal(number, DEFAULT)
@@ -132,7 +170,7 @@ def write_main(code: bytes) -> None:
 
 
 def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
-    """Compile and run; where text and file make a difference, as a file: for odd bytes, cookies and syntax errors."""
+    """Compile and run; where text and file make a difference, as a file: for odd bytes and syntax errors."""
     if not odd:
         try:
             program = compile_main(code)
@@ -149,16 +187,26 @@ def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
         exec(compile_main(code), namespace)
 
 
-def execute(code: bytes, filename: str, namespace: dict[str, object], show: Callable[[str], None]) -> None:
-    """Compile and run, and show the value of the last expression, unless a semicolon ends it."""
+def execute(
+    code: bytes,
+    filename: str,
+    namespace: dict[str, object],
+    show: Callable[[str], None],
+    *,
+    flags: int = 0,
+    evaluate: Callable[[CodeType, dict[str, object]], object] = eval,
+) -> None:
+    """Compile and run, and show the value of the last expression, unless a semicolon ends it. `flags`: of the compiler;
+    `evaluate` runs what they make of code.
+    """
     # by ast.parse a syntax error would show a frame of it
-    tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST | flags, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, filename, "exec", dont_inherit=True), namespace)
+    evaluate(compile(tree, filename, "exec", flags, dont_inherit=True), namespace)
     if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), filename, "eval", dont_inherit=True), namespace)
+        value = evaluate(compile(ast.Expression(last.value), filename, "eval", flags, dont_inherit=True), namespace)
         if value is not None and not code.rstrip().endswith(b";"):
             show(repr(value))
 
@@ -173,7 +221,7 @@ def finish(error: BaseException) -> int | None:
     """
     if isinstance(error, SystemExit):
         return _exit_code(error)
-    _strip(error)
+    strip(error)
     kind = type(error)
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__
     try:
@@ -185,7 +233,7 @@ def finish(error: BaseException) -> int | None:
     except SystemExit as second:
         return _exit_code(second)
     except BaseException as second:
-        _strip(second)
+        strip(second)
         _say("Error in sys.excepthook:\n")
         DISPLAY(type(second), second, second.__traceback__)
         _say("\nOriginal exception was:\n")
@@ -195,10 +243,10 @@ def finish(error: BaseException) -> int | None:
     return -signal.SIGINT if kind is KeyboardInterrupt else 1
 
 
-def _strip(error: BaseException) -> None:
-    """Take our own frames off the traceback."""
+def strip(error: BaseException, *folders: str) -> None:
+    """Take the frames of our own code, and of what is in `folders`, off the top of the traceback."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((OURS, *folders)):
         trace = trace.tb_next
     error.__traceback__ = trace
 
@@ -234,7 +282,7 @@ def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
         if atexit._ncallbacks():
             atexit._run_exitfuncs()
     except BaseException as error:
-        _strip(error)
+        strip(error)
         DISPLAY(type(error), error, error.__traceback__)
     flushed = _flush()
     stdout: Any = getattr(sys, "__stdout__", None)
@@ -273,7 +321,7 @@ def _flush() -> bool:
             stream.flush()
     except BaseException as error:
         flushed = False
-        _strip(error)
+        strip(error)
         with contextlib.suppress(BaseException):
             _say(f"Exception ignored in: {stream!r}\n")
             DISPLAY(type(error), error, error.__traceback__)

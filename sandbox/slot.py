@@ -26,7 +26,7 @@ from array import array
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
-from . import guest, linux
+from . import guest, linux, program
 from .native import Native
 from .native import Slot as Structure
 
@@ -122,7 +122,7 @@ class Slot:
                 self._run(request, source, outputs)
             finally:
                 os._exit(255)
-        ended = self._watch(child, request.wall_s)
+        ended = self._ended(child, request.wall_s)
         wall = time.monotonic() - started
         os.kill(init, signal.SIGKILL)  # takes the whole namespace down
         if wall > LONG_S:
@@ -148,6 +148,14 @@ class Slot:
             linux.unmount(guest.HOME)
         mount_home(self._identity.uid, disk_bytes)
         self._home = _home_state(disk_bytes)
+
+    def _ended(self, child: int, wall_s: float) -> int:
+        """How a call came to its end, see Report. At the wall limit it may still write out what it has printed."""
+        ended = self._watch(child, wall_s)
+        if ended == 1:
+            os.kill(child, program.LAST_WORDS)
+            self._watch(child, program.LAST_WORDS_S)
+        return ended
 
     def _watch(self, child: int, wall_s: float) -> int:
         """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""

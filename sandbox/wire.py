@@ -58,11 +58,13 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
     ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
-    never shown as the model's error. An uncaught MemoryError is "memory" too. truncated: stdout or stderr was cut, by
-    the size of its file, or the display, which with its length is the code's own word. wall_s and cpu_s are the code's
-    own; everything before and after, such as waiting for a slot or rebuilding a session, is in queue_s. cpu_s adds up,
-    and peak_memory_bytes is the largest of, the main process and those that it waited for; what it left running was
-    killed and is not counted (but limited).
+    never shown as the model's error. An uncaught MemoryError is "memory" too.
+
+    stdout and stderr hold what the code printed before a "timeout", flushed or not, unless the interpreter was inside
+    of one call into C. truncated: stdout or stderr was cut, by the size of its file, or the display, which with its
+    length is the code's own word. wall_s and cpu_s are the code's own; everything before and after, such as waiting for
+    a slot or rebuilding a session, is in queue_s. cpu_s adds up, and peak_memory_bytes is the largest of, the main
+    process and those that it waited for; what it left running was killed and is not counted (but limited).
 
     session_state, of a session's cell only. "kept": it ran on the live state, which lives on, also after an error.
     "restored": the state was rebuilt; after a timeout or crash it is again as before this cell, whose own effects are

@@ -137,6 +137,8 @@ def main() -> None:
         sys.exit(f"{CANNOT_PRELOAD}{type(error).__name__}: {error}")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     signal.signal(signal.SIGCHLD, Reaper())
+    for number in (program.LAST_WORDS, signal.SIGXCPU):  # for the calls, which inherit it
+        signal.signal(number, program.last_words)
     image = freeze(proc, library)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, FORK.size, 1)

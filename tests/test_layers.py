@@ -132,11 +132,16 @@ def calls(tree):
             yield ast.unparse(node.func), node.lineno
 
 
+RUNS_GUEST_CODE = ("sandbox/program.py", "sandbox/guest.py", "sandbox/cells.py", "algo/grader.py")  # inside the jail
+
+
 def test_every_task_has_an_owner_and_nothing_sleeps():
     """`create_task` of a TaskGroup only; no gather, no ensure_future, no time.sleep."""
     groups = {"asyncio", "loop", "asyncio.get_running_loop()", "asyncio.get_event_loop()", "self._loop"}
     wrong = []
     for path, tree in MODULES.items():
+        if name(path) in RUNS_GUEST_CODE:  # on an event loop of the guest's
+            continue
         for function, line in calls(tree):
             owner, _, called = function.rpartition(".")
             bare = called == "create_task" and (not owner or owner in groups)
@@ -147,11 +152,10 @@ def test_every_task_has_an_owner_and_nothing_sleeps():
 
 
 def test_nothing_is_pickled_and_nothing_of_the_model_is_evaluated():
-    inside_the_jail = ("sandbox/program.py", "sandbox/guest.py", "algo/grader.py")
     wrong = [
         f"{name(path)}:{line} {function}"
         for path, tree in MODULES.items()
-        if name(path) not in inside_the_jail
+        if name(path) not in RUNS_GUEST_CODE
         for function, line in calls(tree)
         if function in ("eval", "exec", "compile") or function.split(".")[0] in ("pickle", "marshal", "cloudpickle")
     ]

@@ -232,6 +232,7 @@ async def test_attacks_without_the_native_part(tmp_path: Path) -> None:
     ):
         complaints = await storm(sandbox, order)
         assert not complaints, "\n".join(complaints)
+        assert (await sandbox.run("print(1)\nwhile True: pass", limits=Limits(wall_s=0.3))).stdout == "1\n"
         assert sandbox.stats.hosts == 1
 
 

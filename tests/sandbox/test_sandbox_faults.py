@@ -237,8 +237,8 @@ async def test_a_host_killed_while_it_starts_is_started_again() -> None:
         assert box.stats.hosts == 3
 
 
-async def kill_starting_host(before: int) -> None:
-    """Kill the host process that is not there yet, besides the one before it."""
+async def kill_starting_host(before: int) -> int:
+    """Kill the host process that is not there yet, besides the one before it; its number."""
     found: list[int] = []
 
     def look() -> list[int]:
@@ -248,17 +248,53 @@ async def kill_starting_host(before: int) -> None:
 
     await until(look)
     os.kill(found[0], signal.SIGKILL)
+    return found[0]
 
 
-async def test_a_first_host_that_is_killed_while_it_starts_is_the_users_to_know() -> None:
-    async def enter() -> None:
-        with pytest.raises(SandboxUnavailable, match=r"it ended with status -9; see its messages"):
-            async with Sandbox(SandboxConfig(slots=1)):
-                raise AssertionError("entered")
+async def test_a_first_host_that_is_killed_while_it_starts_is_started_again() -> None:
+    async def kill_two() -> None:
+        await kill_starting_host(await kill_starting_host(0))
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(enter(), name="enter")
-        await kill_starting_host(0)
+        killer = group.create_task(kill_two(), name="kill")
+        async with Sandbox(SandboxConfig(slots=1)) as box:
+            await killer
+            assert (await box.run("print(1)")).stdout == "1\n"
+            assert box.stats.hosts == 1
+
+
+async def test_hosts_that_are_always_killed_while_they_start_are_given_up_after_start_s() -> None:
+    async def kill_all() -> None:
+        before = 0
+        while True:
+            before = await kill_starting_host(before)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        killer = group.create_task(kill_all(), name="kill")
+        with pytest.raises(SandboxUnavailable, match=r"signal 9 \d\.\d s after its start|within 2 s"):
+            async with Sandbox(SandboxConfig(slots=1, start_s=2.0)):
+                raise AssertionError("entered")
+        killer.cancel()
+
+
+async def test_a_first_host_that_ends_by_itself_is_the_users_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(SandboxUnavailable, match=r"status 1 \d\.\d s after its start"):  # not "within 15 s"
+        async with asyncio.timeout(10), Sandbox(SandboxConfig(slots=1)):  # at once, not after start_s
+            raise AssertionError("entered")
+
+
+async def test_an_interpreter_that_the_user_may_not_execute_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.touch(mode=0o600)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(SandboxUnavailable, match=re.escape(str(interpreter))) as caught:
+        async with Sandbox(SandboxConfig(slots=1)):
+            raise AssertionError("entered")
+    assert "execute" in str(caught.value)
+    assert "TMPDIR" not in str(caught.value)
 
 
 def fds(pid: int | str = "self") -> int:
@@ -360,7 +396,7 @@ async def test_a_host_that_cannot_be_started_again_fails_calls_with_the_reason(t
         try:
             os.kill(host_pid(), signal.SIGKILL)
             for _ in range(2):
-                with pytest.raises(SandboxUnavailable, match=r"cannot start a sandbox host \(.*gone.*\); mend this"):
+                with pytest.raises(SandboxUnavailable, match=r"gone.*TMPDIR"):
                     await box.run("print(1)")
         finally:
             tempfile.tempdir = before

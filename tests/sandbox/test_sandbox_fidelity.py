@@ -34,6 +34,7 @@ TOPICS = {
 }
 PROGRAMS = {f"{topic}: {name}": code for topic, programs in TOPICS.items() for name, code in programs.items()}
 STDIN = {f"streams: {name}": text for name, text in streams.STDIN.items()}
+AS_TEXT = "code comes as text: what it declares of an encoding, right or wrong, says nothing"
 FRAMES = "frames of the sandbox lie below the program's: seen by frame walks and recursion depth"
 DIFFERENT = {
     **dict.fromkeys(
@@ -44,14 +45,20 @@ DIFFERENT = {
         ),
         FRAMES,
     ),
+    "source: byte order mark and other cookie": AS_TEXT,
+    "source: unknown cookie": AS_TEXT,
+    "source: ascii cookie": AS_TEXT,
+    "source: cookie that cannot decode": AS_TEXT,
     "parallel: manager": "no Unix sockets with a name in the jail: a multiprocessing manager cannot listen",
     "module: flags": "the zygote runs without site and with a safe path",
     "module: garbage collector frozen": "the zygote's objects are frozen, to be shared by all calls",
     "module: modules": "more modules are loaded than a fresh interpreter has",
     "module: thread state": "the main thread's native_id is that of the zygote's",
     "parallel: main thread at exit": "threading's own end is left out for a program with one thread",
+    "endings: signals at a time limit": "they have a handler, which writes out what was printed",
     "endings: stderr closed and an error": "the interpreter's last resort prints reference counts, which differ",
 }
+COOKIE = re.compile(r"(?:#.*\n)?#.*?coding[:=] *([-\w.]+)")
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 
 
@@ -87,9 +94,18 @@ def jail_environment() -> dict[str, str]:
     return {name: value for name, value in pairs if name != "LD_BIND_NOW"}
 
 
+def as_saved(code: str) -> bytes:
+    """The bytes of a file with this text: an editor saves it in the encoding that it declares."""
+    declared = COOKIE.match(code)
+    try:
+        return code.encode(declared[1] if declared else "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return code.encode("utf-8", "surrogatepass")
+
+
 async def reference(code: str, stdin: str, folder: Path) -> Shown:
     """What `python main.py` shows in `folder`."""
-    (folder / "main.py").write_bytes(code.encode("utf-8", "surrogatepass"))
+    (folder / "main.py").write_bytes(as_saved(code))
     env = jail_environment() | {"HOME": str(folder), "TMPDIR": str(folder)}
     with ExitStack() as stack:
         files = [memory_file(stack, stdin.encode("utf-8", "surrogatepass")), memory_file(stack), memory_file(stack)]

@@ -20,8 +20,9 @@ from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
 from sandbox.config import stays_here
-from sandbox.http import make_app, token_of
-from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget
+from sandbox.http import make_app, make_runner, token_of
+from sandbox.http_connections import Connections
+from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget, Share
 from sandbox.wire import MAX_CODE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,8 +79,11 @@ async def test_without_a_jail_it_ends_with_the_reason() -> None:
 
 
 async def test_a_sandbox_that_is_gone_is_503() -> None:
-    app = make_app(Sandbox(), limits=Limits(), slots=1, output_chars=9, token="")  # never opened
-    runner = web.AppRunner(app)
+    box = Sandbox()  # never opened
+    app = make_app(
+        box, limits=Limits(), slots=1, output_chars=9, session_idle_s=9, token="", connections=Connections(most=100)
+    )
+    runner = make_runner(app)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -158,7 +162,7 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run_code", b'{"code": "1", "compile_timeout": NaN}', 400, ("no JSON", "'NaN'")),
         ("/run_code", b'{"code": "1", "run_timeout": 1%s}' % (b"0" * 400), 422, ("$.run_timeout",)),
         ("/run/batch", b'{"submissions": [{"type": 3}], "submissions": 5}', 422, ("$.submissions", ": 5")),
-        ("/judge", b'{"type": "cpp", "solution": ""}', 422, ("$.type", "'cpp'")),
+        ("/judge", b'{"type": "cpp", "solution": ""}', 422, ("type", "'cpp'", "['python']")),
         ("/run/batch", b'{"submissions": [{"type": "python", "solution": null}]}', 422, ("$.submissions[0].solution",)),
         ("/run", b'{"x": ' + b"[" * 100_000, 400, ("no JSON", "recursion")),
         ("/run", b'{"type": "python", "solution": "%s"}' % (b"#" * LONG), 422, ("8388608", f"got {LONG}")),
@@ -170,7 +174,7 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run_code", b'{"code": "1", "run_timeout": 0}', 422, ("run_timeout", "got 0")),
         ("/run_code", b'{"code": "1", "run_timeout": 1e9}', 422, ("run_timeout", "got 1e+09")),
         ("/run_code", b'{"code": "1", "memory_limit_MB": 513}', 422, ("memory_limit_MB", "--memory-mb", "got 513")),
-        ("/run_code", b'{"code": "1", "language": "cpp"}', 422, ("$.language", "'cpp'")),
+        ("/run_code", b'{"code": "1", "language": "cpp"}', 422, ("language", "'cpp'", "['python']")),
         ("/run_code", b'{"code": "1", "files": {"a": "YQ=="}}', 422, ("files", "['a']")),
         ("/run_code", b'{"code": "1", "fetch_files": ["a"]}', 422, ("fetch_files", "['a']")),
     ],
@@ -197,18 +201,20 @@ async def test_other_content_and_large_bodies_are_refused(server: Server) -> Non
         assert response.status == 413
 
 
-async def test_clients_that_send_slowly_keep_no_small_request_waiting(server: Server) -> None:
+async def test_clients_that_declare_much_and_send_little_keep_no_request_waiting(server: Server) -> None:
     head = f"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n{{"
     connections = []
     try:
-        for _ in range(HELD_BYTES // BODY_BYTES + 1):
+        for _ in range(100):
             connections.append(await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
             connections[-1][1].write(head.encode())
             await connections[-1][1].drain()
         assert (await server.get("/ping"))[0] == 200  # what they sent has been read
-        async with asyncio.timeout(10):
-            status, answer = await server.post("/run", {"type": "python", "solution": "print(1)"})
-        assert (status, answer["stdout"]) == (200, "1\n")
+        for size in (0, 200_000):
+            async with asyncio.timeout(10):
+                program = {"type": "python", "solution": f"print(1) # {'x' * size}"}
+                status, answer = await server.post("/run", program)
+            assert (status, answer["stdout"]) == (200, "1\n")
     finally:
         for _, writer in connections:
             writer.close()
@@ -285,32 +291,31 @@ async def test_lost_calls_are_the_servers_fault() -> None:
         assert (await server.get("/health"))[0] == 200
 
 
-async def test_a_budget_is_given_in_order_and_given_back() -> None:
-    budget, held = Budget(10), list[int]()
+async def test_a_budget_keeps_enough_for_the_body_that_began_first() -> None:
+    budget, grown = Budget(10, reserve=4), list[str]()
 
-    async def hold(amount: int, until_set: asyncio.Event) -> None:
-        async with budget.hold(amount):
-            held.append(amount)
-            await until_set.wait()
+    async def grow(name: str, share: Share, size: int) -> None:
+        await budget.grow(share, size)
+        grown.append(name)
 
-    async with asyncio.TaskGroup() as group:
-        first, rest = asyncio.Event(), asyncio.Event()
-        tasks = [group.create_task(hold(8, first), name="8")]
-        tasks += [group.create_task(hold(amount, rest), name=str(amount)) for amount in (9, 7, 1)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert held == [8]  # 1 would fit, but came after 9
-        tasks[1].cancel()
-        await asyncio.wait(tasks[1:2])
-        assert held == [8]
-        first.set()
-        await asyncio.wait(tasks[:1])
-        await asyncio.sleep(0.01)
-        assert held == [8, 7, 1]
-        rest.set()
-    async with budget.hold(10) as keep:
-        keep(1)
-        async with budget.hold(9):
-            pass
-    async with budget.hold(10):
-        pass
+    with budget.share() as first, budget.share() as second:
+        with budget.share() as third:
+            async with asyncio.TaskGroup() as group:
+                await grow("second", second, 5)
+                waits = group.create_task(grow("third", third, 2), name="third")
+                await asyncio.sleep(0)
+                await grow("first", first, 4)
+                assert (grown, waits.done()) == (["second", "first"], False)
+                budget.complete(first)
+                await asyncio.sleep(0)
+                assert not waits.done()  # the second one is the first now
+                await grow("second", second, 6)
+                budget.complete(second)
+                await asyncio.sleep(0)
+                assert not waits.done()  # all is held
+                waits.cancel()
+        with budget.share() as fourth, pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await budget.grow(fourth, 1)
+    with budget.share() as again:  # all has been given back
+        await budget.grow(again, 10)

@@ -88,6 +88,28 @@ async def test_unicode(box: Sandbox) -> None:
     assert (lone.outcome, lone.exit_code) == ("error", 1)
 
 
+@pytest.mark.parametrize("display", [False, True])
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "# -*- coding: latin-1 -*-",
+        "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :",
+        "# coding: klingon",
+        "# coding: utf-16",
+        "# coding: ascii\n# coding=latin-1",
+        "# coding: utf-8",
+    ],
+)
+async def test_a_coding_declaration_says_nothing_about_text(box: Sandbox, declaration: str, display: bool) -> None:
+    result = await box.run(f"{declaration}\nprint('é€')\nx = 'ó' + 1", display=display)
+    line = declaration.count("\n") + 3
+    assert (result.stdout, result.exit_code) == ("é€\n", 1)
+    assert f"File \"/tmp/main.py\", line {line}, in <module>\n    x = 'ó' + 1\n" in result.stderr
+    wrong = await box.run(f"{declaration}\nx = 'ó' 'ó' = 1", display=display)
+    assert "    x = 'ó' 'ó' = 1\n" in wrong.stderr
+    assert "SyntaxError" in wrong.stderr
+
+
 async def test_no_code_and_much_code(box: Sandbox) -> None:
     assert (await box.run("")).outcome == "ok"
     much = await box.run("x = 1\n" * 200_000 + "print('end')", limits=Limits(wall_s=60, cpu_s=60))
@@ -114,6 +136,41 @@ async def test_wall_limit(box: Sandbox, code: str) -> None:
 
 async def test_cpu_limit(box: Sandbox) -> None:
     assert (await box.run("while True: pass", limits=Limits(wall_s=30, cpu_s=1))).outcome == "timeout"
+
+
+@pytest.mark.parametrize("display", [False, True])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "import threading, time\nt = threading.Thread(target=time.sleep, args=(60,))\nt.start()\nt.join()",
+        "import io, sys\nsys.stdout = io.StringIO()\nwhile True: pass",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        "import asyncio; asyncio.run(asyncio.sleep(60))",
+    ],
+)
+async def test_what_was_printed_before_the_wall_limit_is_shown(box: Sandbox, rest: str, display: bool) -> None:
+    result = await box.run(f"import sys\nprint('out')\nprint('err', end='', file=sys.stderr)\n{rest}", "", SHORT)
+    assert (result.outcome, result.stdout, result.stderr) == ("timeout", "out\n", "err")
+
+
+async def test_what_was_printed_before_the_cpu_limit_is_shown_once(box: Sandbox) -> None:
+    limits = Limits(wall_s=30, cpu_s=1)
+    result = await box.run("print('out')\nwhile True: pass", limits=limits)
+    assert (result.outcome, result.stdout) == ("timeout", "out\n")
+    fork = "import os, signal\nprint('out')\nif os.fork() == 0:\n    while True: pass\n"
+    code = f"{fork}print(os.wait()[1] == signal.SIGXCPU)"
+    assert (await box.run(code, limits=limits)).stdout == "out\nTrue\n"  # the child's copy of it is not written
+
+
+async def test_the_time_to_write_out_what_was_printed_is_short(box: Sandbox) -> None:
+    """For a program that makes use of it to run on, and for one call into C, which loses what it printed."""
+    spin = "import signal\ndef spin(*_):\n    while True: pass\nfor n in range(34, 64): signal.signal(n, spin)\n"
+    for code in (spin + "while True: pass", "import itertools\nprint(1)\nsum(itertools.repeat(0))"):
+        result = await box.run(code, limits=SHORT)
+        assert (result.outcome, result.stdout) == ("timeout", "")
+        assert result.wall_s < SHORT.wall_s + 1
 
 
 @pytest.mark.parametrize("code", ["x = bytearray(3 << 30)", "x = []\nwhile True: x.append(bytearray(1 << 20))"])

@@ -105,6 +105,101 @@ async def test_a_timeout_interrupts_and_keeps_the_state(box: Sandbox) -> None:
         assert brief(await session.run("x")) == ("ok", "", "2", "kept")
 
 
+COUNT = """
+import asyncio
+ticks = 0
+async def count():
+    global ticks
+    while True:
+        ticks += 1
+        await asyncio.sleep(0)
+"""
+
+
+async def test_a_cell_may_await_and_what_it_started_goes_on_when_a_later_one_does(box: Sandbox) -> None:
+    async with box.session() as session:
+        assert brief(await session.run("import asyncio\nawait asyncio.sleep(0, 'slept')")) == (
+            "ok",
+            "",
+            "'slept'",
+            "kept",
+        )
+        assert (
+            await session.run(COUNT + "task = asyncio.create_task(count()) if await asyncio.sleep(0, 1) else 0")
+        ).outcome == "ok"
+        first = int((await session.run("ticks")).display or 0)
+        assert (
+            await session.run("async with asyncio.timeout(9):\n    for n in range(50): await asyncio.sleep(0)")
+        ).outcome == "ok"
+        assert int((await session.run("ticks")).display or 0) >= first + 40
+        assert (await session.run("asyncio.run(asyncio.sleep(0, 'own'))")).display == "'own'"
+        assert (await session.run("asyncio.get_event_loop_policy().get_event_loop().close()")).session_state == "kept"
+        assert (await session.run("await asyncio.sleep(0, 'again')")).display == "'again'"
+
+
+async def test_an_error_in_a_cell_that_awaits_shows_the_cell_and_not_the_loop(box: Sandbox) -> None:
+    async with box.session() as session:
+        failed = await session.run("async def f():\n    1 / 0\nawait f()")
+        assert [line.strip() for line in failed.stderr.splitlines()] == [
+            "Traceback (most recent call last):",
+            'File "<cell 1>", line 3, in <module>',
+            'File "<cell 1>", line 2, in f',
+            "ZeroDivisionError: division by zero",
+        ]
+        assert "SyntaxError" in (await session.run("def f():\n    await g()")).stderr
+        assert (await session.run("import sys\nawait __import__('asyncio').sleep(0)\nsys.exit(3)")).exit_code == 3
+
+
+async def test_a_cell_that_is_interrupted_while_it_awaits_does_not_go_on_later(box: Sandbox) -> None:
+    code = "import asyncio\nx = 1\ntry:\n    await asyncio.sleep(0.7)\n    x = 2\nfinally:\n    print('end')"
+    async with box.session() as session:
+        slow = await session.run(code, limits=SHORT)
+        assert brief(slow) == ("timeout", "end\n", None, "kept")
+        assert 'File "<cell 1>", line 4' in slow.stderr
+        assert "KeyboardInterrupt" in slow.stderr
+        assert (await session.run("await asyncio.sleep(0.5)\nx")).display == "1"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = sys.stderr = io.StringIO(); print('into nowhere')",
+        "sys.stdout = sys.stderr = None",
+        "del sys.stdout, sys.stderr",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.detach()); sys.stderr = io.TextIOWrapper(sys.stderr.detach())",
+        "sys.stdout.close(); sys.stdout = open('mine', 'w'); sys.__stderr__.close()",
+    ],
+)
+async def test_what_a_cell_does_to_its_outputs_does_not_silence_later_ones(box: Sandbox, cell: str) -> None:
+    async with box.session() as session:
+        before = await session.run(f"import io, sys\nprint('before')\n{cell}")
+        assert (before.stdout, before.session_state) == ("before\n", "kept")
+        for _ in range(2):
+            after = await session.run("print('é after')\n1 / 0")
+            assert (after.outcome, after.stdout, after.session_state) == ("error", "é after\n", "kept")
+            assert "ZeroDivisionError" in after.stderr
+
+
+async def test_a_coding_declaration_says_nothing_about_text(box: Sandbox) -> None:
+    async with box.session() as session:
+        await session.run("# coding: latin-1\ndef f(): return 'é'")
+        assert (await session.run("f()")).display == "'é'"
+        source = await session.run(
+            "import inspect, linecache\nprint(linecache.getline('<cell 1>', 1), inspect.getsource(f))"
+        )
+        assert source.stdout == "# coding: latin-1\n def f(): return 'é'\n"
+
+
+async def test_a_cell_that_takes_no_interrupt_shows_what_it_printed(box: Sandbox) -> None:
+    deaf = "print('out')\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    catching = "print('out')\nimport time\nwhile True:\n    try:\n        time.sleep(60)\n    except: pass"
+    for code in (deaf, catching):
+        async with box.session() as session:
+            result = await session.run(code, limits=SHORT)
+            assert (result.outcome, result.stdout, result.session_state) == ("timeout", "out\n", "restored")
+
+
 STUBBORN = "x = 2\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 
 
