@@ -187,6 +187,7 @@ class Chat:
         content: of the message, without the prefill.
         """
         whole = self._render(messages, generate=False)
+        opened = _opened(opened, whole, self._dropped)
         _compare(opened, whole[: len(opened)])
         text, _, _ = whole[len(opened) :].rpartition(self.end_of_turn_text)
         check_rendered(text, [*messages[:-1], {**messages[-1], "content": content}])
@@ -252,8 +253,9 @@ class Chat:
             pieces = self._render([user], generate=True).removesuffix(dropped)
             pieces += asking + self.end_of_turn_text + self._tool_text(responses)
             _compare(pieces, self._render([user, asked, *tools], generate=True))
-            pieces = pieces.removesuffix(dropped) + answering + self.end_of_turn_text
             whole = self._render([user, asked, *tools, answered], generate=False)
+            opened = _opened(pieces, whole, dropped)
+            pieces = opened + answering + self.end_of_turn_text
             _compare(pieces, whole[: len(pieces)])
 
     def _find_prefill(self) -> str:
@@ -343,6 +345,11 @@ class TextStream:
             return self._stream.step(self._tokenizer, list(token_ids)) or ""
         except Exception:  # tokenizers has no class for it: "Invalid prefix encountered", from here on at each step
             return ""
+
+
+def _opened(opened: str, whole: str, dropped: str) -> str:
+    """What comes before the text of a last turn that is there: the prefill may be in it where earlier ones lose it."""
+    return opened if whole.startswith(opened) else opened.removesuffix(dropped)
 
 
 def _compare(pieces: str, whole: str) -> None:

@@ -83,6 +83,8 @@ class Prompt:
             _check_text(name, "tools")
         _check_text(self.reward, "reward")
         _check_text(self.source, "source")
+        if type(self.metadata) is not dict:
+            raise ValueError(f"metadata must be a dict, got {self.metadata!r}")
         _check_json(self.metadata, "metadata")
 
 

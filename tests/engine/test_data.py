@@ -7,9 +7,11 @@ import json
 import tempfile
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from itertools import count, islice, pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -285,6 +287,29 @@ def test_whatever_json_a_row_holds_is_refused_at_once_or_survives_the_journal(va
         [prompt] = read_prompts(path, metadata=["more"])
         Journal(Path(folder) / "journal").draw(0, 0, iter([prompt]))
         assert Journal(Path(folder) / "journal").draw(0, 0, iter(())) == prompt
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", ["python"]),
+        ("tools", "python"),
+        ("tools", (5,)),
+        ("reward", None),
+        ("source", "\ud83d"),
+        ("metadata", None),
+        ("metadata", {"a": (1,)}),
+        ("metadata", {"a": [{"b": np.float64(1)}]}),
+        ("metadata", {"a": 2**64}),
+        ("metadata", {5: 1}),
+        ("metadata", {"\ud83d": 1}),
+        ("metadata", {"a": ["\ud83d"]}),
+        ("metadata", {"a": b"1"}),
+    ],
+)
+def test_a_prompt_that_a_journal_would_not_give_back_is_refused_at_once(field, value):
+    with pytest.raises(ValueError, match=field):
+        replace(a_prompt(), **{field: value})
 
 
 # Rows that are no prompts
