@@ -15,7 +15,6 @@ may be absent where it renders that turn later. A rollout keeps it, since the mo
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,10 +118,7 @@ class Chat:
         """Raises TemplateError for what the template would ignore without a word."""
         if self.config.tools and not self._mentions("tools"):
             raise TemplateError("tools: the chat template shows none. Fix: describe them in the system message")
-        taken = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() | {"messages"}
         for name in self.config.template_arguments:
-            if name in taken:
-                raise TemplateError(f"template_arguments: {name!r} is not the template's own. Fix: leave it out")
             if not self._mentions(name):
                 raise TemplateError(f"template_arguments: the chat template has no variable {name!r}")
 
