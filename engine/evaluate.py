@@ -48,6 +48,9 @@ class Estimate(Protocol):
 class Evaluation:
     """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.estimate.avg_at_k`. graders:
     trajectories graded at once; the others wait, which no deadline of a grade covers.
+
+    Budgets and temperature are those of the rollouts: `rollouts.with_config(RolloutConfig(temperature=0.6, ...))` gives
+    an evaluation its own. (Only what is trained needs temperature 1.)
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class Evaluation:
         scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)
         found = self._estimate(scores_PK)
         bounds = {"eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
-        return {"eval/accuracy": found.mean, **bounds, "eval/k": self.samples}
+        sources = [row[0].prompt.source for row in graded]
+        means = measure.by_source("eval/accuracy", zip(sources, scores_PK.mean(axis=1), strict=True))
+        return {"eval/accuracy": found.mean, **bounds, **means, "eval/k": self.samples}
 
 
 class Evaluator:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from engine.data import skip
 from engine.disk import append, sync_folder, write_whole, writing
 from engine.journal_records import (
     Began,
@@ -151,7 +152,9 @@ class Journal:
     def after(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
         """A prompt stream from its start, without what was drawn of it."""
         lost = set(self._lost)
-        return (prompt for number, prompt in enumerate(prompts) if number >= self.position or number in lost)
+        passed = skip(prompts, min(lost, default=self.position))
+        numbered = enumerate(prompts, start=passed)
+        return (prompt for number, prompt in numbered if number >= self.position or number in lost)
 
     def draw(self, lease: int, attempt: int, prompts: Iterator[Prompt]) -> Prompt | None:
         """The prompt of this attempt: the one it had, else the next one; None when there is none."""

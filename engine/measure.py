@@ -6,8 +6,8 @@ Shape legend: M trajectories.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -37,6 +37,21 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     centre = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
+
+
+def by_source(name: str, values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean of each data set under `name/source`. values: (source, value); those of no source are not reported.
+
+    It is there for a single source too: of a mixture a step may hold one source by chance.
+
+    >>> by_source("reward", [("gsm8k", 1.0), ("gsm8k", 0.0), ("math", 1.0), ("", 1.0)])
+    {'reward/gsm8k': 0.5, 'reward/math': 1.0}
+    """
+    of: dict[str, list[float]] = defaultdict(list)
+    for source, value in values:
+        if source:
+            of[source].append(value)
+    return {f"{name}/{source}": float(np.mean(found)) for source, found in sorted(of.items())}
 
 
 def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -79,6 +94,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
+        **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
         "tool_error_share_correct": tool_error_share(correct(graded)),
         "tool_error_share": tool_error_share(graded),
         "tool_rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),

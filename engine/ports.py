@@ -158,6 +158,9 @@ class Tool(Protocol):
         name = "clock"
         async def __call__(self, arguments):
             return ToolReply(outcome="ok", text="12:00")
+
+    It may have a `description` and `parameters`, a JSON schema of the arguments: what the chat template shows the model
+    of it. `engine.tools.schema` says what is shown in their absence.
     """
 
     name: str
@@ -183,6 +186,8 @@ class StatefulTool(Protocol):
         async def __call__(self, arguments):
             self.count += 1
             return ToolReply(outcome="ok", text=str(self.count))
+
+    `description` and `parameters` may stand here as in a `Tool`.
     """
 
     name: str

@@ -19,6 +19,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from engine.journal import Journal, Log
 from engine.journal_records import Piece, join_pieces
 from engine.parse import CLOSE, MalformedCall, ToolCall
 from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool
+from engine.tools import schema
 from engine.trace import Timeline
 from engine.turn import Call, Draft, ToolLost, refusal
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
@@ -73,8 +75,20 @@ class Tally:
     tokens: int = 0
 
 
+@dataclass(slots=True)
+class _Counts:
+    """Over all Rollouts that come from one: the trajectories begun, which number the fleet's keys, and the tokens."""
+
+    trajectories: int = 0
+    tokens: int = 0
+
+
 class Rollouts:
-    """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories."""
+    """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories.
+
+    The model is shown the tools where the chat template shows tools, unless the chat's configuration says otherwise. A
+    prompt that names tools is offered only those.
+    """
 
     def __init__(
         self,
@@ -85,18 +99,44 @@ class Rollouts:
         timeline: Timeline,
         seed: int,
     ) -> None:
-        """Raises ValueError for two tools of one name."""
+        """Raises ValueError for two tools of one name, TemplateError where the template is unusable with the tools."""
         if len({tool.name for tool in tools}) < len(tools):
             raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
         self.config = config
-        self.chat = chat
         self.seed = seed
         self.closers = chat.closers(CLOSE)
-        self.tokens_sampled = 0
+        self._chat = chat
         self._fleet = fleet
         self._tools = tools
         self._timeline = timeline
-        self._keys = 0
+        self._counts = _Counts()
+        self._offers: dict[tuple[str, ...] | None, _Offer] = {}
+        self.chat = self._offer(None).chat
+
+    @property
+    def tokens_sampled(self) -> int:
+        """With those of Rollouts that `with_config` made of it."""
+        return self._counts.tokens
+
+    def with_config(self, config: RolloutConfig) -> Rollouts:
+        """The same with other budgets or another temperature, for an evaluation, say. Both can be used at once.
+
+        The replicas' `max_model_len` and the balancer's `max_tokens` must allow the larger of the two budgets.
+        """
+        other = copy.copy(self)
+        other.config = config
+        return other
+
+    def _offer(self, names: tuple[str, ...] | None, prompt_id: str = "") -> _Offer:
+        """What a prompt that names these tools is offered. Raises ValueError for a tool that is not there."""
+        if names not in self._offers:
+            known = {tool.name: tool for tool in self._tools}
+            if unknown := [name for name in names or () if name not in known]:
+                raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r} (there is: {', '.join(known)})")
+            tools = self._tools if names is None else [known[name] for name in dict.fromkeys(names)]
+            shown = self._chat.with_tools([schema(tool) for tool in tools])
+            self._offers[names] = _Offer(tools=tools, chat=shown)
+        return self._offers[names]
 
     async def run(
         self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
@@ -109,13 +149,21 @@ class Rollouts:
         started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
         deadline = Deadline(self.config.deadline_s)
         while True:
-            self._keys += 1
-            rollout = _Rollout(self, prompt, sample, group, self._keys, tally, log)
+            self._counts.trajectories += 1
+            rollout = _Rollout(self, prompt, sample, group, self._counts.trajectories, tally, log)
             async with AsyncExitStack() as opened:
                 try:
                     return await rollout.run(opened, deadline, started_at)
                 except Superseded:
                     log.begin(log.discarded + sum(turn.end - turn.start for turn in rollout.turns), tally.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Offer:
+    """The tools that a model may call, and the chat that shows them."""
+
+    tools: Sequence[Tool | StatefulTool]
+    chat: Chat
 
 
 class _Rollout:
@@ -126,7 +174,9 @@ class _Rollout:
     ) -> None:
         self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
         self.tally, self.log = tally, log
-        self.config, self.chat, self.fleet = owner.config, owner.chat, owner._fleet
+        self.config, self.fleet = owner.config, owner._fleet
+        self.offer = owner._offer(prompt.tools, prompt.id)
+        self.chat = self.offer.chat
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.prompt_tokens = len(self.buffer)
@@ -145,7 +195,7 @@ class _Rollout:
         error, stop = None, None
         try:
             async with deadline.timeout() as budget:
-                for tool in self.owner._tools:
+                for tool in self.offer.tools:
                     self.tools[tool.name] = tool if callable(tool) else await opened.enter_async_context(tool.open())
                 await self._rebuild()
                 stop = await self._turns(lane)
@@ -182,7 +232,7 @@ class _Rollout:
         """
         if self.turns and self.fleet.config.on_update == "restart" and self.buffer.version != self.fleet.version:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
-        stateful = {tool.name for tool in self.owner._tools if not callable(tool)}
+        stateful = {tool.name for tool in self.offer.tools if not callable(tool)}
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
             reply = await self.tools[use.name](json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
@@ -252,7 +302,7 @@ class _Rollout:
                 if len(buffer.ids) == start:
                     draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
                 buffer.append_sampled(delta)
-                self.owner.tokens_sampled += len(delta.token_ids)
+                self.owner._counts.tokens += len(delta.token_ids)
                 if not closers.isdisjoint(delta.token_ids):
                     # Up to that token only: a character that is not whole yet would hold back the text before it.
                     after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)

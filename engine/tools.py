@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.ports import Session, SessionRunner, Tool, ToolReply, ToolRunner
+import msgspec
+
+from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
 from sandbox.wire import Limits, ToolResult
 
 # "restored" means either of two things; the note is true of both: the call's own effects were undone with the state
 # that it left, or it ran on variables that had been lost and rebuilt before it.
 NOTES = {"restored": "Note: variables were rebuilt from earlier calls.", "lost": "Note: all variables are gone."}
+
+
+PYTHON_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "description": "The code to run."},
+        "input": {"type": "string", "description": "Text that the code can read from standard input."},
+    },
+    "required": ["code"],
+}
+
+
+def schema(tool: Tool | StatefulTool) -> dict[str, Any]:
+    """What a chat template shows the model of a tool: a JSON schema in the form of OpenAI's function calls.
+
+    It has the tool's `description` and `parameters` (a JSON schema). Without them the first paragraph of a docstring,
+    of the class or of `__call__`, describes it, and a TypedDict as the type of `arguments` says what they are.
+
+    >>> class Clock:
+    ...     '''Tells the time.'''
+    ...     name = "clock"
+    >>> schema(Clock())["function"]
+    {'name': 'clock', 'description': 'Tells the time.', 'parameters': {'type': 'object', 'properties': {}}}
+    """
+    description, parameters = getattr(tool, "description", None), getattr(tool, "parameters", None)
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": _described(tool) if description is None else description,
+            "parameters": _signature(tool) if parameters is None else parameters,
+        },
+    }
+
+
+def _described(tool: Any) -> str:
+    kind = type(tool)
+    for docstring in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__call__"), "__doc__", None)):
+        if docstring and not docstring.startswith(f"{kind.__name__}("):  # as a dataclass writes its own
+            return " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
+    return ""
+
+
+def _signature(tool: Any) -> dict[str, Any]:
+    """The parameters by the type of `arguments`; none are named where that is not a TypedDict."""
+    hint: Any = None
+    with suppress(AttributeError, NameError):  # a stateful tool; a type that is imported for a type checker only
+        hint = typing.get_type_hints(type(tool).__call__).get("arguments")
+    if not typing.is_typeddict(hint):
+        return {"type": "object", "properties": {}}
+    _, types = msgspec.json.schema_components([hint], ref_template="#/$defs/{name}")
+    found = {key: value for key, value in types.pop(hint.__name__).items() if key != "title"}
+    return {**found, "$defs": types} if types else found
 
 
 class PythonTool:
@@ -22,6 +79,9 @@ class PythonTool:
     name is what the model calls it; output_chars bounds what the model reads (the middle is cut out). display: also
     answers with what a notebook would display, the value of a last expression.
     """
+
+    description = "Runs Python code in a sandbox and answers with what it prints, or with its error."
+    parameters = PYTHON_PARAMETERS
 
     def __init__(
         self,
@@ -48,6 +108,12 @@ class PythonSessions:
 
     When a limit or a lost machine has cost the session its variables, the model reads one of NOTES.
     """
+
+    description = (
+        "Runs Python code as a cell of a notebook, and answers with what it prints and the value of its last "
+        "expression, or with its error. Variables are kept from call to call."
+    )
+    parameters = PYTHON_PARAMETERS
 
     def __init__(
         self, runner: SessionRunner, name: str = "python", limits: Limits | None = None, output_chars: int = 1000

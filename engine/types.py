@@ -55,6 +55,9 @@ class Prompt:
 
     id: the seeds of sampling and selection come from it. A prompt that comes again, in another epoch, needs another id:
     under the same one it is rolled out with the same random numbers.
+    tools: names of the tools that the model may call; None: all that the rollouts have. reward: how it is to be graded,
+    for a reward that knows several ways. source: the data set, by which metrics are reported; "" reports none.
+    metadata: what a reward needs besides, as JSON has it (no tuples, integers of 64 bits).
 
     >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
     'train-7'
@@ -63,13 +66,54 @@ class Prompt:
     id: str
     messages: tuple[Mapping[str, str], ...]
     answer: str
+    tools: tuple[str, ...] | None = None
+    reward: str = ""
+    source: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:  # said now: the journal would take other types, and no resume could read them
-        fields = [text for message in self.messages for field in message.items() for text in field]
+    def __post_init__(self) -> None:  # Early, since the journal would take other types, and no resume could read them.
+        texts = [text for message in self.messages for part in message.items() for text in part]
         try:
-            "".join([self.id, self.answer, *fields]).encode()
+            "".join([self.id, self.answer, *texts]).encode()
         except (TypeError, UnicodeEncodeError) as error:
             raise ValueError(f"id, answer and all in messages must be text, got {self!r}: {error}") from error
+        if self.tools is not None and not isinstance(self.tools, tuple):
+            raise ValueError(f"tools must be a tuple of names or None, got {self.tools!r}")
+        for name in self.tools or ():
+            _check_text(name, "tools")
+        _check_text(self.reward, "reward")
+        _check_text(self.source, "source")
+        if type(self.metadata) is not dict:
+            raise ValueError(f"metadata must be a dict, got {self.metadata!r}")
+        _check_json(self.metadata, "metadata")
+
+
+def _check_text(value: Any, name: str) -> None:
+    """Raises ValueError unless it is text (of no subclass) that has an encoding; half a surrogate pair has none."""
+    if type(value) is not str:
+        raise ValueError(f"{name} must be text, got {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be text, got {value!r}: {error}") from error
+
+
+def _check_json(value: Any, name: str) -> None:
+    """Raises ValueError unless a journal gives the same value back. name: where the value is."""
+    kind = type(value)
+    if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
+        return
+    if kind is str:
+        _check_text(value, name)
+    elif kind is list:
+        for at, part in enumerate(value):
+            _check_json(part, f"{name}[{at}]")
+    elif kind is dict:
+        for key, part in value.items():
+            _check_text(key, f"a name in {name}")
+            _check_json(part, f"{name}[{key!r}]")
+    else:
+        raise ValueError(f"{name} must be as JSON has it (dict, list, text, 64-bit number), got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -34,6 +35,7 @@ from engine.ports import (
     ToolReply,
     ToolRunner,
 )
+from engine.tools import schema
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
@@ -42,8 +44,7 @@ ODD_ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"code": None}, {"code": [1]
 
 async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
     """A tool has a name, answers with a known outcome, answers odd arguments too, and can be cancelled."""
-    assert isinstance(tool.name, str), "name is a string"
-    assert tool.name, "name is not empty"
+    check_schema(tool)
     for arguments in (good, *ODD_ARGUMENTS):
         reply = await tool(arguments)
         assert isinstance(reply, ToolReply), f"a tool answers with a ToolReply, not {reply!r}"
@@ -52,11 +53,29 @@ async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
     await _cancelled(lambda: tool(good))
 
 
+def check_schema(tool: Tool | StatefulTool) -> None:
+    """What the model is shown of a tool is the JSON schema of a function of its name."""
+    assert isinstance(tool.name, str), "name is a string"
+    assert tool.name, "name is not empty"
+    shown = schema(tool)
+    assert json.loads(json.dumps(shown)) == shown, f"the schema is JSON: {shown}"
+    assert shown["function"]["name"] == tool.name, shown
+    assert isinstance(shown["function"]["description"], str), "description is a string"
+    parameters = shown["function"]["parameters"]
+    assert isinstance(parameters, Mapping), "parameters is a JSON schema"
+    assert parameters.get("type") == "object", f"the arguments are an object: {parameters}"
+    properties = parameters.get("properties")
+    assert isinstance(properties, Mapping), f"parameters names the arguments in properties: {parameters}"
+    missing = set(parameters.get("required", ())) - properties.keys()
+    assert not missing, f"required arguments are in properties, not so {missing}"
+
+
 async def check_stateful_tool(tool: StatefulTool, good: Mapping[str, Any]) -> None:
     """It is not called itself; what `open` gives is a tool of the same name; trajectories have one each, at once; an
     exception goes through and leaves the others as they are.
     """
     assert not callable(tool), "a tool that can be called is taken for a stateless one"
+    check_schema(tool)
     async with tool.open() as first:
         await check_tool(first, good)
         assert first.name == tool.name, "the model calls both by one name"

@@ -89,6 +89,7 @@ def test_imports_point_one_way(package):
         ("vllm", {"engine/replica.py", "algo/transport_gpu.py"} | ENGINE_SIDE),
         ("torch", ENGINE_SIDE | LEARNER_SIDE),
         ("transformers", {"engine/chat.py"} | LEARNER_SIDE),
+        ("pyarrow", {"engine/tables.py"}),
     ],
 )
 def test_heavy_packages_are_imported_in_named_files_only(heavy, where):
@@ -113,7 +114,7 @@ def test_engine_and_sandbox_load_neither_torch_nor_vllm():
     code = (
         "import sys, importlib\n"
         f"for module in {modules!r}: importlib.import_module(module)\n"
-        "print(*sorted({'torch', 'vllm', 'transformers', 'matplotlib', 'tensorboardX'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'vllm', 'transformers', 'matplotlib', 'tensorboardX', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")

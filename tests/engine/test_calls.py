@@ -67,6 +67,25 @@ async def test_calls_as_data_give_the_tokens_of_a_rollout(chat, text_of, turns, 
     assert list(examples([as_data, as_text], chat.conversation)) == [wanted, wanted]
 
 
+@pytest.mark.parametrize("shown", ["always", "in the last turn", "never"])
+def test_calls_as_data_follow_what_the_template_begins_a_turn_with(shown):
+    """It is given, wherever the template shows it later; what follows is learnt."""
+    template = LINES.replace("assistant\n{% endif %}", "assistant\n<reason></reason>{% endif %}")
+    if shown != "always":
+        template = template.replace("{{ m.content }}{% for", "{{ m.content | replace('<reason></reason>', '') }}{% for")
+    if shown == "in the last turn":
+        opening, last = "{{ m.role }}\n", "{% if loop.last and m.role == 'assistant' %}<reason></reason>{% endif %}"
+        template = template.replace(opening, opening + last)
+    chat = Chat(tokenizer(template))
+    said = [with_calls({"function": GOOD}, content="<reason></reason>I look"), {"role": "tool", "content": "1"}]
+    messages = [USER, *said, {"role": "assistant", "content": "<reason></reason>It is 1"}]
+    given, asked, answered, last = chat.conversation(messages)
+    assert given == (chat.prompt_ids([USER]), False)
+    assert asked == (chat._encode(f"I look\n{_tag(GOOD, 10)}<|im_end|>"), True)
+    assert answered == (chat.tool_ids(["1"]), False)
+    assert last == (chat._encode("It is 1<|im_end|>"), True)
+
+
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"name": "python", "arguments": {"code": "1"}}
 

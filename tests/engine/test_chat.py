@@ -1,5 +1,6 @@
 """Token-exact turns: the audit refuses what cannot be rendered turn by turn; what passes is exact."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from engine.chat import Chat, TemplateError
+from engine.chat import Chat, ChatConfig, TemplateError
 
 TINY = Path(__file__).parent.parent.parent / "recipes/tiny"
 HERMES = (
@@ -228,6 +229,161 @@ def test_a_tokenizer_that_loses_text_is_refused():
 def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"checkpoint '{tmp_path}/nowhere': no tokenizer_config.json there"):
         Chat.load(tmp_path / "nowhere")
+
+
+# What a configuration changes
+
+TOOLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>\n{% endif %}" + HERMES
+REASON = HERMES.replace("assistant\n{% endif %}", "assistant\n<reason>{% endif %}")
+THOUGHT = HERMES.replace(
+    "assistant\n{% endif %}", "assistant\n{% if not think | default(true) %}<think></think>{% endif %}{% endif %}"
+)
+FORGOTTEN_THOUGHT = THOUGHT.replace(
+    "{{ m.content }}<|im_end|>", "{{ m.content | replace('<think></think>', '') }}<|im_end|>"
+)
+LOOKUP = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+CONFIGURED = {
+    "system": (HERMES, ChatConfig(system="Be brief.")),
+    "tools": (TOOLS, ChatConfig(tools=(LOOKUP,), system="Be brief.")),
+    "template": (None, ChatConfig(template=TOOLS)),
+    "arguments": (THOUGHT, ChatConfig(template_arguments={"think": True})),
+    "prefill": (REASON, ChatConfig()),
+    "thought": (THOUGHT, ChatConfig(template_arguments={"think": False})),
+    "forgotten": (FORGOTTEN_THOUGHT, ChatConfig(template_arguments={"think": False}, system="Be brief.")),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGURED)
+def configured(request):
+    template, config = CONFIGURED[request.param]
+    return Chat(tokenizer(template), config)
+
+
+def text_of(chat, messages):
+    return chat.decode(chat.prompt_ids(messages))
+
+
+def test_by_default_ids_are_what_they_always_were():
+    """Of the quick start's agent, also with the schemas of its tools, which its template does not show."""
+    chat = Chat.load(TINY)
+    asked, answered = (
+        [1, 310, 201, 57, 74, 67, 349, 286, 24, 223, 12, 223, 25, 33, 2, 201, 1, 316, 201],
+        [201, 1, 310, 201, 510, 201, 22, 20, 201, 511, 2, 201, 1, 316, 201],
+    )
+    for same in (chat, chat.with_tools([LOOKUP]), Chat.load(TINY, ChatConfig())):
+        assert same.prompt_ids([{"role": "user", "content": "What is 6 * 7?"}]) == asked
+        assert same.tool_ids(["42"]) == answered
+        assert same.prefill == ""
+
+
+def test_a_system_message_comes_first_unless_there_is_one():
+    chat = Chat(tokenizer(), ChatConfig(system="Be brief."))
+    assert text_of(chat, [USER]).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
+    own = {"role": "system", "content": "Be long."}
+    assert text_of(chat, [own, USER]) == text_of(Chat(tokenizer()), [own, USER])
+
+
+def test_tools_are_shown_where_the_template_shows_tools():
+    chat = Chat(tokenizer(TOOLS))
+    assert "<tools>" not in text_of(chat, [USER])
+    shown = text_of(chat.with_tools([LOOKUP]), [USER])
+    assert json.loads(shown[len("<tools>") : shown.index("</tools>")]) == [LOOKUP]
+    assert shown == text_of(Chat(tokenizer(TOOLS), ChatConfig(tools=(LOOKUP,))), [USER])
+    silent = Chat(tokenizer(TOOLS), ChatConfig(tools=()))
+    assert silent.with_tools([LOOKUP]) is silent, "the configuration has the last word"
+
+
+def test_a_template_that_has_one_form_for_tools_uses_it():
+    several = tokenizer()
+    several.chat_template = {"default": HERMES, "tool_use": TOOLS}
+    chat = Chat(several)
+    assert "<tools>" in text_of(chat.with_tools([LOOKUP]), [USER])
+    assert text_of(chat, [USER]) == text_of(Chat(tokenizer()), [USER])
+
+
+def test_a_template_is_given_as_text_or_as_a_file(tmp_path):
+    (tmp_path / "chat.jinja").write_text(REASON)
+    for template in (REASON, tmp_path / "chat.jinja", str(tmp_path / "chat.jinja")):
+        for own in (HERMES, None):
+            assert text_of(Chat(tokenizer(own), ChatConfig(template=template)), [USER]).endswith("assistant\n<reason>")
+    with pytest.raises(TemplateError, match=f"{tmp_path}/absent"):
+        Chat(tokenizer(), ChatConfig(template=tmp_path / "absent"))
+
+
+def test_arguments_reach_the_template():
+    thinking, not_thinking = (Chat(tokenizer(THOUGHT), ChatConfig(template_arguments={"think": x})) for x in (1, 0))
+    assert text_of(thinking, [USER]).endswith("assistant\n")
+    assert text_of(not_thinking, [USER]).endswith("assistant\n<think></think>")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (ChatConfig(template_arguments={"thinks": False}), "'thinks'"),
+        (ChatConfig(template_arguments={"tokenize": True}), "'tokenize'"),
+        (ChatConfig(template_arguments={"messages": []}), "'messages'"),
+        (ChatConfig(tools=(LOOKUP,)), "tools"),
+    ],
+)
+def test_what_the_template_would_ignore_is_refused(config, named):
+    with pytest.raises(TemplateError, match=named):
+        Chat(tokenizer(THOUGHT), config)
+
+
+@pytest.mark.parametrize(
+    ("condition", "config"),
+    [
+        ("tools", ChatConfig(tools=(LOOKUP,))),
+        ("messages[0].role == 'system'", ChatConfig(system="Be brief.")),
+        ("think is defined", ChatConfig(template_arguments={"think": False})),
+    ],
+)
+def test_the_audit_is_of_what_is_configured(condition, config):
+    counting = HERMES + f"{{% if {condition} %}}{{{{ messages | length }}}}{{% endif %}}"
+    Chat(tokenizer(counting))
+    with pytest.raises(TemplateError, match="not append-only"):
+        Chat(tokenizer(counting), config)
+    if config.tools:
+        with pytest.raises(TemplateError, match="not append-only"):
+            Chat(tokenizer(counting)).with_tools(config.tools)
+
+
+@settings(max_examples=60, deadline=None)
+@given(user=contents, turns=st.lists(st.tuples(contents, st.lists(contents, min_size=1, max_size=3)), max_size=3))
+def test_as_configured_the_pieces_decode_to_what_the_template_renders_at_once(configured, user, turns):
+    """A prefill is in the content of a turn, or a template that forgets it leaves it out of all but the last."""
+    chat, messages = configured, [{"role": "user", "content": user}]
+    forgets = chat.prefill if "replace" in str(chat._tokenizer.chat_template) else ""
+    ids, kept = chat.prompt_ids(messages), chat.prefill.removesuffix(forgets)
+    expected = chat.decode(ids)
+    for sampled, responses in turns:
+        given = chat.tool_ids(responses)
+        ids += [*chat._encode(sampled), chat.end_of_turn, *given]
+        expected = expected.removesuffix(forgets) + sampled + chat.end_of_turn_text + chat.decode(given)
+        messages.append({"role": "assistant", "content": kept + sampled})
+        messages += [{"role": "tool", "content": response} for response in responses]
+    assert text_of(chat, messages) == expected
+    assert chat.decode(ids).count(chat.prefill or "\0") == (len(turns) + 1 if chat.prefill else 0)
+
+
+def test_as_configured_a_conversation_to_learn_from_is_what_a_rollout_records(configured):
+    asked, answered = "<reason>I look.</reason>", "<answer>4</answer>"
+    begins = configured.prefill
+    said = [begins + text.removeprefix(begins) for text in (asked, answered)]
+    messages = [USER, {"role": "assistant", "content": said[0]}, {"role": "tool", "content": "4"}]
+    messages.append({"role": "assistant", "content": said[1]})
+    pieces = configured.conversation(messages)
+    sampled = [[*configured._encode(text.removeprefix(begins)), configured.end_of_turn] for text in said]
+    given = [configured.prompt_ids([USER]), configured.tool_ids(["4"])]
+    assert pieces == [(given[0], False), (sampled[0], True), (given[1], False), (sampled[1], True)]
+
+
+def test_a_turn_that_does_not_begin_as_the_template_begins_it_cannot_be_learnt():
+    with pytest.raises(ValueError, match=r"message 1: .*'<reason>'.*'Yes'"):
+        Chat(tokenizer(REASON)).conversation([USER, SAID])
+    forgets = Chat(tokenizer(FORGOTTEN_THOUGHT), ChatConfig(template_arguments={"think": False}))
+    [_, (ids, _)] = forgets.conversation([USER, SAID])
+    assert forgets.decode(ids) == "Yes<|im_end|>"
 
 
 @given(text=st.text(max_size=20))

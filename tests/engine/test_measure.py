@@ -130,3 +130,16 @@ def test_an_evaluation_by_hand():
 def test_wilsons_interval(successes, trials, low, high):
     """Wilson 1927; the values are those of statsmodels' proportion_confint(method="wilson")."""
     np.testing.assert_allclose(measure.wilson(successes, trials), (low, high), atol=5e-5)
+
+
+def test_rewards_are_told_by_source_and_prompts_without_one_are_not():
+    def of(source, rewards, **options):
+        prompt = replace(a_prompt(), source=source)
+        members = tuple(a_trajectory(n, prompt=prompt, reward=reward) for n, reward in enumerate(rewards))
+        return Group(prompt=prompt, trajectories=members, lease=0, **options)
+
+    failed = of("math", [None])
+    failed = replace(failed, trajectories=(replace(failed.trajectories[0], error=ERROR),))
+    found = measure.step([of("gsm8k", [1.0, 0.0]), of("gsm8k", [1.0, 1.0], drop="flat"), failed, of("", [0.5])], 0)
+    assert {name: value for name, value in found.items() if name.startswith("reward/")} == {"reward/gsm8k": 0.75}
+    assert found["reward"] == pytest.approx(3.5 / 5)

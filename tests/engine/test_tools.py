@@ -1,13 +1,15 @@
-"""What the model reads of a tool call."""
+"""What the model reads of a tool and of its calls."""
 
 import re
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import ToolReply
-from engine.tools import NOTES, PythonSessions, PythonTool, clip
+from engine.tools import NOTES, PythonSessions, PythonTool, clip, schema
 from sandbox.wire import Limits, ToolResult
 from tests.fakes import ScriptedRunner, ScriptedSessions
 
@@ -107,3 +109,73 @@ def test_a_limit_without_room_is_refused():
     for make in (lambda: PythonTool(ScriptedRunner(), output_chars=3), lambda: PythonSessions(None, output_chars=3)):
         with pytest.raises(ValueError, match="output_chars must be at least 20, got 3"):
             make()
+
+
+# Schemas
+
+
+class Place(TypedDict):
+    city: str
+    country: NotRequired[str]
+
+
+class Forecast(TypedDict):
+    place: Place
+    days: NotRequired[int]
+
+
+@dataclass
+class Weather:
+    name: str = "weather"
+
+    async def __call__(self, arguments: Forecast) -> ToolReply:
+        """Says what the weather
+        will be.
+
+        Not of yesterday.
+        """
+        return ToolReply(outcome="ok", text="rain")
+
+
+def parameters(tool):
+    return schema(tool)["function"]["parameters"]
+
+
+def test_a_schema_is_that_of_the_tool():
+    class Lookup:
+        """Not what the model is to read."""
+
+        name = "lookup"
+        description = "Looks a word up."
+        parameters = {"type": "object", "properties": {"word": {"type": "string"}}}  # noqa: RUF012
+
+    function = {"name": "lookup", "description": "Looks a word up.", "parameters": Lookup.parameters}
+    assert schema(Lookup()) == {"type": "function", "function": function}
+
+
+def test_a_schema_comes_from_docstring_and_signature_where_the_tool_has_none():
+    found = schema(Weather())["function"]
+    assert (found["name"], found["description"]) == ("weather", "Says what the weather will be.")
+    assert found["parameters"]["properties"]["days"] == {"type": "integer"}
+    assert found["parameters"]["required"] == ["place"]
+    reference = found["parameters"]["properties"]["place"]["$ref"]
+    assert reference == "#/$defs/Place"
+    assert found["parameters"]["$defs"]["Place"]["required"] == ["city"]
+
+
+def test_a_tool_that_says_nothing_of_itself_has_a_schema():
+    class Bare:
+        name = "bare"
+
+        async def __call__(self, arguments):
+            return ToolReply(outcome="ok", text="")
+
+    wanted = {"name": "bare", "description": "", "parameters": {"type": "object", "properties": {}}}
+    assert schema(Bare())["function"] == wanted
+
+
+@pytest.mark.parametrize("tool", [PythonTool(ScriptedRunner()), PythonSessions(ScriptedSessions(), name="jupyter")])
+def test_the_python_tools_say_what_they_take(tool):
+    assert parameters(tool)["properties"].keys() == {"code", "input"}
+    assert parameters(tool)["required"] == ["code"]
+    assert schema(tool)["function"]["description"]
