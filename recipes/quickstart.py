@@ -317,9 +317,9 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
-    if run.resumed:
-        console.print(job.state.story, markup=False, highlight=False, soft_wrap=True)
-    else:
+    if job.book.story:
+        console.print(job.book.story, markup=False, highlight=False, soft_wrap=True)
+    if not run.resumed:
         run.json("config.json", {**dataclasses.asdict(config), "argv": sys.argv, "versions": versions()})
     with job.book.closing(config.algorithm):
         summary = await job.run()
