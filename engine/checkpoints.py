@@ -31,19 +31,12 @@ class CheckpointFolder:
         """Those that are complete, ascending."""
         return sorted(int(path.name[5:]) for path in self.path.glob("step-*") if path.name[5:].isdecimal())
 
-    def clear_drafts(self) -> None:
-        """Deletes what a learner that was killed had begun."""
-        for path in self.path.glob(".step-*"):
+    def clear_after(self, step: int) -> None:
+        """Deletes what a learner that was killed had begun, and the checkpoints after this one, which the run that
+        goes on from it will write again: one of the two might be taken for the other's.
+        """
+        for path in [*self.path.glob(".step-*"), *(self.of(later) for later in self.steps() if later > step)]:
             shutil.rmtree(path, ignore_errors=True)
-
-    def newest(self) -> tuple[int, list[str]]:
-        """(step of the newest whole checkpoint, or 0; what is wrong with newer ones)."""
-        faults = list[str]()
-        for step in reversed(self.steps()):
-            if (fault := damage(self.of(step))) is None:
-                return step, faults
-            faults.append(f"checkpoint {self.of(step)} is damaged: {fault}")
-        return 0, faults
 
 
 def damage(path: Path) -> str | None:

@@ -2,14 +2,16 @@
 
 Invariants
 - Append-only records with a checksum, written at once: they survive the death of this process, and after a `sync` that
-  of the machine. A tail that is torn is cut and counted; nothing after it is read.
-- A position of the prompt stream is drawn once, whatever happens between.
+  of the machine. What is not whole of a segment is cut off and named; what it held is done again.
+- A position of the prompt stream is drawn once, whatever happens between. Which ones the steps before a checkpoint
+  drew is on the disk, in a file of its own, before that checkpoint is begun: none of their segments is needed to go on
+  from it, and none of their prompts is ever drawn again.
 - What is read back is what was written, to the last bit: a step that is trained again from it is the same step.
 
 A journal is a memo: who asks for a prompt or a trajectory gets what it holds, and does the work otherwise. What was
 sampled in a turn that had not ended is sampled again.
 
-One file per step (`engine.journal_records` says what is in it).
+One file per step (`engine.journal_files` says which files there are, `engine.journal_records` what is in them).
 """
 
 from __future__ import annotations
@@ -19,8 +21,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from engine.checkpoints import Unresumable
 from engine.data import skip
 from engine.disk import append, sync_folder, write_whole, writing
+from engine.journal_files import (
+    Fault,
+    Floor,
+    delete,
+    floors,
+    read_floor,
+    read_segments,
+    read_whole,
+    segment,
+    segments,
+    write_floor,
+)
 from engine.journal_records import (
     Began,
     Decided,
@@ -29,13 +46,13 @@ from engine.journal_records import (
     Grown,
     Mark,
     Piece,
-    Position,
     Record,
     after,
     decode,
     decode_trajectories,
     encode,
     encode_trajectories,
+    frame,
     join_pieces,
     parts,
     size,
@@ -104,15 +121,17 @@ class Log:
 class Journal:
     """folder None: remembers nothing. groups_per_step: a lease belongs to step lease // groups_per_step.
 
-    Opening reads what is there. torn_bytes: what was cut off. Raises DiskFull from every method that writes.
+    first_step: how many steps the checkpoint covers that the run goes on from; only what follows is read, and what is
+    not whole of it is cut off. faults: what was found to be wrong with the segments. Raises Unresumable when it is not
+    known what was drawn before, or for records of another version; DiskFull from every method that writes.
     """
 
-    def __init__(self, folder: Path | None = None, groups_per_step: int = 1) -> None:
+    def __init__(self, folder: Path | None = None, groups_per_step: int = 1, first_step: int = 0) -> None:
         self.folder = folder
-        self.position = 0  # prompts drawn so far
-        self.torn_bytes = 0
-        self._lost: list[int] = []  # positions below it whose record was lost with the machine: drawn first
+        self.faults: list[Fault] = []
         self._groups_per_step = groups_per_step
+        self._floor = Floor(step=0, position=0, undrawn=())
+        self._positions: dict[tuple[int, int], int] = {}  # what each attempt of a lease since the floor has drawn
         self._drawn: dict[tuple[int, int], Prompt] = {}
         self._logs: dict[tuple[int, int, int], Log] = {}
         self._decided: dict[tuple[int, int], Decided] = {}
@@ -120,30 +139,27 @@ class Journal:
         if folder is not None:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            drawn, floor = set[int](), 0
-            for path in sorted(folder.glob("step-*")):
-                for record in self._read(path):
-                    if isinstance(record, Drawn):
-                        drawn.add(record.position)
-                    elif isinstance(record, Position):
-                        floor = max(floor, record.position)
-            self.position = max(drawn | {floor - 1}) + 1
-            self._lost = sorted(set(range(floor, self.position)) - drawn)
+            self._floor = read_floor(folder, first_step)
+            for step, payloads, fault in read_segments(folder, first_step):
+                if fault is not None:
+                    self.faults.append(fault)
+                if step >= first_step:
+                    self._read(segment(folder, step), payloads)
+                    self._cut_off(fault)
+        drawn = set(self._positions.values())
+        self.position = max([self._floor.position, *(position + 1 for position in drawn)])  # prompts drawn so far
+        # Positions below it whose record was lost: drawn first.
+        self._lost = sorted(self._floor.open(self.position) - drawn)
 
     @property
     def on(self) -> bool:
         return self.folder is not None
 
     @property
-    def first_step(self) -> int | None:
-        """The first step (from 0) of which it knows; None when it is empty."""
-        return min(map(_step, self.folder.glob("step-*")), default=None) if self.folder else None
-
-    def held(self, step: int) -> tuple[int, int]:
-        """(trajectories that had ended, that were under way) of this step and later ones when it was opened."""
-        logs = [log for (lease, _, _), log in self._logs.items() if lease >= step * self._groups_per_step]
-        ended = sum(log.finished is not None for log in logs)
-        return ended, len(logs) - ended
+    def held(self) -> tuple[int, int]:
+        """(trajectories that had ended, that were under way) when it was opened."""
+        ended = sum(log.finished is not None for log in self._logs.values())
+        return ended, len(self._logs) - ended
 
     def held_of(self, step: int) -> int:
         """Trajectories of this step, ended or not, that were there when it was opened."""
@@ -162,6 +178,8 @@ class Journal:
         if found is None and (found := next(prompts, None)) is not None:
             position = self._lost.pop(0) if self._lost else self.position
             self.position = max(self.position, position + 1)
+            if self.on:
+                self._positions[lease, attempt] = position
             self.write(Drawn(lease=lease, attempt=attempt, position=position, prompt=found))
         return found
 
@@ -197,71 +215,86 @@ class Journal:
         """Appends; the operating system has the record when this returns."""
         if self.folder is None:
             return
-        step = record.lease // self._groups_per_step
-        with writing(path := self.folder / f"step-{step:06d}"):
+        step = self._step(record.lease)
+        with writing(path := segment(self.folder, step)):
             if step not in self._files:
                 self._files[step] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            append(self._files[step], encode(record))
+            append(self._files[step], frame(encode(record)))
 
-    def forget(self, step: int) -> None:
-        """Deletes the segments of steps (from 0) before this one: a checkpoint covers them."""
-        if self.folder is None or (first := self.first_step) is None or first >= step:
-            return
-        self.write(Position(lease=step * self._groups_per_step, attempt=0, position=self.position))
-        self.sync()  # else a machine that dies may have deleted the draws and not written that they were made
-        for path in self.folder.glob("step-*"):
-            if _step(path) < step:
-                if (file := self._files.pop(_step(path), None)) is not None:
-                    os.close(file)
-                path.unlink()
-        floor = step * self._groups_per_step
-        self._drawn = {key: prompt for key, prompt in self._drawn.items() if key[0] >= floor}
-        self._logs = {key: log for key, log in self._logs.items() if key[0] >= floor}
-        self._decided = {key: record for key, record in self._decided.items() if key[0] >= floor}
+    def floor(self, step: int) -> Floor:
+        """What the steps (from 0) before this one drew. Their groups must all have been made."""
+        before = {position for (lease, _), position in self._positions.items() if self._step(lease) < step}
+        return Floor(step=step, position=self.position, undrawn=tuple(sorted(self._floor.open(self.position) - before)))
 
-    def sync(self) -> None:
-        """On the disk when this returns. Blocks; nothing may be written meanwhile to be counted on."""
+    def sync(self, floor: Floor) -> None:
+        """The records, and then the floor, are on the disk when this returns. Blocks; nothing may be written meanwhile
+        to be counted on.
+        """
         if self.folder is not None:
             with writing(self.folder):
                 for file in list(self._files.values()):
                     os.fsync(file)
                 sync_folder(self.folder)
+            write_floor(self.folder, floor)
+
+    def forget(self, step: int) -> None:
+        """Deletes what is of steps (from 0) before this one: a checkpoint covers them, and its floor is on the disk."""
+        if self.folder is None:
+            return
+        self._floor = self.floor(step)
+        for closed in [each for each in self._files if each < step]:
+            os.close(self._files.pop(closed))
+        delete(self.folder, {each for each in (*segments(self.folder), *floors(self.folder)) if each < step})
+        self._positions = {key: position for key, position in self._positions.items() if self._step(key[0]) >= step}
+        self._drawn = {key: prompt for key, prompt in self._drawn.items() if self._step(key[0]) >= step}
+        self._logs = {key: log for key, log in self._logs.items() if self._step(key[0]) >= step}
+        self._decided = {key: record for key, record in self._decided.items() if self._step(key[0]) >= step}
 
     def keep(self, name: str, trajectories: list[Trajectory]) -> None:
         """Holds trajectories under a name (those of an evaluation, say), in place of what was there."""
         if self.folder is not None:
-            write_whole(self.folder / name, [encode_trajectories(trajectories)])
+            write_whole(self.folder / name, [frame(encode_trajectories(trajectories))])
 
     def kept(self, name: str) -> list[Trajectory] | None:
-        path = self.folder / name if self.folder else None
-        return decode_trajectories(path.read_bytes()) if path and path.exists() else None
+        """None where there are none, or not as they were written."""
+        if self.folder is None:
+            return None
+        try:
+            payload = read_whole(self.folder / name)
+            return None if payload is None else decode_trajectories(payload)
+        except (Unresumable, msgspec.DecodeError):  # a disk that fails; another version
+            return None
 
     def close(self) -> None:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
-    def _read(self, path: Path) -> Iterator[Record]:
-        """Takes the records of a segment in, and cuts its torn tail off."""
-        data, good = path.read_bytes(), 0
-        for record, end in decode(data):
-            good = end
-            yield record
-            match record:
-                case Drawn():
-                    self._drawn[record.lease, record.attempt] = record.prompt
-                case Decided():
-                    self._decided[record.lease, record.attempt] = record
-                case Grown() | Began() | Ended():
-                    key = record.lease, record.attempt, record.sample
-                    # last now: `ended` gives the order of the ends
-                    log = self._logs[key] = self._logs.pop(key, Log(self, key))
-                    log.read(record)
-        if good < len(data):
-            self.torn_bytes += len(data) - good
-            with writing(path):
-                os.truncate(path, good)
+    def _step(self, lease: int) -> int:
+        return lease // self._groups_per_step
 
+    def _read(self, path: Path, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            try:
+                self._take(decode(payload))
+            except msgspec.DecodeError as error:
+                raise Unresumable(f"{path} is of another version of this program: {error}") from error
 
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    def _cut_off(self, fault: Fault | None) -> None:
+        """What is not whole goes, so that what is written next follows what is."""
+        if fault is not None and fault.at is not None:
+            with writing(fault.path):
+                os.truncate(fault.path, fault.at)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case Drawn():
+                self._drawn[record.lease, record.attempt] = record.prompt
+                self._positions[record.lease, record.attempt] = record.position
+            case Decided():
+                self._decided[record.lease, record.attempt] = record
+            case Grown() | Began() | Ended():
+                key = record.lease, record.attempt, record.sample
+                # last now: `ended` gives the order of the ends
+                log = self._logs[key] = self._logs.pop(key, Log(self, key))
+                log.read(record)

@@ -2,24 +2,23 @@
 
 Invariants
 - What is decoded is what was encoded, to the last bit.
-- Decoding ends before the first record that is not whole. What is whole, but of another version, raises Unresumable.
+- A record whose bytes are not those that were written is not whole, nor is anything that follows it.
 
-A record is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack; arrays
-are their bytes.
+A record is a frame: the length and the CRC-32 of its payload (both uint32, little-endian), then the payload, in
+msgpack; arrays are their bytes.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from engine.checkpoints import Unresumable
 from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
 
 _HEADER = struct.Struct("<II")
@@ -85,13 +84,7 @@ class Decided(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
     waste: dict[str, int]
 
 
-class Position(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """So many prompts were drawn when segments before this one were deleted."""
-
-    position: int
-
-
-Record = Drawn | Grown | Began | Ended | Decided | Position
+Record = Drawn | Grown | Began | Ended | Decided
 
 
 def join_pieces(pieces: list[Piece]) -> Piece:
@@ -119,36 +112,51 @@ def after(whole: Whole, mark: Mark) -> Whole:
     return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:])
 
 
-def encode(record: Record) -> bytes:
-    payload = msgspec.msgpack.encode(record, enc_hook=_to_bytes)
+def frame(payload: bytes) -> bytes:
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    """Raises Unresumable for what another version has written, or a damaged disk holds."""
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise Unresumable(f"journal damaged or of another version (fresh=true starts a new run): {error}") from error
+def frames(data: bytes) -> tuple[list[bytes], int]:
+    """The payloads of the whole frames at the start of data, and where they end."""
+    payloads, end = list[bytes](), 0
+    while end + _HEADER.size <= len(data):
+        length, checksum = _HEADER.unpack_from(data, end)
+        start = end + _HEADER.size
+        payload = data[start : start + length]
+        if not length or len(payload) != length or zlib.crc32(payload) != checksum:
+            break
+        payloads.append(payload)
+        end = start + length
+    return payloads, end
+
+
+def is_cut_off(rest: bytes) -> bool:
+    """What follows the last whole frame looks like a frame of which only the start was written. (A machine that loses
+    power may leave zeros in place of what was not.)
+    """
+    written = rest.rstrip(b"\0")
+    if len(written) <= _HEADER.size:
+        return True
+    length, _ = _HEADER.unpack_from(written)
+    return len(written) < _HEADER.size + length
+
+
+def encode(record: Record) -> bytes:
+    return msgspec.msgpack.encode(record, enc_hook=_to_bytes)
+
+
+def decode(payload: bytes) -> Record:
+    """Raises msgspec.DecodeError for a record of another version."""
+    return _record.decode(payload)
 
 
 def encode_trajectories(trajectories: list[Trajectory]) -> bytes:
     return msgspec.msgpack.encode(trajectories, enc_hook=_to_bytes)
 
 
-def decode_trajectories(data: bytes) -> list[Trajectory]:
-    return _decoded(_trajectories, data)
-
-
-def decode(data: bytes) -> Iterator[tuple[Any, int]]:
-    """(record, where it ends) as long as they are whole. (A machine that died may leave zeros.)"""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, checksum = _HEADER.unpack_from(data, at)
-        payload = data[at + _HEADER.size : (at := at + _HEADER.size + length)]
-        if not length or len(payload) != length or zlib.crc32(payload) != checksum:
-            return
-        yield _decoded(_record, payload), at
+def decode_trajectories(payload: bytes) -> list[Trajectory]:
+    """Raises msgspec.DecodeError for those of another version."""
+    return _trajectories.decode(payload)
 
 
 def _to_bytes(value: Any) -> bytes:

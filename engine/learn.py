@@ -86,7 +86,7 @@ class Learn:
     async def _checkpoint(self, step: int, state: RunState) -> None:
         """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
         await asyncio.to_thread(state.run.sync)
-        await asyncio.to_thread(state.journal.sync)
+        await asyncio.to_thread(state.journal.sync, state.journal.floor(step))
         await self.learner.checkpoint(state.checkpoints.of(step), step)
         if len(complete := state.checkpoints.steps()) > 1:
             state.journal.forget(complete[-2])

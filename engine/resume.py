@@ -3,15 +3,19 @@
 Invariants
 - The state is that after step `step`: its metrics are the last ones, its weights the next that are live; all that the
   journal does not know of later steps is done anew.
+- A state is a checkpoint of the learner, what prompts were drawn before it, and the metrics up to it. When one of the
+  three is damaged the state before it is used; when none is whole the run is not resumed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
-from engine.checkpoints import CheckpointFolder, Unresumable
+from engine.checkpoints import CheckpointFolder, Unresumable, damage
 from engine.journal import Journal
+from engine.journal_files import floors, read_floor, segments
 from engine.record import RunFolder
 
 
@@ -28,20 +32,16 @@ class RunState:
 
     @classmethod
     def open(cls, run: RunFolder, groups_per_step: int) -> Self:
-        """Raises Unresumable when neither a whole checkpoint nor the journal leads to where the run was."""
+        """Raises Unresumable when no state is whole from which the journal leads to where the run was."""
         checkpoints = CheckpointFolder(run.path / "checkpoints")
-        step, faults = checkpoints.newest()
-        journal = Journal(run.path / "journal", groups_per_step)
-        if step < (journal.first_step or 0) or (step and not journal.position):  # else all is drawn again
-            faults.append(f"{journal.folder} does not go on from step {step}, the newest that is whole")
-            reasons = "".join(f"\n  {fault}" for fault in faults)
-            raise Unresumable(f"{run.path} cannot be resumed (fresh=true starts a new run):{reasons}")
-        checkpoints.clear_drafts()
-        ended, begun = journal.held(step)
-        story = [f"{fault}; the one before it is used" for fault in faults]
-        if journal.torn_bytes:
-            story.append(f"the journal's last {journal.torn_bytes} bytes were not whole")
+        folder = run.path / "journal"
+        step, faults = _newest(run, checkpoints, folder)
+        journal = Journal(folder, groups_per_step, step)
+        checkpoints.clear_after(step)
+        story = [f"{fault}; the state before it is used" for fault in faults]
+        story += map(str, journal.faults)
         if run.resumed:
+            ended, begun = journal.held
             held = f"{ended} finished and {begun} unfinished trajectories in the journal"
             story.append(f"resuming {run.path} at step {step}: {held}")
         return cls(
@@ -57,3 +57,31 @@ class RunState:
     def checkpoint(self) -> str | None:
         """What `engine.link.Configure.resume` takes."""
         return str(self.checkpoints.of(self.step).resolve()) if self.step else None
+
+
+def _newest(run: RunFolder, checkpoints: CheckpointFolder, folder: Path) -> tuple[int, list[str]]:
+    """(step of the newest whole state, what is wrong with newer ones). folder: the journal's."""
+    faults = list[str]()
+    for step in reversed(checkpoints.steps()):
+        if (fault := _fault(run, checkpoints, folder, step)) is None:
+            return step, faults
+        faults.append(fault)
+    # The start is such a state as long as the journal reaches back to it. Else it would be a run from the start that
+    # says it was resumed.
+    if (faults or segments(folder) or floors(folder)) and 0 not in segments(folder):
+        faults.append(f"{folder} does not go on from step 0")
+        reasons = "".join(f"\n  {fault}" for fault in dict.fromkeys(faults))  # of two states it may be the same
+        raise Unresumable(f"{run.path} cannot be resumed (fresh=true starts a new run):{reasons}")
+    return 0, faults
+
+
+def _fault(run: RunFolder, checkpoints: CheckpointFolder, folder: Path, step: int) -> str | None:
+    """What is wrong with the state after a step."""
+    if (fault := damage(checkpoints.of(step))) is not None:
+        return f"checkpoint {checkpoints.of(step)} is damaged: {fault}"
+    try:
+        read_floor(folder, step)
+        run.rows(step)
+    except Unresumable as error:
+        return str(error)
+    return None

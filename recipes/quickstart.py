@@ -366,7 +366,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
-        say(job.state.story)
+        say(job.book.story)
         run.extend(config.steps)
     else:
         if run.unfinished:

@@ -13,25 +13,36 @@ from engine.types import Trajectory
 from recipes.tiny_display import Display
 from recipes.tiny_report import Progress, plot
 
+FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
+
 
 class Book:
-    """`restore` comes first: it says where to show what is written down."""
+    """`restore` comes first: it says where to show what is written down. story: for the user, what is resumed."""
 
     _display: Display
 
     def __init__(self, run: RunFolder, state: RunState, timeline: Timeline) -> None:
         self.progress = Progress()
         self._run, self._state, self._timeline = run, state, timeline
+        for row in state.rows:
+            self.progress.step(int(row["step"]), row)
+        self.story = "\n".join(filter(None, [*self._examples(), state.story]))
+
+    def _examples(self) -> Iterator[str]:
+        """Takes in the trajectories of the evaluations before: the report's examples. What is lost of them is said."""
+        evaluated = [row["step"] for row in self.progress.evaluations]
+        for step, name, due in ((0, FIRST, 0 in evaluated), (1, LAST, max(evaluated, default=0) > 0)):
+            trajectories = self._state.journal.kept(name)
+            if trajectories is None and due:
+                yield f"{self._run.path / 'journal' / name} is missing or damaged; the report goes without its examples"
+            if trajectories is not None or due:
+                self.progress.evaluated(step, trajectories or [])
 
     def restore(self, display: Display) -> None:
-        """What a run that is resumed has measured before."""
+        """Shows what a run that is resumed has measured before."""
         self._display = display
         for row in self._state.rows:
-            self.progress.step(int(row["step"]), row)
             display.step(int(row["step"]), row, silent=True)
-        for step, name in enumerate(("evaluation-first", "evaluation-last")):
-            if trajectories := self._state.journal.kept(name):
-                self.progress.evaluated(step, trajectories)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
@@ -44,7 +55,7 @@ class Book:
         ended = self._timeline.now()
         self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
         self.progress.evaluated(step, trajectories)
-        self._state.journal.keep("evaluation-last" if step else "evaluation-first", trajectories)
+        self._state.journal.keep(LAST if step else FIRST, trajectories)
 
     def beside(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """One that ran beside training gets a row of its own."""

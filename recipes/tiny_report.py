@@ -51,6 +51,7 @@ class Progress:
         return len(due - {row["step"] for row in self.evaluations})
 
     def evaluated(self, step: int, trajectories: list[Trajectory]) -> None:
+        """trajectories: empty where they were lost with a run that was killed."""
         self.before = self.before if step else trajectories
         self.after = trajectories
 
@@ -159,11 +160,14 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 
 
 def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
-    if progress.before is None:
-        console.print("no evaluation before training: it was lost with a run that was killed, or dropped")
     before, after = progress.before or [], progress.after
-    console.print(_samples(before, after))
-    console.print(_table(before, after))
+    if not before:
+        console.print("no examples from before training: they were lost with a run that was killed, or dropped")
+    if after:
+        console.print(_samples(before, after))
+        console.print(_table(before, after))
+    else:
+        console.print("no examples of the last evaluation: they were lost; its figures are in summary.json")
     seconds, first = summary["seconds_to_090"], summary["first_step_s"]
     console.print(
         f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"

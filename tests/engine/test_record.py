@@ -6,6 +6,7 @@ import math
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,11 @@ def test_each_step_is_on_disk_when_step_returns(tmp_path):
         for step in (1, 2):
             run.step(step, {"reward": np.float64(step / 2), "tokens": step})  # as a user's own estimate may give it
             lines = (run.path / "metrics.jsonl").read_text().splitlines()
-            assert [json.loads(line) for line in lines][-1] == {"step": step, "reward": step / 2, "tokens": step}
+            *names, checksum = row = json.loads(lines[-1])
+            assert (names, checksum) == (["step", "reward", "tokens"], "crc32")
+            assert [row[name] for name in names] == [step, step / 2, step]
+            body = json.dumps({name: row[name] for name in names}, separators=(",", ":"))
+            assert row["crc32"] == zlib.crc32(body.encode())
     assert len(lines) == 2
     assert [path.name[:6] for path in (run.path / "tensorboard").iterdir()] == ["events"]
 
@@ -116,6 +121,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 FULL = """
 import sys
+import zlib
 from pathlib import Path
 from engine.checkpoints import Unresumable
 from engine.record import DiskFull, RunFolder
@@ -199,11 +205,49 @@ def test_rows_that_are_not_whole_are_those_of_no_step(tmp_path):
         path.write_bytes(left)
         step = 2 if lines[1] in left else 1
         with (
-            pytest.raises(Unresumable, match=rf"run/metrics.jsonl holds no whole row of step {step} \(fresh=true"),
+            pytest.raises(Unresumable, match=rf"run/metrics.jsonl holds no whole row of step {step}"),
             RunFolder.open(tmp_path, "run", CONFIG) as run,
         ):
             run.resume(2)
         assert path.read_bytes() == left
+
+
+def test_a_damaged_row_is_never_taken_for_one_that_was_measured(tmp_path):
+    """A digit that became another one, a byte that is no UTF-8, a line break that went: each bit of each byte."""
+    begin(tmp_path)
+    path = tmp_path / "run" / "metrics.jsonl"
+    content = path.read_bytes()
+    second = content.index(b'{"step":2')
+    third = content.index(b'{"step":3')
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        rows = run.rows(2)
+        for at in range(len(content)):
+            for bit in range(8):
+                path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+                if at >= third:
+                    assert run.rows(2) == rows, "what is not needed does not matter"
+                    continue
+                with pytest.raises(Unresumable, match=r"run/metrics.jsonl"):
+                    run.rows(2)
+                if at >= second:
+                    assert run.rows(1) == rows[:2], "that of the state before it is whole"
+
+
+def test_a_run_whose_configuration_is_damaged_is_not_taken_for_another_one(tmp_path):
+    begin(tmp_path)
+    path = tmp_path / "run" / "config.json"
+    content = path.read_bytes()
+    for left in (content[:-9], content.replace(b'"steps"', b'"\xffteps"'), b"", b"[]"):
+        path.write_bytes(left)
+        with pytest.raises(Unresumable, match=r"run/config.json"):
+            begin(tmp_path)
+    path.unlink()
+    with pytest.raises(Unresumable, match=r"config.json"):
+        begin(tmp_path)
+    with RunFolder.open(tmp_path, "run") as run:  # fresh=true
+        assert run.path.name == "run-2"
+        run.json("config.json", CONFIG)
+    assert begin(tmp_path).path.name == "run-2"
 
 
 def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_folder(tmp_path):

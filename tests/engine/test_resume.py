@@ -7,7 +7,9 @@ import gc
 import json
 import math
 import random
+import shutil
 import tempfile
+import zlib
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from engine.stage import Pipeline, Stage
 from engine.tools import PythonTool
 from engine.trace import Timeline
 from engine.types import Batch
+from tests.damage import damages
 from tests.engine.node import ANSWER, CHAT, END, call
 from tests.engine.test_journal import PowerCut as JournalOfPowerCut
 from tests.fakes import Clock, Prompts, Replicas, ScriptedRunner, fleet_of
@@ -81,7 +84,7 @@ class ListLearner:
             path, text = self.unfinished
             path.mkdir(parents=True, exist_ok=True)
             (path / "list").write_text(text)
-            (path / "manifest.json").write_text("{}")
+            (path / "manifest.json").write_text(json.dumps({"list": [len(text), zlib.crc32(text.encode())]}))
             for old in sorted(path.parent.glob("step-*"))[:-2]:
                 for file in old.iterdir():
                     file.unlink()
@@ -134,13 +137,14 @@ class Life:
 
     async def live(self, ticks=None, checkpoints=math.inf):
         """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off: after so many
-        turns, or with so many checkpoints complete.
+        turns, or when the checkpoint of step `checkpoints` is complete.
         """
         with self.kind.open(self.folder, "run", {"steps": self.steps}) as run:
             self.run = run
             if not run.resumed:
                 run.json("config.json", {"steps": self.steps, "argv": []})
-            self.state = replace(RunState.open(run, 2), journal=self.journal(run.path / "journal", 2))
+            self.state = RunState.open(run, 2)
+            self.state = replace(self.state, journal=self.journal(run.path / "journal", 2, self.state.step))
             self.learner = ListLearner(self.state)
             async with AsyncExitStack() as stack:
                 timeline = Timeline(Clock(tick=0.001))
@@ -149,7 +153,9 @@ class Life:
                 await fleet.update_weights(Weights("w", self.state.step, np.zeros(3, np.float32)))
                 task = asyncio.create_task(self.pipeline(fleet, timeline).run())
                 turns = 0
-                while not task.done() and turns != ticks and len(self.state.checkpoints.steps()) < checkpoints:
+                while (
+                    not task.done() and turns != ticks and max(self.state.checkpoints.steps(), default=0) < checkpoints
+                ):
                     turns += 1
                     await asyncio.sleep(0)
                 task.cancel()
@@ -276,9 +282,109 @@ async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
         await Life(tmp_path, steps=6).live()
 
 
+async def test_a_row_that_is_damaged_is_measured_again_from_the_checkpoint_before_it(tmp_path):
+    wanted, _ = await with_cuts(tmp_path / "undisturbed", [], steps=4)
+    assert await Life(tmp_path / "killed", steps=4).live(checkpoints=3) is None
+    path = tmp_path / "killed" / "run" / "metrics.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'{"step":3,"reward":', b'{"step":3,"reward":1'))
+    assert path.read_bytes() != content
+    life = Life(tmp_path / "killed", steps=4)
+    assert await life.live() == wanted
+    assert life.state.step == 2
+    assert str(path) in life.state.story
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledWhenItForgets(Journal):
+    """Its process dies when it has deleted segments for the first time."""
+
+    def forget(self, step):
+        before = len(list(self.folder.iterdir()))
+        super().forget(step)
+        if len(list(self.folder.iterdir())) < before:
+            raise Killed
+
+
+async def test_checkpoints_that_are_damaged_are_not_taken_for_those_that_the_run_writes_again(tmp_path):
+    """Else it would delete the journal's start before there is anything else to go on from."""
+    wanted, _ = await with_cuts(tmp_path / "undisturbed", [], steps=4)
+    assert await Life(tmp_path / "killed", steps=4).live(checkpoints=2) is None
+    for manifest in (tmp_path / "killed" / "run" / "checkpoints").glob("*/manifest.json"):
+        manifest.write_text('{"list": [1, 1]}')
+    again = Life(tmp_path / "killed", steps=4, journal=KilledWhenItForgets)
+    with pytest.raises(Killed):
+        await again.live()
+    assert again.state.step == 0
+    last = Life(tmp_path / "killed", steps=4)
+    assert await last.live() == wanted
+    assert last.state.step == 2
+
+
 async def test_a_run_without_its_journal_does_not_train_its_first_prompts_again(tmp_path):
     assert await Life(tmp_path, steps=6).live(checkpoints=2) is None
     for segment in (tmp_path / "run" / "journal").iterdir():
         segment.unlink()
-    with pytest.raises(Unresumable, match=r"(?s)run cannot be resumed .*/run/journal does not go on from step 2"):
+    with pytest.raises(Unresumable, match=r"(?s)run cannot be resumed .*/run/journal/drawn-000002"):
         await Life(tmp_path, steps=6).live()
+
+
+# Damage
+
+
+async def killed_after_its_third_checkpoint(folder, **options):
+    life = Life(folder, steps=5, **options)
+    assert await life.live(checkpoints=3) is None
+    life.state.journal.close()
+    return folder / "run"
+
+
+async def ended_or_refused(folder, path, **options):
+    """What a run that goes on has trained, its prompts by lease, and what it says; None when it was refused and the
+    file named.
+    """
+    life = Life(folder, steps=5, **options)
+    try:
+        return await life.live(), life.prompts, life.state.story
+    except Unresumable as error:
+        return None if path.name in str(error) else pytest.fail(f"{path}: {error}")
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_whatever_file_of_a_killed_run_is_damaged_it_ends_undisturbed_or_is_refused(tmp_path, staleness):
+    wanted, _ = await with_cuts(tmp_path / "undisturbed", [], steps=5, staleness=staleness)
+    run = await killed_after_its_third_checkpoint(tmp_path / "killed", staleness=staleness)
+    paths = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    assert {path.parts[0] for path in paths} == {
+        *("checkpoints", "config.json", "journal", "lock", "metrics.jsonl", "tensorboard")
+    }
+    older = {Path("journal/drawn-000001"), Path("journal/drawn-000002")}
+    older |= {path for path in paths if path.parent.name == "step-000002"}
+    unread = older | {path for path in paths if path.parts[0] == "tensorboard"}
+    refused = set()
+    for path in paths:
+        content = (run / path).read_bytes()
+        for number, (what, left) in enumerate(damages(content)):
+            folder = tmp_path / f"{path.name}-{number}"
+            shutil.copytree(run, folder / "run")
+            damaged = folder / "run" / path
+            damaged.unlink() if left is None else damaged.write_bytes(left)
+            found = await ended_or_refused(folder, damaged, staleness=staleness)
+            shutil.rmtree(folder)
+            if found is None:
+                refused.add(path)
+            else:
+                (rows, trained), prompts, story = found
+                said = f"{path}: {what}"
+                if "flipped" in what and path not in unread:
+                    assert path.name in story, said
+                assert all(names == [f"p{lease}"] for lease, names in prompts.items()), said
+                assert [row["step"] for row in rows] == [1, 2, 3, 4, 5], said
+                if staleness == 0:
+                    assert (rows, trained) == wanted, said
+                ids = [[ids for ids, _, _ in rows] for _, rows, _ in trained]
+                assert ids == [[ids for ids, _, _ in rows] for _, rows, _ in wanted[1]], said
+    assert {path.name for path in refused} <= {"config.json", "metrics.jsonl"}

@@ -3,12 +3,15 @@
 ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about 20 s each on a quiet machine):
 
     ROCSTAR_KILLS=50 python -m pytest tests/recipes/test_quickstart_resume.py -q -s
+
+ROCSTAR_DAMAGES=30 damages a file of a killed run in so many ways, in turn (about 20 s each).
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import time
 from contextlib import suppress
@@ -17,10 +20,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.damage import damages
 from tests.recipes.runs import SMALL, Run, command, metrics
 
 FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
+DAMAGES = int(os.environ.get("ROCSTAR_DAMAGES", "0"))
 # What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
 NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
 NOT_COMPARED += ("prefix_hit_rate", "peak_bytes", "trajectories_resumed")
@@ -136,3 +141,43 @@ def test_campaign(wanted: list[dict[str, float]], started: list[Run], tmp_path: 
         assert numbers(runs / "quickstart") == wanted
         ends += 1
     print(f"{kills} kills, {ends} runs that ended as the undisturbed one", flush=True)
+
+
+@pytest.mark.skipif(not DAMAGES, reason="ROCSTAR_DAMAGES is not set")
+@pytest.mark.timeout(DAMAGES * 100 + 600)
+def test_campaign_of_damages(wanted: list[dict[str, float]], started: list[Run], tmp_path: Path) -> None:
+    """One run is killed after its third checkpoint; each time another file of it is damaged, until all were."""
+    fields = [field for field in FIELDS if not field.startswith("checkpoint_every")] + ["checkpoint_every=1"]
+    killed = tmp_path / "killed" / "quickstart"
+    run = Run(command(killed.parent, *fields))
+    started.append(run)
+    deadline = time.monotonic() + 300
+    while not (killed / "checkpoints" / "step-000003").exists():
+        assert run.process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    run.process.kill()
+    run.end()
+    assert not (killed / "summary.json").exists()
+
+    chance = random.Random(DAMAGES)
+    paths = [path.relative_to(killed) for path in sorted(killed.rglob("*")) if path.is_file()]
+    chance.shuffle(paths)
+    for number in range(DAMAGES):
+        path = paths[number % len(paths)]
+        runs = tmp_path / str(number)
+        shutil.copytree(killed, runs / "quickstart")
+        what, left = chance.choice(list(damages((killed / path).read_bytes())))
+        damaged = runs / "quickstart" / path
+        damaged.unlink() if left is None else damaged.write_bytes(left)
+        again = Run(command(runs, *fields))
+        started.append(again)
+        status = again.end()
+        print(f"{path} {what}: {status}\n  " + "\n  ".join(again.text().splitlines()[:3]), flush=True)
+        assert "Traceback" not in again.text(), again.text()
+        if status == 0:
+            [*_, last] = sorted(runs.iterdir())  # quickstart-2 where the options are no longer those of the run
+            assert numbers(last) == wanted
+        else:
+            assert (status, path.name in again.text()) == (1, True), again.text()
+        shutil.rmtree(runs)
