@@ -16,19 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import algo.model
-from algo.attention import packed_attention
 from algo.flops import cost_of
 from algo.learner_config import LearnerConfig
 from algo.lora import add_adapters
@@ -183,41 +173,6 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
         build(source, tmp_path)
 
 
-def test_a_model_whose_weights_have_other_names_in_memory_is_refused(group, tmp_path):
-    """Experts: replicas would not find the names, and a saved checkpoint would have others than its source."""
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 16)
-    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    config = Qwen3MoeConfig(vocab_size=32, num_experts=2, num_experts_per_tok=1, **sizes)
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
-    with pytest.raises(ValueError, match=r"under other names: transformers makes 'mlp.experts.gate_up_proj' of 'mlp"):
-        build(tmp_path / "experts", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
-def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
-    source = write_checkpoint(tmp_path / "tiny")
-    fields = json.loads((source / "config.json").read_text())
-    for value in (None, 1.0):
-        (source / "config.json").write_text(json.dumps(fields | {name: value}))
-        build(source, tmp_path)
-    (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
-    with pytest.raises(ValueError, match=f"{name} changes the logits"):
-        build(source, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "first"),
-    [(Qwen3_5ForCausalLM, Qwen3_5TextConfig, "linear_attention"), (Lfm2ForCausalLM, Lfm2Config, "conv")],
-)
-def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, model, config, first):
-    """Linear attention and convolutions know no bounds in a row: a trajectory would begin where its neighbour ended."""
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "pad_token_id": 0}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model(config(**sizes, layer_types=[first, "full_attention"])).save_pretrained(tmp_path / "mixed")
-    with pytest.raises(ValueError, match=r"its model.layers.0.*conv.* would run on from one trajectory of a row into"):
-        build(tmp_path / "mixed", tmp_path)
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
@@ -232,15 +187,6 @@ def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     gradient(subject, minibatch())
     assert len(calls) == 1 + checkpointing
-
-
-@pytest.mark.parametrize("name", ["softcap", "s_aux"])
-def test_attention_that_packed_cannot_do_is_refused(name):
-    states = torch.zeros(1, 1, 3, 4)
-    bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
-    packed_attention(None, states, states, states, None, **bounds, dropout=0.0, **{name: None})
-    with pytest.raises(ValueError, match=f"attention 'packed' has no .*{name}"):
-        packed_attention(None, states, states, states, None, **bounds, **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
