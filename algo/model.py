@@ -140,7 +140,6 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     if dist.get_world_size() > 1:
         if not reads:
             scorer.to_empty(device=choose_device(config.device))
-            model.tie_weights()  # to_empty has made two parameters of a tied one
         scatter(scorer, whole)
     return scorer, cost
 
