@@ -28,6 +28,9 @@ class LearnerConfig:
     few); beyond it the learner ends before it updates. None: not checked. The default holds for float32 on both sides;
     where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch` measures it).
     dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
+    fp32_head: with dtype bfloat16, logits are computed and kept in fp32, as MiniMax-M1 found necessary (arXiv
+    2506.13585); rounding them to bf16 is an error of 0.006 of a log-probability, more where logits are large. It costs
+    an fp32 copy of the head in a pass.
     attention: "packed" (`algo.attention`), or what transformers calls an implementation ("sdpa", "flash_attention_2").
     activation_checkpointing: keep only each layer's input for the backward pass, and compute the rest again.
     offload_optimizer: its state leaves the device when weights are published, until the next step (`Placement.shared`).
@@ -51,6 +54,7 @@ class LearnerConfig:
     micro_batch_tokens: int = 4096
     threads: int = 2
     dtype: Literal["float32", "bfloat16"] = "float32"
+    fp32_head: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
     attention: str = "packed"
     activation_checkpointing: bool = False
@@ -83,7 +87,7 @@ class LearnerConfig:
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
             ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
             ("at least 0", ("weight_decay",), lambda value: value >= 0),
-            ("True or False", ("activation_checkpointing", "offload_optimizer"), lambda x: isinstance(x, bool)),
+            ("True or False", ("activation_checkpointing", "offload_optimizer", "fp32_head"), lambda x: isinstance(x, bool)),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
             ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
             ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),

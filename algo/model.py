@@ -3,6 +3,7 @@
 Invariants
 - Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is what the passes compute in.
 - No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
+- With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
 - Activation checkpointing, the kind of attention and the sharding change results only by rounding.
 
 Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
@@ -10,7 +11,7 @@ Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidd
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -44,9 +46,10 @@ KEPT_LOGITS = 1 << 24
 class Scorer(nn.Module):
     """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.fp32_head = fp32_head
 
     def forward(
         self,
@@ -65,13 +68,23 @@ class Scorer(nn.Module):
         ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
-        score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
+        score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
+        score = partial(score, self._head())
         chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
         logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        return LogProb.apply(self.model.get_output_embeddings()(hidden_MH), targets_M)
+    def _head(self) -> Callable[[Tensor], Tensor]:
+        """From hidden states to logits. In fp32 its weights are cast once a pass, not once a chunk."""
+        head: nn.Module = self.model.get_output_embeddings()
+        if not self.fp32_head:
+            return head
+        weights = {name: weight.float() for name, weight in head.named_parameters()}
+        return lambda hidden_MH: functional_call(head, weights, hidden_MH.float())
+
+
+def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    return LogProb.apply(head(hidden_MH), targets_M)
 
 
 class LogProb(torch.autograd.Function):
@@ -136,7 +149,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
             layer.training = True  # it is asked itself, of its parts none
     cost = cost_of(model)
     whole = dict(model.named_parameters(prefix="model")) if reads else {}
-    scorer = shard(Scorer(model), config)
+    scorer = shard(Scorer(model, fp32_head=config.fp32_head), config)
     if dist.get_world_size() > 1:
         if not reads:
             scorer.to_empty(device=choose_device(config.device))
