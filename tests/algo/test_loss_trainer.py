@@ -81,8 +81,8 @@ def gradient(subject, loss, minibatch):
         parameters["lr"] = 0.0
     kept = []
 
-    def keep(optimizer, *_):
-        kept.extend(parameter.grad.to_local().flatten().clone() for parameter in optimizer.param_groups[0]["params"])
+    def keep(*_):
+        kept.extend(parameter.grad.to_local().flatten().clone() for parameter in subject.trained)
 
     handle = subject.optimizer.register_step_pre_hook(keep)
     result = subject._update(minibatch)
