@@ -54,18 +54,31 @@ def packed_attention(
     value_1HLD: Tensor,
     attention_mask: None,
     *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' interface: returns [1, L, H, D] and no weights.
 
-    Raises ValueError for what would be left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux).
+    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), and for what would be
+    left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux). `algo.model.load` asks once, with two
+    tokens; a window is refused there by `algo.supported`.
     """
-    if (sliding_window and sliding_window < max_length_q) or {others.get("softcap"), others.get("s_aux")} != {None}:
-        raise ValueError(f"attention {PACKED!r} has no sliding windows, softcap or s_aux; this model needs another")
+    if cu_seq_lens_q is None:
+        raise ValueError(
+            f"{type(module).__name__} gives attention {PACKED!r} no bounds (cu_seq_lens_q) of the trajectories in a "
+            "row. Fix: LearnerConfig(attention='sdpa')"
+        )
+    wanted = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
+    if sliding_window and sliding_window < max_length_q:
+        wanted.append("sliding_window")
+    if wanted:
+        raise ValueError(
+            f"{type(module).__name__} needs {' and '.join(wanted)}, which attention {PACKED!r} does not have. Fix: "
+            "LearnerConfig(attention='sdpa') if transformers has it for this model, else another model"
+        )
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)

@@ -96,17 +96,18 @@ class _Policy:
     (decoupled PPO, arXiv 2505.24298); the scoring of all but the first minibatch is done twice. The sampler then enters
     through `correction` alone. Without it the loss's own ratio is already learner / sampler, and `correction` may only
     reject ("mask").
-    kl_coef: of the k3 estimate of KL(learner || sampler), added to each token's loss.
+    sampler_kl_coef: of the k3 estimate of KL(learner || sampler), added to each token's loss. The divergence from the
+    model that training began with is `LearnerConfig.reference_kl_coef`.
     """
 
     aggregate: Aggregate = "token"
     proximal: bool = False
     correction: Correction | None = None
-    kl_coef: float = 0.0
+    sampler_kl_coef: float = 0.0
 
     def __post_init__(self) -> None:
         _check_aggregate(self)
-        require(self, "at least 0", lambda value: value >= 0, "kl_coef")
+        require(self, "at least 0", lambda value: value >= 0, "sampler_kl_coef")
         if self.correction and self.correction.kind != "mask" and not self.proximal:
             words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
             raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
@@ -122,8 +123,8 @@ class _Policy:
             weights_M = self.correction.weights(tokens)
             losses_M = weights_M * losses_M
             counts |= {"weight": weights_M.sum(), "rejected": (weights_M == 0).sum()}
-        if self.kl_coef:
-            losses_M = losses_M + self.kl_coef * kl.k3(tokens.logprobs_M, tokens.old_logprobs_M)
+        if self.sampler_kl_coef:
+            losses_M = losses_M + self.sampler_kl_coef * kl.k3(tokens.logprobs_M, tokens.old_logprobs_M)
         return aggregated(losses_M, tokens, totals, self.aggregate), counts
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
@@ -134,12 +135,14 @@ class _Policy:
 class PpoClip(_Policy):
     """The clipped objective with the ratio's bounds 1 - clip_low and 1 + clip_high (`objective.ppo_clip`).
 
-    dual_clip: None, or above 1: the loss of a token with A < 0 is at most dual_clip |A|.
+    dual_clip: above 1, the loss of a token with A < 0 is at most dual_clip |A|; None: it grows with the ratio, and one
+    token that the learner finds likely and the sampler did not can outweigh the batch. 3 is the recipes' value in the
+    field (arXiv 1912.09729; verl, which the released rStar2-Agent was trained with).
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.28
-    dual_clip: float | None = None
+    dual_clip: float | None = 3.0
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
@@ -213,19 +216,22 @@ class Dppo(_Policy):
     """The ratio's objective inside a trust region around the sampler, 0 outside (`objective.dppo`).
 
     low, high: the divergence ("tv" | "kl" of the two outcomes) that stops a token with A < 0, A > 0. both_sides: IPO.
-    square_coef: of (log ratio)^2, added everywhere.
+    dual_clip: as in PpoClip; the region does not stop a token with A < 0 that the learner finds likelier than the
+    sampler did. square_coef: of (log ratio)^2, added everywhere.
     """
 
     low: float = 0.2
     high: float = 0.2
     divergence: Literal["tv", "kl"] = "tv"
     both_sides: bool = False
+    dual_clip: float | None = 3.0
     square_coef: float = 0.0
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
         require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
         require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
+        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
         require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
@@ -235,7 +241,7 @@ class Dppo(_Policy):
         region: dict[str, Any] = {name: getattr(self, name) for name in ("low", "high", "divergence", "both_sides")}
         out_M = ~objective.trusted(*parts, **region)
         counts = {"clip_low": (out_M & (parts[2] < 0)).sum(), "clip_high": (out_M & (parts[2] > 0)).sum()}
-        return objective.dppo(*parts, **region, kl_coef=self.square_coef), counts
+        return objective.dppo(*parts, **region, dual_clip=self.dual_clip, square_coef=self.square_coef), counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 Invariants
 - Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is what the passes compute in.
 - No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
+- With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
 - Activation checkpointing, the kind of attention and the sharding change results only by rounding.
 
 Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
@@ -10,7 +11,7 @@ Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,22 +21,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.core_model_loading import WeightConverter
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from algo.attention import bounds, register
+from algo.attention import PACKED, bounds, register
 from algo.flops import Cost, cost_of
 from algo.lora import add_adapters
+from algo.supported import check_names, check_structure
 
 if TYPE_CHECKING:
     from algo.learner_config import LearnerConfig
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
-# What transformers' models do to the head's output, which `Scorer` takes as it is; None or 1 does nothing.
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 # What PyTorch hands to MKL's vector functions on the CPU.
 VECTOR_FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p"]
 VECTOR_FUNCTIONS += ["log2", "sin", "sqrt", "tan", "tanh"]
@@ -46,9 +46,10 @@ KEPT_LOGITS = 1 << 24
 class Scorer(nn.Module):
     """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.fp32_head = fp32_head
 
     def forward(
         self,
@@ -67,13 +68,23 @@ class Scorer(nn.Module):
         ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
-        score = partial(checkpoint, self._score, use_reentrant=False) if recompute else self._score
+        score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
+        score = partial(score, self._head())
         chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
         logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _score(self, hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        return LogProb.apply(self.model.get_output_embeddings()(hidden_MH), targets_M)
+    def _head(self) -> Callable[[Tensor], Tensor]:
+        """From hidden states to logits. In fp32 its weights are cast once a pass, not once a chunk."""
+        head: nn.Module = self.model.get_output_embeddings()
+        if not self.fp32_head:
+            return head
+        weights = {name: weight.float() for name, weight in head.named_parameters()}
+        return lambda hidden_MH: functional_call(head, weights, hidden_MH.float())
+
+
+def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    return LogProb.apply(head(hidden_MH), targets_M)
 
 
 class LogProb(torch.autograd.Function):
@@ -118,22 +129,18 @@ def choose_device(name: str) -> torch.device:
 def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """The checkpoint in fp32, sharded over all ranks, and what a pass costs.
 
-    Raises OSError or ValueError for a checkpoint or names that do not fit.
+    Rank 0 alone reads the weights, so a machine holds one whole copy of them, not one a rank; the others build the
+    model without memory (the meta device) and get their shards from it.
+    Raises OSError or ValueError for a checkpoint, a model (`algo.supported`) or names that do not fit.
     """
     register()
     transformers_logging.disable_progress_bar()
-    wanted = {"dtype": torch.float32, "attn_implementation": config.attention, "output_loading_info": True}
-    model, found = AutoModelForCausalLM.from_pretrained(source, **wanted)
+    model = empty(AutoConfig.from_pretrained(source), config.attention)
+    check_structure(model, config.attention)
+    reads = dist.get_rank() == 0
+    if reads:
+        model = _read(source, config.attention)
     model.eval()  # the sampler drops nothing
-    if missing := found["missing_keys"]:  # the library has made random numbers of them
-        raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
-    if joined := [each for each in model._weight_conversions if isinstance(each, WeightConverter)]:
-        names = f"{joined[0].target_patterns[0]!r} of {joined[0].source_patterns[0]!r}"
-        raise ValueError(f"its weights would leave under other names: transformers makes {names}")
-    if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
-        raise ValueError(f"its {changes[0]} changes the logits, which the learner does not know")
-    if mixing := [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]:
-        raise ValueError(f"its {mixing[0]} would run on from one trajectory of a row into the next")
     if config.lora_rank:
         add_adapters(model, config)
     if config.activation_checkpointing:
@@ -141,7 +148,57 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
         for layer in model.base_model.layers:
             layer.training = True  # it is asked itself, of its parts none
     cost = cost_of(model)
-    return shard(Scorer(model), config), cost
+    whole = dict(model.named_parameters(prefix="model")) if reads else {}
+    scorer = shard(Scorer(model, fp32_head=config.fp32_head), config)
+    if dist.get_world_size() > 1:
+        if not reads:
+            scorer.to_empty(device=choose_device(config.device))
+        scatter(scorer, whole)
+    return scorer, cost
+
+
+def empty(source: PretrainedConfig, attention: str) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=attention)
+
+
+def _read(source: Path, attention: str) -> PreTrainedModel:
+    """The whole model with the checkpoint's weights, tried with two tokens where attention is our own."""
+    model, found = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
+    )
+    if missing := found["missing_keys"]:  # the library has made random numbers of them
+        raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
+    check_names(model, source)
+    if attention == PACKED:
+        tokens_RL = torch.zeros(1, 2, dtype=torch.long)
+        with torch.no_grad():
+            model.base_model(input_ids=tokens_RL, use_cache=False, **bounds([2], tokens_RL.device))
+    return model
+
+
+@torch.no_grad()
+def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
+    """Rank 0's weights and constants become those of all ranks. whole: its weights by name; the others give none.
+
+    One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
+    ones, which may be shorter or empty.
+    """
+    ranks = dist.get_world_size()
+    for name, weight in scorer.named_parameters():
+        part = weight.to_local()
+        rows = -(-len(weight) // ranks)
+        own = part.new_empty(rows, *part.shape[1:])
+        parts = None
+        if whole:
+            padded = own.new_zeros(ranks * rows, *own.shape[1:])
+            padded[: len(weight)] = whole[name]
+            parts = [*padded.split(rows)]
+        dist.scatter(own, parts, src=0)
+        part.copy_(own[: len(part)])
+    for constant in scorer.buffers():  # those that no file holds too: the frequencies of rotary embeddings
+        dist.broadcast(constant, src=0)
 
 
 def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:

@@ -52,6 +52,11 @@ def clipped(
     """The clipped objective of a ratio, which may be a token's or a sequence's."""
     clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     losses_M = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
+    return bounded(losses_M, advantages_M, dual_clip)
+
+
+def bounded(losses_M: Tensor, advantages_M: Tensor, dual_clip: float | None) -> Tensor:
+    """For A < 0 at most -dual_clip A; None bounds nothing."""
     if dual_clip is None:
         return losses_M
     return torch.where(advantages_M < 0, torch.minimum(losses_M, -dual_clip * advantages_M), losses_M)
@@ -143,15 +148,20 @@ def dppo(
     high: float = 0.2,
     divergence: Literal["tv", "kl"] = "tv",
     both_sides: bool = False,
-    kl_coef: float = 0.0,
+    dual_clip: float | None = None,
+    square_coef: float = 0.0,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-r A inside the region of `trusted`, 0 outside; plus kl_coef (log r)^2 everywhere."""
+    """-r A inside the region of `trusted`, for A < 0 at most -dual_clip A; 0 outside; plus square_coef (log r)^2 everywhere.
+
+    The bound is not the source's: there the loss of such a token grows with its ratio.
+    """
     log_ratio_M = log_ratio(logprobs_M, rollout_logprobs_M, clamp)
     keep_M = trusted(
         logprobs_M, rollout_logprobs_M, advantages_M, low=low, high=high, divergence=divergence, both_sides=both_sides
     )
-    return -log_ratio_M.exp() * advantages_M * keep_M + kl_coef * log_ratio_M.square()
+    losses_M = bounded(-log_ratio_M.exp() * advantages_M, advantages_M, dual_clip)
+    return losses_M * keep_M + square_coef * log_ratio_M.square()
 
 
 def sapo(

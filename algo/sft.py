@@ -1,6 +1,6 @@
 """Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
 
-    LearnerConfig(loss=CrossEntropy(), minibatches=1, steps=..., ...)
+    LearnerConfig(loss=CrossEntropy(), minibatches=1, schedule="cosine", steps=..., ...)
     stream = examples(conversations, Chat.load(checkpoint).conversation)
     for batch in batches(stream, batch_size=16, seed=0): await learner.train(batch, version=0)
 

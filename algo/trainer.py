@@ -34,6 +34,7 @@ from algo.flops import peak_of
 from algo.loss import Tokens, Totals, statistics
 from algo.model import choose_device, is_tight, load, reshard
 from algo.offload import Moved, offload, onload
+from algo.optimizer import adamw, set_options
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.plain import build
@@ -83,8 +84,7 @@ class Trainer:
         self.scorer, self.cost = load(config, source)
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
-        self.options: dict[str, Any] = {"betas": config.betas, "weight_decay": config.weight_decay}
-        self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, fused=True, **self.options)
+        self.optimizer = adamw(self.trained, config)
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
         self.tight = is_tight(config)
@@ -112,8 +112,7 @@ class Trainer:
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
             self.trained_batches += 1
-            for group in self.optimizer.param_groups:
-                group.update(self.options, lr=self.config.lr_at(self.trained_batches))  # a checkpoint brings its own
+            set_options(self.optimizer, self.config, self.trained_batches)
             metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
             if version is not None:

@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
-from transformers import AutoModelForCausalLM
 
 from algo.lora import add_adapters
-from algo.model import Scorer
+from algo.model import Scorer, empty
 
 if TYPE_CHECKING:
     from algo.learner_config import LearnerConfig
@@ -29,10 +28,9 @@ class Whole:
 
     def __init__(self, scorer: Scorer, config: LearnerConfig) -> None:
         self._scorer = scorer
-        source = scorer.model.config
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=config.attention)
-            if config.lora_rank:
+        model = empty(scorer.model.config, config.attention)
+        if config.lora_rank:
+            with torch.device("meta"):
                 add_adapters(model, config)
         self._empty = Scorer(model).eval()
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from algo.learner_config import LearnerConfig
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
-from engine.canary import tolerance
+from engine.canary import tolerance_of
 from engine.fleet import Fleet, FleetConfig, Weights
 from engine.link import Configure, LearnerProcess, LearnerProcessConfig
 from engine.replica import Replica, ReplicaConfig, prepare_environment
@@ -170,7 +170,7 @@ async def measured(case: Case, rounds: list[Round]) -> None:
         replicas.append(Timed(case.replica(), index, core, on_step))
         return replicas[-1]
 
-    fleet_config = FleetConfig(replicas=2, canary_tolerance=tolerance(DTYPES[case.size]))
+    fleet_config = FleetConfig(replicas=2, canary_tolerance=tolerance_of(case.checkpoint, DTYPES[case.size]))
     floor = Floor(case.size_bytes)
     with workspace() as folder:
         process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks)

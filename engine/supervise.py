@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from engine.canary import TOLERANCES, Weights, compare
+from engine.canary import Weights, compare, tolerance
 from engine.errors import first_error
 from engine.ports import KvSample, ReplicaDied, ReplicaPort
 from engine.trace import Timeline
@@ -27,7 +27,7 @@ from engine.trace import Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: `engine.canary.tolerance(dtype)`.
+    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: `engine.canary.tolerance_of(checkpoint, dtype)`.
 
     watch_s: how often a replica's health is looked at; restarts: how many times each may die, counted anew when it has
     served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end or to be moved, before
@@ -37,7 +37,7 @@ class FleetConfig:
 
     replicas: int = 2
     block_size: int = 32
-    canary_tolerance: float = TOLERANCES["float32"]
+    canary_tolerance: float = tolerance("float32", layers=8)
     watch_s: float = 5.0
     restarts: int = 3
     stop_deadline_s: float = 10.0

@@ -50,7 +50,7 @@ from algo.reward import MathReward
 from algo.roc import RoC
 from algo.select import KeepAll, RandomSubset
 from engine import stages
-from engine.canary import CanaryFailed, Weights, tolerance
+from engine.canary import CanaryFailed, Weights, tolerance_of
 from engine.chat import Chat, TemplateError
 from engine.checkpoints import Unresumable
 from engine.empty_batches import NothingLeft, NothingToTrain
@@ -211,7 +211,8 @@ class Quickstart:
             self._check_budget(chat)
             self.canary = [chat.prompt_ids(prompt.messages)[: config.max_tokens] for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
-            several = FleetConfig(replicas=config.replicas, canary_tolerance=tolerance(config.replica.dtype))
+            allowed = tolerance_of(config.checkpoint, config.replica.dtype)
+            several = FleetConfig(replicas=config.replicas, canary_tolerance=allowed)
             parts = several, partial(Replica, config.replica), balancer
             self.fleet = await stack.enter_async_context(Fleet(*parts, self.timeline, self.canary))
             tools = [PythonTool(box)]

@@ -112,7 +112,9 @@ def manners(config: Config) -> Phase:
 
 
 def _learner(config: Config, **fields: Any) -> LearnerConfig:
-    return LearnerConfig(minibatches=1, betas=(0.9, 0.98), threads=config.threads, **fields)
+    return LearnerConfig(
+        minibatches=1, betas=(0.9, 0.98), schedule="linear", decay_from=0.6, threads=config.threads, **fields
+    )
 
 
 async def make(config: Config) -> dict[str, Any]:

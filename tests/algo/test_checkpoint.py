@@ -71,12 +71,25 @@ def test_what_goes_on_with_other_options_has_them(trainer, source, tmp_path):
     first.train(batch(16))
     first.checkpoint(tmp_path / "step-000001", 1)
     first.checkpoints.wait()
-    config = dataclasses.replace(CONFIG, lr=2e-3, weight_decay=0.5, betas=(0.8, 0.9))
+    config = dataclasses.replace(CONFIG, lr=2e-3, weight_decay=0.5, betas=(0.8, 0.9), adam_eps=1e-6)
     second = Trainer(config, source, CANARY, tmp_path / "weights", seed=5)
     second.restore(tmp_path / "step-000001")
     second.train(batch(16, step=1))
-    [options] = second.optimizer.param_groups
-    assert (options["lr"], options["weight_decay"], options["betas"]) == (config.lr_at(2), 0.5, (0.8, 0.9))
+    for options, decay in zip(second.optimizer.param_groups, (0.5, 0.0), strict=True):
+        assert (options["lr"], options["weight_decay"]) == (config.lr_at(2), decay)
+        assert (options["betas"], options["eps"]) == ((0.8, 0.9), 1e-6)
+
+
+def test_what_goes_on_stands_where_the_schedule_stood(source, tmp_path):
+    config = dataclasses.replace(CONFIG, warmup_steps=2, schedule="cosine", steps=8, decay_to=0.1)
+    first, second = (Trainer(config, source, CANARY, tmp_path / "weights", seed=5) for _ in range(2))
+    rates = [first.train(batch(16, step=step))["lr"] for step in range(4)]
+    first.checkpoint(tmp_path / "step-000004", 4)
+    first.checkpoints.wait()
+    second.restore(tmp_path / "step-000004")
+    rates += [second.train(batch(16, step=step))["lr"] for step in range(4, 8)]
+    assert rates == [config.lr_at(number) for number in range(1, 9)]
+    assert rates[0] < rates[1] == rates[2] > rates[3] > rates[7] > 0.1 * config.lr
 
 
 class OfOtherRanks(Checkpoints):

@@ -363,12 +363,42 @@ def test_no_process_outlives_the_node_or_the_launcher(tmp_path, victim):
         ("lora_targets", "all-linear"),
         ("lr", math.inf),
         ("weight_decay", math.inf),
+        ("adam_eps", 0.0),
+        ("schedule", "step"),
+        ("fp32_head", "yes"),
         ("activation_checkpointing", "False"),
     ],
 )
 def test_config_names_the_wrong_field_and_its_value(field, value):
     with pytest.raises(ValueError, match=rf"LearnerConfig\.{field} .*" + re.escape(repr(value))):
         LearnerConfig(**{field: value})
+
+
+@pytest.mark.parametrize("fields", [{"steps": 10}, {"schedule": "cosine"}, {"schedule": "linear"}])
+def test_a_schedule_and_the_steps_that_it_falls_over_belong_together(fields):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.steps .* got {fields.get('steps')}"):
+        LearnerConfig(**fields)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("decay_from", [0.0, 0.1, 0.5])
+def test_a_rate_rises_in_the_warm_up_falls_after_it_and_stays_at_its_floor(schedule, decay_from):
+    config = LearnerConfig(
+        lr=2.0, warmup_steps=20, schedule=schedule, steps=100, decay_from=decay_from, decay_to=0.25
+    )
+    rates = [config.lr_at(batch) for batch in range(1, 121)]
+    start = max(20, int(100 * decay_from))
+    assert rates[:20] == pytest.approx([2.0 * batch / 20 for batch in range(1, 21)])
+    assert rates[19 : start + 1] == [2.0] * (start - 18)
+    falling = rates[start:100]
+    assert all(after <= before for before, after in zip(falling, falling[1:], strict=False))
+    assert rates[start + (100 - start) // 2] == pytest.approx(2.0 * {"linear": 0.5, "cosine": 0.625}[schedule])
+    assert rates[100:] == pytest.approx([0.5] * 20)
+
+
+def test_a_run_shorter_than_its_warm_up_has_a_rate():
+    config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="cosine", steps=3)
+    assert [config.lr_at(batch) for batch in (1, 2, 3)] == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_config_survives_the_wire():

@@ -18,7 +18,7 @@ from tests.contracts import check_loss
 MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4)
 LOSSES = [
     PpoClip(),
-    PpoClip(dual_clip=3.0, aggregate="sequence", kl_coef=0.1, correction=MASK),
+    PpoClip(dual_clip=1.5, aggregate="sequence", sampler_kl_coef=0.1, correction=MASK),
     PpoClip(proximal=True, correction=Correction(level="token", upper=1.1), aggregate=40.0),
     PpoClip(proximal=True, correction=Correction(level="sequence", kind="icepop", lower=0.5, upper=1.5)),
     Gspo(clip_low=0.05, clip_high=0.05),
@@ -74,17 +74,19 @@ def clip(params):
 
 
 GOLDEN = {
-    "ppo_clip": (lambda params: PpoClip(**clip(params)), "old_log_prob"),
+    "ppo_clip": (lambda params: PpoClip(**clip(params), dual_clip=None), "old_log_prob"),
     "ppo_dual_clip": (lambda params: PpoClip(**clip(params), dual_clip=params["dual_clip_c"]), "old_log_prob"),
     "gspo": (lambda params: Gspo(**clip(params), token_gradient=True), "old_log_prob"),
     "cispo": (lambda params: Cispo(**clip(params)), "old_log_prob"),
     "sapo": (lambda params: Sapo(tau_positive=params["tau_pos"], tau_negative=params["tau_neg"]), "old_log_prob"),
     "dppo_tv_plus_kl": (
-        lambda params: Dppo(low=params["mask_low"], high=params["mask_high"], square_coef=params["kl_tau"]),
+        lambda params: Dppo(
+            low=params["mask_low"], high=params["mask_high"], square_coef=params["kl_tau"], dual_clip=None
+        ),
         "rollout_log_prob",
     ),
     "dppo_binary_kl": (
-        lambda params: Dppo(low=params["delta_low"], high=params["delta_high"], divergence="kl"),
+        lambda params: Dppo(low=params["delta_low"], high=params["delta_high"], divergence="kl", dual_clip=None),
         "rollout_log_prob",
     ),
 }
@@ -204,8 +206,36 @@ def test_a_veto_is_for_its_trajectory_and_a_rejected_token_still_counts():
 
 def test_the_divergence_from_the_sampler_is_added_to_each_tokens_loss():
     totals = Totals(tokens=4, sequences=2)
-    (plain_loss, _), (value, _) = (PpoClip(kl_coef=coef)(few(), totals) for coef in (0.0, 0.1))
+    (plain_loss, _), (value, _) = (PpoClip(sampler_kl_coef=coef)(few(), totals) for coef in (0.0, 0.1))
     assert (value - plain_loss).item() == pytest.approx(0.1 * (0.5 - 1 + math.log(2.0)))
+
+
+@pytest.mark.parametrize("make", [PpoClip, Dppo])
+def test_one_unlikely_token_of_a_failure_does_not_outweigh_the_batch_by_default(make):
+    """The sampler gave its second token exp(-12) of what the learner gives it, and the advantage is negative."""
+    old_M = few().logprobs_M.detach() - torch.tensor([0.0, 12.0, 0.0, 0.0])
+    tokens, totals = few(old_logprobs_M=old_M, advantages_M=-torch.ones(4)), Totals(tokens=4, sequences=2)
+    bounded, _ = make()(tokens, totals)
+    assert bounded.item() == pytest.approx((1 + 3 + 1 + 1) / 4)
+    (gradient_M,) = torch.autograd.grad(bounded, tokens.logprobs_M)
+    assert gradient_M.tolist() == pytest.approx([0.25, 0.0, 0.25, 0.25])
+    loose, _ = make(dual_clip=None)(tokens, totals)
+    assert loose.item() == pytest.approx((math.exp(12) + 3) / 4)
+
+
+@pytest.mark.parametrize("make", [PpoClip, Dppo])
+def test_where_the_dual_clip_does_not_bind_it_changes_no_bit(make):
+    generator = torch.Generator().manual_seed(0)
+    logprobs_M, advantages_M = -torch.rand(200, generator=generator), torch.randn(200, generator=generator)
+    old_M = logprobs_M + 0.3 * torch.randn(200, generator=generator)
+    found = []
+    for dual_clip in (None, 3.0):
+        leaf_M = logprobs_M.clone().requires_grad_()
+        tokens = Tokens(leaf_M, old_M, advantages_M, torch.zeros(200, dtype=torch.long), 1, torch.zeros(200))
+        value, _ = make(dual_clip=dual_clip)(tokens, Totals(tokens=200, sequences=1))
+        found.append((value.item(), *torch.autograd.grad(value, leaf_M)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_a_step_reports_sums_per_token_and_the_mismatch_before_its_first_update():
@@ -281,9 +311,10 @@ def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
         (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
         (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
         (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
+        (lambda: Dppo(dual_clip=1.0), r"Dppo.dual_clip must be None or above 1, got 1.0"),
         (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
         (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
-        (lambda: PpoClip(kl_coef=-1.0), r"PpoClip.kl_coef must be at least 0, got -1.0"),
+        (lambda: PpoClip(sampler_kl_coef=-1.0), r"PpoClip.sampler_kl_coef must be at least 0, got -1.0"),
         (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind must be 'mask'"),
         (lambda: Dppo(proximal=True), r"Dppo.proximal must be False.*got True"),
         (lambda: Dppo(divergence="l2"), r"Dppo.divergence must be .*got 'l2'"),

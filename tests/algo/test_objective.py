@@ -53,7 +53,7 @@ def trust_region(params, row):
         high=params.get("mask_high", params.get("delta_high", symmetric)),
         divergence="kl" if params["definition"] == "dppo_binary_kl" else "tv",
         both_sides=symmetric is not None,
-        kl_coef=params.get("kl_tau", 0.0),
+        square_coef=params.get("kl_tau", 0.0),
         clamp=params.get("log_ratio_clamp"),
     )
 

@@ -19,7 +19,16 @@ from algo.sft import Example, batches, to_batch
 from algo.trainer import Trainer
 from engine import link
 
-CONFIG = LearnerConfig(threads=1, lr=3e-3, warmup_steps=5, steps=30, minibatches=1, loss=CrossEntropy())
+CONFIG = LearnerConfig(
+    threads=1,
+    lr=3e-3,
+    warmup_steps=5,
+    schedule="linear",
+    steps=30,
+    decay_from=0.6,
+    minibatches=1,
+    loss=CrossEntropy(),
+)
 
 
 def counting(length, start=0):

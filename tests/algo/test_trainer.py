@@ -62,8 +62,8 @@ def gradient(subject, minibatch):
         parameters["lr"] = 0.0
     kept = []
 
-    def keep(optimizer, *_):
-        kept.extend(parameter.grad.to_local().flatten().clone() for parameter in optimizer.param_groups[0]["params"])
+    def keep(*_):
+        kept.extend(parameter.grad.to_local().flatten().clone() for parameter in subject.trained)
 
     handle = subject.optimizer.register_step_pre_hook(keep)
     result = subject._update(minibatch)
@@ -130,3 +130,31 @@ def test_empty_batches_in_a_row_are_a_broken_run(trainer):
         learner.train(link.Train(step=step, version=step + 1), batch(0).arrays())
     with pytest.raises(Fatal, match="10 batches in a row"):
         learner.train(link.Train(step=9, version=10), batch(0).arrays())
+
+
+def test_weight_decay_pulls_at_matrices_and_neither_at_norms_nor_biases(trainer):
+    """The first update of Adam moves each weight by the rate; decay is what differs."""
+    found = []
+    for decay in (0.0, 0.5):
+        subject = trainer(dataclasses.replace(CONFIG, weight_decay=decay, minibatches=1, warmup_steps=0))
+        before = full_state(subject.scorer)
+        before = {name: weight.clone() for name, weight in before.items()}
+        subject.train(batch(16))
+        found.append(full_state(subject.scorer))
+        found[-1] = {name: weight.clone() for name, weight in found[-1].items()}
+    vectors = {name for name, weight in before.items() if weight.ndim == 1}
+    assert vectors
+    for name, weight in before.items():
+        pulled = found[0][name] - found[1][name]
+        wanted = torch.zeros_like(weight) if name in vectors else weight * CONFIG.lr * 0.5
+        torch.testing.assert_close(pulled, wanted, rtol=0, atol=2e-7)
+
+
+def test_a_larger_eps_of_adam_makes_a_smaller_step(trainer):
+    moved = []
+    for eps in (1e-8, 1.0):
+        subject = trainer(dataclasses.replace(CONFIG, adam_eps=eps))
+        before = weights(subject).clone()
+        subject.train(batch(16))
+        moved.append(float((weights(subject) - before).abs().max()))
+    assert moved[1] < moved[0] / 10
