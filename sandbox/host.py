@@ -262,6 +262,7 @@ def main() -> None:
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
     if options.isolation == "none" and not options.child:  # else the node has said so
         print(NO_JAIL, file=sys.stderr, flush=True)
+    os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
         pass
