@@ -1,4 +1,4 @@
-# Every target does its own set-up: .venv, from the pinned lock, built once and repaired when it is not whole.
+# Every target does its own set-up: .venv and .venv-guest, from pinned locks, built once, repaired when they are not whole.
 # ARGS goes to the program: make quickstart ARGS="steps=10 algorithm=grpo", make test ARGS="-k parser".
 
 python := .venv/bin/python
@@ -9,7 +9,7 @@ benches := $(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py 2>/dev/nu
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-venv: ## build or repair .venv
+venv: ## build or repair .venv and .venv-guest
 	@requirements/install.sh
 
 quickstart: venv ## train the tiny agent end to end on the CPU
@@ -25,5 +25,5 @@ bench: venv ## every bench in its quick form
 	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench.$$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
-	rm -rf .venv sandbox/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-guest sandbox/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

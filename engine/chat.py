@@ -23,7 +23,6 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from engine.absent import scipy_absent
 from engine.calls import check_rendered, plain
 
 Message = Mapping[str, Any]
@@ -98,8 +97,7 @@ class Chat:
     @classmethod
     def load(cls, checkpoint: str | Path, config: ChatConfig | None = None) -> Chat:
         """Raises TemplateError naming the path when it holds no tokenizer, or why the template is unusable."""
-        with scipy_absent():
-            from transformers import AutoTokenizer
+        from transformers import AutoTokenizer
 
         if not (Path(checkpoint) / "tokenizer_config.json").is_file():
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")

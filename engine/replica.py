@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.absent import scipy_absent
 from engine.errors import first_error
 from engine.orphans import forks_die_with_us
 from engine.ports import Delta, KvSample, ReplicaDied, Sampling
@@ -93,14 +92,13 @@ class Replica:
             raise ValueError(f"no config.json in {self.config.checkpoint!r}")
         if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
-        with scipy_absent():
-            from vllm import AsyncEngineArgs
-            from vllm.config import WeightTransferConfig
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-            import engine.weights
-            from engine.kv_tap import kv_tap
+        import engine.weights
+        from engine.kv_tap import kv_tap
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
             raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")

@@ -1,13 +1,30 @@
 #!/usr/bin/env bash
-# Builds .venv from requirements/cpu.lock. Safe to run again at any time, and at once when nothing changed.
-# The stamp is written last: a .venv without the stamp of this very lock is half-built or old, and is built anew.
+# Builds .venv from requirements/cpu.lock, and from requirements/guest.lock .venv-guest, in which the model's code runs.
+# Safe to run again at any time, and at once when nothing changed. The stamp in an environment is written last: one
+# without the stamp of its very lock is half-built or old, and is built anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lock=requirements/cpu.lock stamp=.venv/installed python=.venv/bin/python
+lock=requirements/cpu.lock python=.venv/bin/python guest_lock=requirements/guest.lock guest=.venv-guest
 pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
 
 trap 'exit 130' INT # else Ctrl-C is an error of one pip, and the next begins
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+pip() { "$python" -m pip --disable-pip-version-check -qq "$@"; } # -qq: errors only
+is_whole() { # environment, its stamp
+    [ "$(cat "$1/installed" 2>/dev/null)" = "$2" ] && "$1/bin/python" -c '' 2>/dev/null
+}
+# Without pip, which the model's code does not need: .venv's installs into it.
+guest() {
+    local wanted
+    wanted=$(sha256sum <"$guest_lock")
+    if is_whole "$guest" "$wanted"; then return; fi
+    echo "building $guest from $guest_lock (once; half a minute)"
+    rm -rf "$guest"
+    "$python" -m venv --without-pip "$guest"
+    pip --python "$guest/bin/python" install --no-deps -r "$guest_lock" ||
+        fail "pip could not install $guest_lock; see above, then run make again"
+    echo "$wanted" >"$guest/installed"
+}
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {
     if [ sandbox/_native.so -nt sandbox/_native.c ] && [ sandbox/_native.so -nt sandbox/_snapshot.c ]; then return; fi
@@ -18,7 +35,8 @@ native() {
 exec 9<"$lock"
 flock -n 9 || { echo "waiting for another make here, which sets up .venv"; flock 9; }
 wanted=$(sha256sum <"$lock")
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c '' 2>/dev/null; then
+if is_whole .venv "$wanted"; then
+    guest
     native
     exit 0
 fi
@@ -38,7 +56,6 @@ free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
 [ "$free_mb" -ge 4000 ] || fail "the environment needs 4 GB of disk, $free_mb MB are free here"
 
 echo "building .venv from $lock with $base (once; minutes)"
-pip() { "$python" -m pip --disable-pip-version-check -qq "$@"; } # -qq: errors only
 torch=$(grep '^torch==' "$lock")
 rm -rf .venv
 "$base" -m venv .venv
@@ -47,5 +64,6 @@ pip install --no-deps "$torch" 2>/dev/null || pip install --no-deps --index-url 
 pip install --no-deps -r "$lock" || fail "pip could not install $lock; see above, then run make again"
 # The project is used in place; the path is relative to site-packages, so the whole checkout may be moved.
 echo ../../../.. >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocstar.pth"
-echo "$wanted" >"$stamp"
+echo "$wanted" >.venv/installed
+guest
 native

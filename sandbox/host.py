@@ -35,7 +35,7 @@ from .config import NO_JAIL, stays_here
 from .links import TierJail
 from .mailbox import Mailbox
 from .pool import RECYCLE_CALLS, Pool
-from .tiers import TIERS, Tier
+from .tiers import TIERS, Tier, read_tier
 from .verdict import OomWatch
 
 ALIVE_S = 1.0
@@ -192,7 +192,7 @@ async def serve(options: argparse.Namespace) -> int | str | None:
     refusal: str | None
     try:
         # before ZeroMQ: namespaces want a single thread
-        stage = jail.build(options.nsjail, tiers, options.isolation)
+        stage = jail.build(options.nsjail, options.python, tiers, options.isolation)
     except jail.JailUnavailable as error:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)
@@ -209,7 +209,7 @@ async def serve(options: argparse.Namespace) -> int | str | None:
             return Pool(
                 make_jail=lambda tier: TierJail(stage, tier, oom),
                 level=stage.level,
-                tiers=tiers,
+                tiers=stage.tiers,
                 slots=options.slots,
                 session_memory_bytes=options.session_memory_bytes,
                 recycle_calls=options.recycle_calls,
@@ -227,11 +227,6 @@ async def serve(options: argparse.Namespace) -> int | str | None:
     return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
 
 
-def parse_tier(text: str) -> Tier:
-    name, _, modules = text.partition("=")
-    return Tier(name=name, preload=tuple(filter(None, modules.split(","))))
-
-
 def positive(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -246,11 +241,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slots", type=int, choices=range(1, wire.MAX_SLOTS + 1), metavar="N", default=4 * (os.cpu_count() or 1)
     )
-    parser.add_argument("--tier", type=parse_tier, action="append", metavar="NAME=MODULE,...", help="may be repeated")
+    tier = "what a warmed interpreter imports, MODULE? only where it is installed; may be repeated"
+    parser.add_argument("--tier", type=read_tier, action="append", metavar="NAME=MODULE,...", help=tier)
     parser.add_argument("--session-memory-bytes", type=positive, default=4 << 30, help="beyond it idle sessions end")
     parser.add_argument("--recycle-calls", type=positive, default=RECYCLE_CALLS, help="after so many a jail is new")
     parser.add_argument("--silence-s", type=positive, default=15.0, help="a node not heard of for so long is gone")
     parser.add_argument("--nsjail", help="path of the nsjail executable")
+    parser.add_argument("--python", help="path of the Python that runs guest code; see SandboxConfig.python")
     parser.add_argument("--isolation", choices=("nsjail", "none"), default="nsjail")
     parser.add_argument("--child", action="store_true", help="end with standard input, a pipe that the node holds")
     return parser
@@ -265,6 +262,7 @@ def main() -> None:
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
     if options.isolation == "none" and not options.child:  # else the node has said so
         print(NO_JAIL, file=sys.stderr, flush=True)
+    os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
         pass

@@ -201,6 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sandbox.http", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is required")
     parser.add_argument("--port", type=int, default=8088, help="0: any free one, which is printed")
+    parser.add_argument("--python", help="path of the Python that runs the programs; see SandboxConfig.python")
     parser.add_argument("--slots", type=int, default=slots, help="programs that run at once (default: %(default)s)")
     parser.add_argument(
         "--token",
@@ -237,7 +238,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if not 0 <= options.port < 1 << 16:
         sys.exit(f"--port must be between 0 and 65535, got {options.port}")
     limits = Limits(wall_s=options.wall_s, cpu_s=options.wall_s, memory_bytes=options.memory_mb << 20)
-    options.config = SandboxConfig(slots=options.slots, limits=limits)
+    options.config = SandboxConfig(slots=options.slots, limits=limits, python=options.python)
     return options
 
 

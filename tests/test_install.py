@@ -1,4 +1,4 @@
-"""Set-up of .venv. Where it is whole already the sandbox's C part is built where that is possible, and only then."""
+"""Set-up of .venv and .venv-guest. Where both are whole already the sandbox's C part is built where that is possible."""
 
 import fcntl
 import hashlib
@@ -21,16 +21,17 @@ NO_COMPILER = "no C compiler (cc, gcc or clang) found"
 
 
 class Checkout:
-    """A copy of what install.sh looks at, with a .venv that is this interpreter and bears the stamp of the lock."""
+    """A copy of what install.sh looks at; .venv and .venv-guest are this interpreter and bear the stamps of the locks."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.library = root, root / "sandbox" / "_native.so"
         shutil.copytree(ROOT / "requirements", root / "requirements")
         shutil.copytree(ROOT / "sandbox", root / "sandbox", ignore=shutil.ignore_patterns("_native.so*", "__pycache__"))
-        (root / ".venv" / "bin").mkdir(parents=True)
-        self.program(".venv/bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
-        stamp = hashlib.sha256((root / "requirements" / "cpu.lock").read_bytes()).hexdigest()
-        (root / ".venv" / "installed").write_text(f"{stamp}  -\n")
+        for environment, lock in ((".venv", "cpu.lock"), (".venv-guest", "guest.lock")):
+            (root / environment / "bin").mkdir(parents=True)
+            self.program(f"{environment}/bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
+            stamp = hashlib.sha256((root / "requirements" / lock).read_bytes()).hexdigest()
+            (root / environment / "installed").write_text(f"{stamp}  -\n")
         self.tools = root / "tools"  # the only folder on PATH
         self.tools.mkdir()
         needed = ("env", "bash", "dirname", "grep", "flock", "sha256sum", "cat", "rm", "ld", "as")
@@ -100,6 +101,7 @@ def test_a_build_of_the_c_part_that_was_killed_is_cleaned_away(tmp_path: Path) -
     shutil.copy(ROOT / "Makefile", tmp_path)
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
     assert sorted(tmp_path.glob("sandbox/_native*")) == sources
+    assert not list(tmp_path.glob(".venv*"))
 
 
 def test_a_second_make_says_that_it_waits_for_the_first(tmp_path: Path) -> None:
@@ -119,6 +121,46 @@ def test_a_venv_that_is_active_is_built_anew_with_the_python_that_it_is_of(tmp_p
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ".venv" / "rocstar.pth").read_text() == "../../../..\n"
     assert (tmp_path / ".venv" / "installed").exists()
+
+
+PIP = 'case "$*" in *" venv "*) mkdir -p .venv-guest/bin;; *" pip "*) echo "$@" >>pips;; esac'
+
+
+@pytest.mark.parametrize("trouble", ["missing", "another lock", "no stamp", "broken"])
+def test_a_guest_environment_that_is_not_whole_is_built_anew_and_no_other(trouble: str, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", PIP)
+    guest, lock = tmp_path / ".venv-guest", tmp_path / "requirements" / "guest.lock"
+    (guest / "left").touch()
+    if trouble == "missing":
+        shutil.rmtree(guest)
+    elif trouble == "another lock":
+        lock.write_text("numpy==0\n")
+    elif trouble == "no stamp":
+        (guest / "installed").unlink()
+    else:
+        checkout.program(".venv-guest/bin/python", "exit 1")
+    stamp = (tmp_path / ".venv" / "installed").stat().st_mtime_ns
+    checkout.install(compiler=False)
+    assert "requirements/guest.lock" in (tmp_path / "pips").read_text()
+    assert "--python .venv-guest/bin/python" in (tmp_path / "pips").read_text()
+    assert (guest / "installed").read_text() == f"{hashlib.sha256(lock.read_bytes()).hexdigest()}  -\n"
+    assert not (guest / "left").exists()
+    assert (tmp_path / ".venv" / "installed").stat().st_mtime_ns == stamp
+    checkout.program(".venv-guest/bin/python", "exit 0")
+    pips = (tmp_path / "pips").read_text()
+    checkout.install(compiler=False)
+    assert (tmp_path / "pips").read_text() == pips  # it is whole now
+
+
+def test_a_guest_environment_that_could_not_be_filled_has_no_stamp(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", f'{PIP}; case "$*" in *" pip "*) exit 1;; esac')
+    shutil.rmtree(tmp_path / ".venv-guest")
+    done = checkout.run(checkout.tools)
+    assert done.returncode == 1
+    assert "requirements/guest.lock" in done.stderr
+    assert not (tmp_path / ".venv-guest" / "installed").exists()
 
 
 def test_ctrl_c_ends_the_set_up_and_not_one_pip_of_it(tmp_path: Path) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
+import venv
 from collections.abc import AsyncIterator
+from pathlib import Path
 
-import math_verify
 import pytest
 import pytest_asyncio
 from algo_fakes import trajectory
 from math_answers import RIGHT, STRICTER, WRONG
 
-from algo import grader
 from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, end_of
 from algo.reward import MathReward
 from engine.ports import GraderUnavailable
@@ -22,6 +21,24 @@ from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HALF = r"\frac{1}{2}"
 JUDGED = [(*pair, True) for pair in RIGHT] + [(*pair, False) for pair in WRONG + STRICTER]
+ALONE = """
+import json, logging, math_verify
+logging.disable()
+def means(latex): return math_verify.parse(f"\\\\boxed{{{latex}}}", parsing_timeout=None)
+pairs = json.loads(input())
+print(json.dumps([math_verify.verify(*map(means, pair), timeout_seconds=None) for pair in pairs]))
+"""
+NUMBERS = """
+    spaces = {}, {"Integer": int, "Float": float}
+    numbers = [evaluate_number(text, *spaces) for text in ("Integer (5 )", "Float ('1.5' )")]
+    refused = 0
+    for text in ("__import__('os')", "Integer (5 )+1", "Integer (print )", "Symbol ('x' )", compile("1", "", "eval")):
+        try:
+            evaluate_number(text, *spaces)
+        except ValueError:
+            refused += 1
+    print(*numbers, "refused", refused)
+"""
 SHORT = Limits(cpu_s=1.0, wall_s=20.0)
 
 
@@ -37,17 +54,14 @@ async def test_pairs_are_judged_as_the_author_judges(box: Sandbox, reference: st
     assert await MathReward(runner=box)(rollout) == float(expected)
 
 
-async def test_math_verify_alone_judges_the_same(caplog: pytest.LogCaptureFixture) -> None:
+async def test_math_verify_alone_judges_the_same(box: Sandbox) -> None:
     """Its own parse and verify with their defaults, but for their timeouts."""
-    caplog.set_level(logging.ERROR)
-
-    def means(latex: str) -> list[object]:
-        return math_verify.parse(f"\\boxed{{{latex}}}", parsing_timeout=None)
-
-    for pairs, expected in ((RIGHT, True), (WRONG, False), (STRICTER, True)):
-        for reference, answer in pairs:
-            judged = math_verify.verify(means(reference), means(answer), timeout_seconds=None)
-            assert judged == expected, (reference, answer)
+    expected = [(*pair, True) for pair in RIGHT + STRICTER] + [(*pair, False) for pair in WRONG]
+    pairs = json.dumps([pair[:2] for pair in expected])
+    result = await box.run(ALONE, f"{pairs}\n", Limits(cpu_s=60.0, wall_s=120.0))
+    assert result.outcome == "ok", result.stderr
+    judged = zip(expected, json.loads(result.stdout), strict=True)
+    assert [pair for (*pair, right), found in judged if found != right] == []
 
 
 HOSTILE = {
@@ -130,18 +144,15 @@ async def test_a_module_that_cannot_be_imported_is_no_reward_of_0(box: Sandbox) 
         end_of(result, "m", GRADER_LIMITS)
 
 
-async def test_a_sandbox_without_math_verify_is_no_reward_of_0() -> None:
-    async with Sandbox(SandboxConfig(slots=1, tiers=TIERS[:1])) as bare:
+async def test_a_sandbox_without_math_verify_is_no_reward_of_0(tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    async with Sandbox(SandboxConfig(slots=1, tiers=TIERS[:1], python=str(tmp_path / "bin" / "python"))) as bare:
         with pytest.raises(GraderUnavailable, match="ModuleNotFoundError: No module named 'math_verify'"):
             await MathGrader(bare).equal(r"\frac{2}{4}", HALF)
     with pytest.raises(GraderUnavailable, match="the sandbox was closed"):
         await MathGrader(bare).equal(r"\frac{2}{4}", HALF)
 
 
-async def test_only_numbers_become_code() -> None:
-    spaces = {}, {"Integer": int, "Float": float}
-    assert grader.evaluate_number("Integer (5 )", *spaces) == 5
-    assert grader.evaluate_number("Float ('1.5' )", *spaces) == 1.5
-    for text in ("__import__('os')", "Integer (5 )+1", "Integer (print )", "Symbol ('x' )", compile("1", "", "eval")):
-        with pytest.raises(ValueError, match="not a number"):
-            grader.evaluate_number(text, *spaces)
+async def test_only_numbers_become_code(box: Sandbox) -> None:
+    result = await box.run(PROGRAM.replace("    main()\n", NUMBERS), limits=GRADER_LIMITS)
+    assert (result.outcome, result.stdout) == ("ok", "5 1.5 refused 5\n"), result.stderr

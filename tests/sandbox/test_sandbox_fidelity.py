@@ -21,13 +21,14 @@ import pytest
 import pytest_asyncio
 from fidelity import endings, errors, language, module, numeric, parallel, source, streams
 
-from sandbox import TIERS, Limits, Sandbox, SandboxConfig
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig, interpreter
 from sandbox.jail import ELSEWHERE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOME = "/tmp"  # of the jail: where main.py would stand
 LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_bytes=4 << 30, output_bytes=4 << 20)
 DEADLINE_S = 40.0
+GUEST = interpreter.find(None, ())
 TOPICS = {
     topic.__name__.rpartition(".")[2]: topic.PROGRAMS
     for topic in (source, errors, streams, endings, module, language, parallel, numeric)
@@ -110,7 +111,7 @@ async def reference(code: str, stdin: str, folder: Path) -> Shown:
     with ExitStack() as stack:
         files = [memory_file(stack, stdin.encode("utf-8", "surrogatepass")), memory_file(stack), memory_file(stack)]
         # A shell that starts the tests in the background, or nohup, lets them ignore signals.
-        command = ["/usr/bin/env", "--default-signal", sys.executable, "-B", "-X", "utf8", "main.py"]
+        command = ["/usr/bin/env", "--default-signal", str(GUEST.executable), "-B", "-X", "utf8", "main.py"]
         streams = dict(zip(("stdin", "stdout", "stderr"), files, strict=True))
         process = await asyncio.create_subprocess_exec(*command, **streams, env=env, cwd=folder, start_new_session=True)
         async with asyncio.timeout(DEADLINE_S):
