@@ -3,6 +3,7 @@
 Invariants
 - Only closed `<answer>...</answer>` tags count; of nested openings the innermost one that is closed counts.
 - The boxed answer is the last balanced `\\boxed{...}` inside the last closed tag of the final assistant turn, or None.
+  White space may stand before its brace, and `\\fbox` is the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 END_OF_TURN = "<|im_end|>"
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or what a backslash takes with it: after a line break a brace is one
 
 
@@ -37,9 +39,10 @@ def boxed_answer(text: str) -> str | None:
     '\\\\frac{1}{2}'
     """
     tagged = answers(final_turn(text))
-    _, box, rest = tagged[-1].rpartition("\\boxed{") if tagged else ("", "", "")
-    if not box:
+    boxes = list(_BOX.finditer(tagged[-1])) if tagged else []
+    if not boxes:
         return None
+    rest = tagged[-1][boxes[-1].end() :]
     depth = 1
     for found in _BRACE.finditer(rest):
         depth += (found[0] == "{") - (found[0] == "}")

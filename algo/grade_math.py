@@ -1,9 +1,9 @@
-"""Grades answers that are no plain numbers: runs `algo.grader` in the sandbox, one jailed call per answer.
+"""Grades answers that need mathematics: runs `algo.grader` in the sandbox, one jailed call per answer.
 
 Invariants
 - Right and wrong need the grader's own word: exit code 0 and exactly its two lines, with the mark made at random for
-  this call. The text of an answer cannot bring that about. Wrong is what was compared, and what Math-Verify cannot read
-  or compare (`algo.grader.REFUSALS`): the model's fault.
+  this call. The text of an answer cannot bring that about. Wrong is what was compared, and what the grader cannot
+  read or compare (`algo.grader.REFUSALS`): the model's fault.
 - An answer on which two graders, each a fresh process, used up `Limits.cpu_s` is wrong too, and counted as "timeout".
   CPU time is the call's own, however busy the machine is; so a policy cannot escape its 0 with answers that hang.
 - All else raises GraderUnavailable, and is never a reward of 0: no sandbox, a lost call, Math-Verify not installed, a
@@ -22,8 +22,8 @@ from typing import Literal
 from engine.ports import GraderUnavailable, ToolRunner
 from sandbox.wire import Limits, ToolResult
 
-# What a sandbox has to preload: with them a grading takes a tenth of a second of CPU, without them more than half a
-# second. From "antlr4.LL1Analyzer" on it is what Math-Verify and sympy import at the first use.
+# What a sandbox has to preload: with them a grading takes some hundredths of a second of CPU, without them more than
+# half a second. From "antlr4.LL1Analyzer" on it is what Math-Verify and sympy import at the first use.
 GRADER_MODULES = (
     "latex2sympy2_extended",
     "math_verify",
@@ -44,14 +44,24 @@ GRADER_MODULES = (
 GRADER_LIMITS = Limits(cpu_s=3.0, wall_s=15.0)
 LONGEST_ANSWER = 2000  # characters; reference answers have a few dozen, and parsing is slow in the length
 REMEMBERED = 4096  # verdicts: the rollouts of a group often give the same answer
-PROGRAM = Path(__file__).with_name("grader.py").read_text()
+FILES = ("grader_latex.py", "grader.py")  # the program, one text: nothing of ours can be imported in the jail
 
 Verdict = Literal["right", "wrong", "timeout"]
 End = Literal["right", "wrong", "timeout", "memory", "killed"]
 
 
+def program() -> str:
+    """The files one behind another, without their imports of each other."""
+    lines = [line for name in FILES for line in Path(__file__).with_name(name).read_text().splitlines()]
+    ours = ("from __future__ ", "from algo.")
+    return "\n".join(["from __future__ import annotations", *(line for line in lines if not line.startswith(ours)), ""])
+
+
+PROGRAM = program()
+
+
 class MathGrader:
-    """Whether two LaTeX expressions mean the same, decided by Math-Verify in the sandbox.
+    """Whether two LaTeX expressions, as `algo.math_text` writes them, mean the same, decided in the sandbox.
 
     counts: gradings by verdict ("timeout" means wrong); "unavailable" is each GraderUnavailable.
     """

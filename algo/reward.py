@@ -1,28 +1,25 @@
 """The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
 
 Invariants
-- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, never 5), only the boxed answer counts.
-- Model output is never evaluated here: what needs mathematics is decided by Math-Verify in the sandbox, numbers and
-  equal texts are not sent there.
+- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, never 5), only the boxed answer counts, and it gives
+  one answer: `12 or 13` is wrong for 13, and so is what takes an answer back.
+- As a person reads it: `algo.math_text` says what makes no difference, `algo.math_compare` which units, bases and
+  words agree.
+- Model output is never evaluated here: what needs mathematics is decided in the sandbox; numbers, words and equal texts
+  are not sent there.
 - A truncated rollout gets 0; a rollout without an answer gets 0; one that could not be graded gets no reward at all but
   GraderUnavailable (`algo.grade_math` says when that is).
 """
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
-
 from algo.answer import boxed_answer
-from algo.grade_math import GRADER_LIMITS, MathGrader
+from algo.grade_math import GRADER_LIMITS, LONGEST_ANSWER, MathGrader
+from algo.math_compare import Question, compare
+from algo.math_text import number_of, read
 from engine.ports import ToolRunner
 from engine.types import StopReason, Trajectory
 from sandbox.wire import Limits
-
-_SPACING = re.compile(r"\\[,;:! ]|\s+|\$")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d*)?")
-_INTEGER = re.compile(r"([+-]?)(?>0*(?=\d))(\d+)\.?")  # atomic: else it takes the square of the zeros
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
 class MathReward:
@@ -30,7 +27,7 @@ class MathReward:
 
     integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
     runner: a sandbox with GRADER_MODULES, where answers that are no numbers are compared as mathematics. Without one
-    such an answer is right only when it is the same text, spacing aside.
+    such an answer is right only when it is the same text, look aside.
     grader: what uses the runner; its `counts` say how the gradings in the sandbox ended.
     """
 
@@ -49,34 +46,33 @@ class MathReward:
         answer, reference = boxed_answer(trajectory.text), trajectory.prompt.answer
         if answer is None:
             return 0.0
-        right = self.equal(answer, reference)
-        if right is None:
-            assert self.grader is not None
-            right = await self.grader.equal(answer, reference)
-        return float(right)
+        verdict = self._verdict(answer, reference)
+        if isinstance(verdict, Question):
+            return float(self.grader is not None and await self.grader.equal(verdict.answer, verdict.reference))
+        return float(verdict)
 
     def equal(self, answer: str, reference: str) -> bool | None:
         """Whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""
-        written, expected = canonical(answer), canonical(reference)
-        number = _INTEGER if self.integers_only else _NUMBER
-        if number.fullmatch(written) and number.fullmatch(expected):
-            return Decimal(written) == Decimal(expected)
-        if self.integers_only or written == "":
+        verdict = self._verdict(answer, reference)
+        if isinstance(verdict, Question):
+            return None if self.grader else False
+        return verdict
+
+    def _verdict(self, answer: str, reference: str) -> bool | Question:
+        if len(answer) > LONGEST_ANSWER:
+            return same_digits(answer, reference)
+        if self.integers_only and not (is_integer(answer) and is_integer(reference)):
             return False
-        return True if written == expected else None if self.grader else False
+        return compare(answer, reference)
 
 
-def canonical(text: str) -> str:
-    """Without spacing and thousands separators; integers without leading zeros, plus sign and final period.
+def same_digits(answer: str, reference: str) -> bool:
+    """Of texts that are too long for more: whether they are the same number, written plainly."""
+    number, expected = number_of(answer), number_of(reference)
+    return number is not None and expected is not None and number.equals(expected)
 
-    >>> canonical("- 1{,}234"), canonical("033"), canonical("2.50"), canonical("(1,234)")
-    ('-1234', '33', '2.50', '(1,234)')
-    """
-    text = _SPACING.sub("", text)
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace("{,}", "").replace(",", "")
-    integer = _INTEGER.fullmatch(text)
-    if integer:
-        sign, digits = integer.groups()
-        return "-" + digits if sign == "-" and digits != "0" else digits
-    return text
+
+def is_integer(text: str) -> bool:
+    """Whether a text writes an integer with its digits, in base ten."""
+    reading = read(text)
+    return reading.base is None and reading.number is not None and reading.number.integer

@@ -1,4 +1,4 @@
-"""Math-Verify in the real sandbox: its judgement, and answers that attack it."""
+"""The grader in the real sandbox: answers that attack it, and faults that are not the answer's."""
 
 from __future__ import annotations
 
@@ -10,24 +10,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from algo_fakes import trajectory
-from math_answers import RIGHT, STRICTER, WRONG
 
 from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, end_of
-from algo.reward import MathReward
 from engine.ports import GraderUnavailable
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HALF = r"\frac{1}{2}"
-JUDGED = [(*pair, True) for pair in RIGHT] + [(*pair, False) for pair in WRONG + STRICTER]
-ALONE = """
-import json, logging, math_verify
-logging.disable()
-def means(latex): return math_verify.parse(f"\\\\boxed{{{latex}}}", parsing_timeout=None)
-pairs = json.loads(input())
-print(json.dumps([math_verify.verify(*map(means, pair), timeout_seconds=None) for pair in pairs]))
-"""
 NUMBERS = """
     spaces = {}, {"Integer": int, "Float": float}
     numbers = [evaluate_number(text, *spaces) for text in ("Integer (5 )", "Float ('1.5' )")]
@@ -46,22 +35,6 @@ SHORT = Limits(cpu_s=1.0, wall_s=20.0)
 async def box() -> AsyncIterator[Sandbox]:
     async with Sandbox(SandboxConfig(slots=2, tiers=(Tier(name="grader", preload=GRADER_MODULES),))) as sandbox:
         yield sandbox
-
-
-@pytest.mark.parametrize(("reference", "answer", "expected"), JUDGED)
-async def test_pairs_are_judged_as_the_author_judges(box: Sandbox, reference: str, answer: str, expected: bool) -> None:
-    rollout = trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer=reference)
-    assert await MathReward(runner=box)(rollout) == float(expected)
-
-
-async def test_math_verify_alone_judges_the_same(box: Sandbox) -> None:
-    """Its own parse and verify with their defaults, but for their timeouts."""
-    expected = [(*pair, True) for pair in RIGHT + STRICTER] + [(*pair, False) for pair in WRONG]
-    pairs = json.dumps([pair[:2] for pair in expected])
-    result = await box.run(ALONE, f"{pairs}\n", Limits(cpu_s=60.0, wall_s=120.0))
-    assert result.outcome == "ok", result.stderr
-    judged = zip(expected, json.loads(result.stdout), strict=True)
-    assert [pair for (*pair, right), found in judged if found != right] == []
 
 
 HOSTILE = {
@@ -100,7 +73,7 @@ async def test_hostile_answers_are_wrong(box: Sandbox, name: str) -> None:
     assert await graded.equal(r"\frac{2}{6}", r"\frac{1}{3}")
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}", "100000000!", "(" * 200 + "1" + ")" * 200])
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}", "100000000!"])
 async def test_an_answer_that_hangs_the_grader_costs_two_calls(box: Sandbox, answer: str) -> None:
     hung, honest = MathGrader(box, SHORT), MathGrader(box)
     async with asyncio.TaskGroup() as tasks:
@@ -111,8 +84,11 @@ async def test_an_answer_that_hangs_the_grader_costs_two_calls(box: Sandbox, ans
 
 
 async def test_a_grader_without_memory_is_no_reward_of_0(box: Sandbox) -> None:
+    before, after = "        answer = read(", "        bytearray(10**12)\n        answer = read("
+    assert before in PROGRAM
+    result = await box.run(PROGRAM.replace(before, after), json.dumps(["m", HALF]) + '\n"1/2"\n', GRADER_LIMITS)
     with pytest.raises(GraderUnavailable, match="failed MemoryError"):
-        await MathGrader(box).equal(r"\operatorname{zeros}(100000,100000)", HALF)
+        end_of(result, "m", GRADER_LIMITS)
     assert await MathGrader(box).equal(r"\frac{2}{4}", HALF)
 
 
@@ -132,7 +108,7 @@ async def test_a_reference_that_means_nothing_equals_no_mathematics(box: Sandbox
 
 async def test_a_reference_that_hangs_the_grader_is_no_reward_of_0(box: Sandbox) -> None:
     with pytest.raises(GraderUnavailable, match="timeout"):
-        await MathGrader(box, SHORT).equal(HALF, "(" * 300 + "1" + ")" * 300)
+        await MathGrader(box, SHORT).equal(HALF, "9^{9^{9^{9}}}")
 
 
 async def test_a_module_that_cannot_be_imported_is_no_reward_of_0(box: Sandbox) -> None:

@@ -1,6 +1,7 @@
 """The learner as the node sees it: real ranks under PyTorch's launcher, real ZeroMQ, real FSDP over gloo."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -391,7 +392,7 @@ def test_a_rate_rises_in_the_warm_up_falls_after_it_and_stays_at_its_floor(sched
     assert rates[:20] == pytest.approx([2.0 * batch / 20 for batch in range(1, 21)])
     assert rates[19 : start + 1] == [2.0] * (start - 18)
     falling = rates[start:100]
-    assert all(after <= before for before, after in zip(falling, falling[1:], strict=False))
+    assert all(after <= before for before, after in itertools.pairwise(falling))
     assert rates[start + (100 - start) // 2] == pytest.approx(2.0 * {"linear": 0.5, "cosine": 0.625}[schedule])
     assert rates[100:] == pytest.approx([0.5] * 20)
 

@@ -81,6 +81,11 @@ async def test_truncated_rollouts_get_nothing():
         ("<answer>\\boxed{\\begin{pmatrix}1\\\\{2}\\end{pmatrix}}</answer>", "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"),
         ("<answer>\\boxed{1\\\\}</answer>", "1\\\\"),
         ("<answer>\\boxed{5</answer>", None),
+        ("<answer>\\boxed {11}</answer>", "11"),
+        ("<answer>\\boxed\n  {11}</answer>", "11"),
+        ("<answer>\\fbox{11}</answer>", "11"),
+        ("<answer>\\boxed{10} or \\fbox {\\frac{1}{2}}</answer>", "\\frac{1}{2}"),
+        ("<answer>\\boxedness{11}</answer>", None),
         ("\\boxed{9} <answer>done</answer>", None),
     ],
 )

@@ -18,6 +18,23 @@ def test_penalties_match_the_release(row):
 
 
 @pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("<answer>1</answer>", 0.0),
+        ("<answer>1</answer><answer>2</answer>", 1 / 3),
+        ("<answer><answer>1</answer></answer>", 1.0),
+        ("<answer></answer><answer><answer></answer></answer>", 1.0),
+        ("</answer>1<answer>", 1.0),
+        ("<answer>1", 1.0),
+    ],
+)
+def test_answer_tags_are_paired_as_in_the_release(answers, expected):
+    """Values of the released code."""
+    turns = f"{3 * '<|im_start|>assistant a<|im_end|>'}{answers}"
+    assert format_penalty(turns) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("penalty", "text", "expected"),
     [(error_penalty, "<tool_response>", 0.5), (format_penalty, "<answer></answer><|im_start|>assistant", 1.0)],
 )
@@ -43,6 +60,28 @@ def test_quota_matches_the_release(row):
             quota(*arguments)
     else:
         assert quota(*arguments) == (outputs["positives"], outputs["negatives"])
+
+
+@pytest.mark.parametrize("row", rows("roc_quota_splits"), ids=name)
+def test_quota_matches_the_release_over_all_splits(row):
+    """Computed by the released code for each number of positives; null where its assertion fails."""
+    params = row["params"]
+    for positives, kept in zip(row["inputs"]["n_positive"], row["outputs"]["kept"], strict=True):
+        split = (positives, params["n"] - positives, params["m"], params["min_positive"], params["min_negative"])
+        if kept is None:
+            with pytest.raises(ValueError, match=f"cannot keep {params['m']}"):
+                quota(*split)
+        else:
+            assert quota(*split) == tuple(kept), split
+
+
+def test_a_group_with_both_shares_below_their_minima_is_kept_whole():
+    assert quota(3, 3, 2, 2, 2) == (3, 3)
+
+
+def test_minima_above_the_target_are_refused_as_in_the_release():
+    with pytest.raises(ValueError, match="keep=3"):
+        select([0.0] * 8, [1.0, 0.0] * 4, 3)
 
 
 @pytest.mark.parametrize("row", rows("roc_select"), ids=name)

@@ -28,8 +28,8 @@ SIZES = {
 }
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
 LOCAL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-LINEAR = {name: 2 for name in ("linear_num_value_heads", "linear_num_key_heads")}
-LINEAR |= {name: 8 for name in ("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size")}
+LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
+LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"), 8)
 WINDOW = {"sliding_window": 8}
 
 REFUSED = {
