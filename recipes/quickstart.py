@@ -61,7 +61,7 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage, StageStats
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.watch import Stuck, dump, leave, watch
+from engine.watch import Stuck, dump, end_on_signals, leave, watch
 from engine.workspace import workspace
 from recipes.options import parse
 from recipes.tiny_book import Book
@@ -314,7 +314,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    end_on_signals(task)
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:

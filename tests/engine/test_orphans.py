@@ -1,4 +1,4 @@
-"""A fork for the node dies with it, at whatever moment, and shares neither its signals nor its imports: real processes."""
+"""A fork for the node dies with it, at whatever moment, and shares neither its signals nor its imports."""
 
 import subprocess
 import sys
