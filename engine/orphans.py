@@ -4,6 +4,7 @@ Invariants
 - It ends with the thread that forked it, from its first moment on: kill -9 of the node leaves nothing behind.
 - A signal to it is its own: the node's event loop does not hear of it.
 - It can import whatever another thread of the node was importing when it was forked.
+- It holds no descriptor that another thread was making for a fork of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ IMPORT_S = 5.0  # how long a fork waits for imports of other threads: a program 
 
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before the fork
 _here = threading.local()  # forks: the Forks that this thread is in
+# From before a thread makes the pipes of its fork until it has forked. A fork of another thread meanwhile would hold
+# their ends too, and the end of the first fork, which closes its own, would not be seen before that of the second.
+_one_at_a_time = threading.Lock()
 
 
 class Forks:
@@ -35,6 +39,7 @@ class Forks:
         self._thread: int | None = threading.get_native_id()
         self._ended = False
         self._mask: set[int] = set()  # of this thread's signals
+        self._alone = False  # holds the lock
 
     def end(self) -> None:
         """SIGKILL for what was forked; what is forked after this ends at once. For another thread to call, when the
@@ -50,7 +55,17 @@ class Forks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
+    def wait_for_turn(self) -> None:
+        _one_at_a_time.acquire()
+        self._alone = True
+
+    def give_turn(self) -> None:
+        if self._alone:
+            self._alone = False
+            _one_at_a_time.release()
+
     def close(self) -> None:
+        self.give_turn()
         self._thread = None  # its number may soon be another thread's
 
     def before_fork(self) -> None:
@@ -60,6 +75,7 @@ class Forks:
 
     def after_fork(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        self.give_turn()
 
     def begin_child(self) -> None:
         """In the child, before anything else."""
@@ -68,15 +84,22 @@ class Forks:
         die_with(self.parent)
         _drop_signals()
         _drop_import_locks()
-        self.after_fork()
+        _one_at_a_time._at_fork_reinit()  # type: ignore[attr-defined]
+        self._alone = False
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         self.parent = os.getpid()  # what this one forks is its own
         self._thread = threading.get_native_id()
 
 
 @contextmanager
-def forks_die_with_us() -> Iterator[Forks]:
-    """What this thread forks meanwhile is killed as soon as this thread or its process ends."""
+def forks_die_with_us(*, alone: bool = False) -> Iterator[Forks]:
+    """What this thread forks meanwhile is killed as soon as this thread or its process ends.
+
+    alone: until the first fork no other thread is inside in this way: it waits. Not for a thread that may not fork.
+    """
     _here.forks = forks = Forks()
+    if alone:
+        forks.wait_for_turn()
     try:
         yield forks
     finally:

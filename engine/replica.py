@@ -121,7 +121,7 @@ class Replica:
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        with forks_die_with_us() as self._forks:
+        with forks_die_with_us(alone=not self.config.devices) as self._forks:  # on a GPU vLLM may spawn
             if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
                 raise RuntimeError("given up")
             tap = kv_tap(self._stepped)

@@ -172,6 +172,33 @@ asyncio.run(main())
 """
 
 
+HANGING = """
+import asyncio, os, select, threading
+from engine.replica import Replica, ReplicaConfig, prepare_environment
+
+async def main():
+    config = ReplicaConfig(checkpoint="recipes/tiny", kv_blocks=64)
+    replica = Replica(config, 0, None, lambda *_: None)
+    begun, child = os.pipe()
+
+    def hang():
+        os.write(child, b"%d" % os.getpid())
+        threading.Event().wait()
+
+    os.register_at_fork(after_in_child=hang)
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(replica.start())
+        engine = os.pidfd_open(int(await asyncio.to_thread(os.read, begun, 20)))
+        start.cancel()
+    await replica.shutdown()
+    ended, _, _ = await asyncio.to_thread(select.select, [engine], [], [], 20)
+    print(ended == [engine], flush=True)
+
+prepare_environment()
+asyncio.run(main())
+"""
+
+
 def started(code: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -205,10 +232,11 @@ def test_one_that_learns_of_it_late_ends_at_once() -> None:
         assert node.communicate(timeout=20)[0] == ""
 
 
-def answered(code: str, *arguments: str) -> str:
+def answered(code: str, *arguments: str, timeout_s: float = 20) -> str:
+    """What it prints. It ends within the time by itself."""
     with started(code, *arguments) as process:
         try:
-            return process.communicate(timeout=20)[0]
+            return process.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -242,3 +270,8 @@ def test_a_node_killed_while_its_engine_starts_leaves_none() -> None:
         for process in left:
             process.kill()
         assert not left
+
+
+@pytest.mark.timeout(120)
+def test_an_engine_that_hangs_while_it_starts_is_killed_when_it_is_given_up() -> None:
+    assert answered(HANGING, timeout_s=100) == "True\n"

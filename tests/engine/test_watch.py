@@ -95,7 +95,6 @@ asyncio.run(main())
 )
 def test_a_run_that_is_told_to_end_writes_what_it_has(command, number, end):
     command = [*command, sys.executable, "-c", INTERRUPTED, str(int(number))]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False, cwd=ROOT
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True}
+    done = subprocess.run(command, text=True, timeout=20, check=False, cwd=ROOT, **pipes)
     assert done.stdout == f"{end}\n"
