@@ -172,6 +172,31 @@ asyncio.run(main())
 """
 
 
+SIDE_BY_SIDE = """
+import os, select, threading, time
+from engine.orphans import forks_die_with_us
+
+forked, seen = threading.Barrier(2), threading.Event()
+
+def build(long_s):
+    with forks_die_with_us(alone=True):
+        ours, theirs = os.pipe()
+        time.sleep(0.1 if long_s else 0.5)  # the long one would be forked in between
+        if not os.fork():
+            time.sleep(long_s)
+            os._exit(0)
+        os.close(theirs)
+    forked.wait()
+    if long_s:
+        seen.wait()
+    else:
+        print(select.select([ours], [], [], 5)[0] == [ours], flush=True)
+        seen.set()
+
+for long_s in (0, 100):
+    threading.Thread(target=build, args=(long_s,)).start()
+"""
+
 HANGING = """
 import asyncio, os, select, threading
 from engine.replica import Replica, ReplicaConfig, prepare_environment
@@ -259,6 +284,11 @@ def test_a_signal_to_a_fork_ends_it_and_is_not_heard_by_the_node(loop: str) -> N
 
 def test_what_is_given_up_is_killed_and_what_it_forks_later_ends_at_once() -> None:
     assert answered(GIVEN_UP) == "-9 1\n"
+
+
+def test_the_end_of_one_of_two_that_are_forked_side_by_side_is_seen() -> None:
+    """By the pipe whose other end it held, which is how vLLM sees that an engine has died while it starts."""
+    assert answered(SIDE_BY_SIDE) == "True\n"
 
 
 @pytest.mark.timeout(120)

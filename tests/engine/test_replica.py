@@ -75,12 +75,10 @@ async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
 
 async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):
     """What it waits for is left to its thread, which nobody waits for."""
-    replica, given_up = (
-        Replica(ReplicaConfig(checkpoint=TINY, start_deadline_s=0.01), 3, None, print),
-        threading.Event(),
-    )
+    config, given_up = ReplicaConfig(checkpoint=TINY, start_deadline_s=0.01), threading.Event()
+    replica = Replica(config, 3, None, lambda *_: None)
     monkeypatch.setattr(replica, "_build", given_up.wait)
-    with pytest.raises(ReplicaDied, match="replica 3 did not start: it was not up within 0.01 s") as failure:
+    with pytest.raises(ReplicaDied, match=r"replica 3 did not start: .* 0\.01 s") as failure:
         await replica.start()
     assert not isinstance(failure.value, ReplicaMisconfigured)
     given_up.set()
