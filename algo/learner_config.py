@@ -95,7 +95,11 @@ class LearnerConfig:
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
             ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
             ("at least 0", ("weight_decay",), lambda value: value >= 0),
-            ("True or False", ("activation_checkpointing", "offload_optimizer", "fp32_head"), lambda x: isinstance(x, bool)),
+            (
+                "True or False",
+                ("activation_checkpointing", "offload_optimizer", "fp32_head"),
+                lambda value: isinstance(value, bool),
+            ),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
             ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
             ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),

@@ -3,6 +3,9 @@
 Invariants
 - A turn survives the death of its replica, and a move: it goes on elsewhere from its tokens, no token is delivered
   twice, and a turn that ended by itself meanwhile has ended.
+- The death of a replica changes no token where sampling is seeded and the weights are the same: the request is made
+  again elsewhere as it was, and what comes after the tokens that were delivered is the rest of the turn. Where an
+  engine does not sample these again, or after an update, the turn goes on from them under another seed.
 - While weights are updated nothing begins on any replica, and after an update that failed nothing until one succeeds.
 - A turn never waits for replicas that will not come.
 """
@@ -23,6 +26,10 @@ from engine.ports import Superseded as Superseded
 from engine.supervise import FleetConfig as FleetConfig
 from engine.supervise import MakeReplica, Supervisor
 from engine.trace import Timeline
+
+
+class _Diverged(Exception):
+    """A request that was made again did not give the tokens that it gave before."""
 
 
 @dataclass(slots=True)
@@ -139,33 +146,69 @@ class Fleet:
         spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens)
+        begin, version = 0, self.version  # of a request: how many tokens were produced before it, and its weights
         try:
             while True:
                 with waiting():
                     replica = await self._place(turn, key, size + len(produced))
-                begin = len(produced)
-                tokens = [*token_ids[:size], *produced] if begin else token_ids
+                if self.version != version:
+                    begin, version = len(produced), self.version
+                tokens = [*token_ids[:size], *produced[:begin]] if produced else token_ids
                 request_id = self._begin(key, turn, replica)
+                deltas = replica.generate(tokens, _rest(sampling, begin), request_id)
+                if begin < len(produced):
+                    deltas = self._undelivered(deltas, produced[begin:], version)
                 try:
-                    async with aclosing(replica.generate(tokens, _rest(sampling, begin), request_id)) as deltas:
+                    async with aclosing(deltas):
                         async for delta in deltas:
                             produced += delta.token_ids
                             if delta.finish is None:
                                 yield replica.index, delta
                                 continue
-                            spans += [(version, begin + first, begin + end) for version, first, end in delta.spans]
-                            if not (turn.moving and delta.finish == "abort"):
+                            spans += [(number, begin + first, begin + end) for number, first, end in delta.spans]
+                            if delta.finish != "abort":
                                 yield replica.index, replace(delta, spans=tuple(spans)) if begin else delta
                                 return
                             if delta.token_ids:
                                 yield replica.index, replace(delta, finish=None, spans=())
+                            if not turn.moving:  # an engine that ends by itself aborts what it has
+                                raise ReplicaDied(f"replica {replica.index} aborted a request that nobody moves")
+                            begin = len(produced)
                             break
                 except ReplicaDied as error:
                     self._supervisor.down(replica, error)
+                except _Diverged:
+                    begin = len(produced)
                 finally:
                     self._end(turn, replica)
         finally:
             del self._turns[key]
+
+    async def _undelivered(
+        self, deltas: AsyncGenerator[Delta, None], delivered: Sequence[int], version: int
+    ) -> AsyncGenerator[Delta, None]:
+        """The deltas of a request that is made again, without the tokens that it gave the first time.
+
+        Raises _Diverged when it gives others (a batch of another shape may round a log-probability the other way), or
+        when its weights are not `version` any more.
+        """
+        given = 0  # of the delivered ones
+        async with aclosing(deltas):
+            async for delta in deltas:
+                again = list(delivered[given : given + len(delta.token_ids)])
+                given += len(again)
+                if again:
+                    early = given < len(delivered) and delta.finish not in (None, "abort")
+                    if early or self.version != version or list(delta.token_ids[: len(again)]) != again:
+                        raise _Diverged
+                new = replace(
+                    delta,
+                    token_ids=delta.token_ids[len(again) :],
+                    logprobs=delta.logprobs[len(again) :],
+                    spans=[(number, max(begin, given), end) for number, begin, end in delta.spans if end > given],
+                )
+                if new.token_ids or new.finish is not None:
+                    yield new
 
     def turn_done(self, key: int, tokens: int) -> None:
         """The turn ended with tool calls."""

@@ -165,7 +165,8 @@ class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
     module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
-    before `--nproc-per-node=... --log-dir=... -m module ...` (on several hosts: torchrun with its rendezvous).
+    before `--nproc-per-node=... --log-dir=... -m engine.rank module ...` (on several hosts: torchrun with its
+    rendezvous).
     """
 
     module: str
@@ -196,7 +197,8 @@ class LearnerProcess:
     """Starts the learner's ranks with torch's launcher and talks to rank 0.
 
     `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
-    Leaving the context ends all its processes. Raises ValueError for devices that this process may not see.
+    Leaving the context ends all its processes, and so does a kill of this one. Raises ValueError for devices that this
+    process may not see.
     """
 
     _process: asyncio.subprocess.Process
@@ -221,8 +223,9 @@ class LearnerProcess:
         environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
+                *[sys.executable, "-S", "-m", "engine.tied", str(os.getpid())],  # killed with the node
                 *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}", f"--log-dir={self._workspace}"],
-                *["-m", self.config.module, "--connect", self._address],
+                *["-m", "engine.rank", self.config.module, "--connect", self._address],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -88,6 +88,10 @@ class ReplicaDied(RuntimeError):
     """The engine behind a generator is dead; the request can continue elsewhere from its tokens."""
 
 
+class ReplicaMisconfigured(ReplicaDied):
+    """The engine did not start, and another attempt would fail in the same way: what it was given is wrong."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolReply:
     """What a tool answers: an outcome (one of OUTCOMES) and the text that the model reads.
@@ -122,7 +126,9 @@ class ReplicaPort(Protocol):
     @property
     def usable_blocks(self) -> int: ...
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Raises ReplicaMisconfigured where another attempt would fail in the same way."""
+        ...
 
     def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str

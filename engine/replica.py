@@ -16,7 +16,6 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.daemon import DaemonThread
 from engine.errors import first_error
-from engine.orphans import forks_die_with_us
-from engine.ports import Delta, KvSample, ReplicaDied, Sampling
+from engine.orphans import Forks, forks_die_with_us
+from engine.ports import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.replica_config import ReplicaConfig as ReplicaConfig
 from engine.replica_config import prepare_environment as prepare_environment
 from engine.types import Floats
@@ -54,14 +54,16 @@ class Replica:
         self._engine: Any = None
         self._unwatch: Callable[[], None] = _nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.orphans`).
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}")
+        self._thread = DaemonThread(f"replica-{index}")
+        self._forks: Forks | None = None  # while the engine starts
 
     async def start(self) -> None:
-        """Raises ReplicaDied when the engine does not come up within the deadline."""
-        loop = asyncio.get_running_loop()
+        """Raises ReplicaDied when the engine does not come up within the deadline, ReplicaMisconfigured when it never
+        would.
+        """
         try:
-            async with asyncio.timeout(self.config.start_deadline_s):
-                await loop.run_in_executor(self._thread, self._build)
+            async with asyncio.timeout(self.config.start_deadline_s) as budget:
+                await self._thread.run(self._build)
                 await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
                 self._watch(os.pidfd_open(self.pid))
@@ -72,7 +74,11 @@ class Replica:
                 await self._engine.get_supported_tasks()
         except Exception as error:
             await self.shutdown()
-            raise ReplicaDied(f"replica {self.index} did not start: {str(error) or type(error).__name__}") from error
+            kind = ReplicaMisconfigured if isinstance(error, (ValueError, ImportError)) else ReplicaDied
+            cause = str(error) or type(error).__name__
+            if budget.expired():
+                cause = f"it was not up within {self.config.start_deadline_s:g} s"
+            raise kind(f"replica {self.index} did not start: {cause}") from error
 
     def _watch(self, process: int) -> None:
         """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
@@ -113,7 +119,9 @@ class Replica:
         assert engine.weights.register is not None  # imported before the fork, so that the child has the backend
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        with forks_die_with_us():
+        with forks_die_with_us(alone=not self.config.devices) as self._forks:  # on a GPU vLLM may spawn
+            if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
+                raise RuntimeError("given up")
             tap = kv_tap(self._stepped)
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
         if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
@@ -308,6 +316,8 @@ class Replica:
     def kill(self) -> None:
         """Ends a hanging engine process; its callers get ReplicaDied."""
         self._fail()
+        if self._forks is not None:
+            self._forks.end()
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -316,6 +326,8 @@ class Replica:
         """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
         self._unwatch()
         self._fail()
+        if self._forks is not None:  # else the thread waits for an engine that does not come up
+            self._forks.end()
         engine, self._engine = self._engine, None
         if engine is not None:
             from vllm.v1.engine.exceptions import EngineDeadError
@@ -323,11 +335,11 @@ class Replica:
             engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # an engine that ends late and is killed is no news to it
-            await asyncio.get_running_loop().run_in_executor(self._thread, _end, engine)
+            await self._thread.run(_end, engine)
             await asyncio.sleep(0)  # the engine's output task ends
             del engine
             gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
-        self._thread.shutdown(wait=False)
+        self._thread.close()
 
 
 def _nothing() -> None: ...

@@ -4,7 +4,8 @@ Invariants
 - While weights are updated `open` is clear; afterwards every live replica has passed the canary. After an update that
   failed it stays clear until one succeeds.
 - A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
-  the current weights and passes the canary first.
+  the current weights and passes the canary first. One that dies while it starts is started again in the same way.
+- All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
 - When no replica is left and none will come, everybody who waits is told so.
 """
 
@@ -21,18 +22,19 @@ from typing import Literal, Protocol, Self
 
 from engine.canary import Weights, compare, tolerance
 from engine.errors import first_error
-from engine.ports import KvSample, ReplicaDied, ReplicaPort
+from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.trace import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance: `engine.canary.tolerance_of(checkpoint, dtype)`.
+    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance:
+    `engine.canary.tolerance_of(checkpoint, dtype)`.
 
-    watch_s: how often a replica's health is looked at; restarts: how many times each may die, counted anew when it has
-    served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end or to be moved, before
-    they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new weights (its tokens
-    tell their versions), or "restart": its turn, or its next one, raises Superseded.
+    watch_s: how often a replica's health is looked at; restarts: how many times each may die, its start included,
+    counted anew when it has served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end
+    or to be moved, before they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new
+    weights (its tokens tell their versions), or "restart": its turn, or its next one, raises Superseded.
     """
 
     replicas: int = 2
@@ -250,7 +252,8 @@ class Supervisor:
                 await self._watch(replica)
             except ReplicaDied as error:
                 self.down(replica, error)
-                if not up.done():
+                hopeless = isinstance(error, ReplicaMisconfigured) or deaths == self.config.restarts
+                if hopeless and not up.done():
                     raise
             finally:
                 await self._stop(replica)

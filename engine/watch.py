@@ -3,6 +3,7 @@
 Invariants
 - A run in which `progress` stands still for `silence_s` ends with `Stuck`, which carries the report.
 - A run that failed or was interrupted ends, whatever its threads do.
+- SIGTERM and SIGHUP end a run in the same way: what it measured is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -58,10 +60,18 @@ def dump(stats: Callable[[], list[StageStats]]) -> None:
     print(report(stats), file=sys.stderr, flush=True)
 
 
-def leave(status: int) -> NoReturn:
-    """End the process. With a status other than 0 its threads are left alone: nothing can interrupt one that waits for
-    an engine to start, for minutes where that engine is dead.
+def end_on_signals(task: asyncio.Task[Any]) -> None:
+    """SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A run under nohup,
+    which ignores SIGHUP, goes on.
     """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process. With a status other than 0 its threads are left alone: nothing can interrupt one that waits."""
     if status:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

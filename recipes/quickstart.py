@@ -69,7 +69,7 @@ from engine.rollout import RolloutConfig, Rollouts
 from engine.stage import Pipeline, Stage, StageStats
 from engine.tools import PythonTool
 from engine.trace import Timeline
-from engine.watch import Stuck, dump, leave, watch
+from engine.watch import Stuck, dump, end_on_signals, leave, watch
 from engine.workspace import workspace
 from recipes.options import overrides, parse
 from recipes.tiny_book import Book
@@ -360,9 +360,7 @@ async def train(config: Config, run: RunFolder, console: Console) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            loop.add_signal_handler(number, task.cancel)
+    end_on_signals(task)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     job = Quickstart(config, run, console)
     loop.add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))

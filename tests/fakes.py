@@ -83,8 +83,9 @@ class ScriptedReplica:
     """Satisfies `engine.ports.ReplicaPort` without an engine.
 
     script: what each turn generates, by (token ids so far, seed): pieces of text, gates, deaths. A turn that went on
-    from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone.
-    One token per delta; the last one has `finish`.
+    from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone,
+    so that a turn which goes on under `seed + tokens so far` is the same; draws_from_the_start: they follow from the
+    seed and the place in the request, as vLLM's, so that it is not. One token per delta; the last one has `finish`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ScriptedReplica:
         chat: Chat | None = None,
         script: Callable[[list[int], Sampling], Script] | None = None,
         blocks: int = 1000,
+        draws_from_the_start: bool = False,
     ) -> None:
         self.index = index
         self.died = asyncio.Event()
@@ -117,6 +119,8 @@ class ScriptedReplica:
         self.abort_gate: Gate | None = None
         self.stalls = False
         self.ends: list[int] = []  # end tokens of the model's own
+        self.salt = 0  # replicas of different ones sample different tokens
+        self._draws_from_the_start = draws_from_the_start
         self._aborts: dict[str, asyncio.Event] = {}
         self._on_step = on_step
         self._chat = chat
@@ -175,7 +179,9 @@ class ScriptedReplica:
         if self._script is None:
             prompt = len(token_ids)
             while True:
-                seed = None if sampling.seed is None else sampling.seed + len(token_ids) - prompt
+                seed, draws = sampling.seed, len(token_ids) - prompt
+                if seed is not None:
+                    seed = (seed + self.salt) * (1000 if self._draws_from_the_start else 1) + draws
                 token = next_token(token_ids, seed, sampling.stop_token_ids)
                 if await self._aborted(asyncio.sleep(0), aborted):
                     return

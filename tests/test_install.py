@@ -1,4 +1,4 @@
-"""Set-up of .venv and .venv-guest. Where both are whole already the sandbox's C part is built where that is possible."""
+"""Set-up of .venv and .venv-guest. Where both are whole only the sandbox's C part is built, if that is possible."""
 
 import fcntl
 import hashlib
@@ -21,7 +21,7 @@ NO_COMPILER = "no C compiler (cc, gcc or clang) found"
 
 
 class Checkout:
-    """A copy of what install.sh looks at; .venv and .venv-guest are this interpreter and bear the stamps of the locks."""
+    """A copy of what install.sh looks at; both environments are this interpreter, with the stamps of the locks."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.library = root, root / "sandbox" / "_native.so"

@@ -384,9 +384,7 @@ def test_a_schedule_and_the_steps_that_it_falls_over_belong_together(fields):
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("decay_from", [0.0, 0.1, 0.5])
 def test_a_rate_rises_in_the_warm_up_falls_after_it_and_stays_at_its_floor(schedule, decay_from):
-    config = LearnerConfig(
-        lr=2.0, warmup_steps=20, schedule=schedule, steps=100, decay_from=decay_from, decay_to=0.25
-    )
+    config = LearnerConfig(lr=2.0, warmup_steps=20, schedule=schedule, steps=100, decay_from=decay_from, decay_to=0.25)
     rates = [config.lr_at(batch) for batch in range(1, 121)]
     start = max(20, int(100 * decay_from))
     assert rates[:20] == pytest.approx([2.0 * batch / 20 for batch in range(1, 21)])

@@ -52,7 +52,8 @@ def test_ranks_that_did_not_read_the_weights_have_them_and_never_held_them_all(l
     ids_L = torch.arange(3, 10)
     with torch.no_grad():
         logprobs_LV = model(ids_L[None, :-1]).logits[0].log_softmax(-1)
-    torch.testing.assert_close(found["logprobs"], logprobs_LV.gather(-1, ids_L[1:, None]).squeeze(-1), rtol=0, atol=1e-5)
+    expected_L = logprobs_LV.gather(-1, ids_L[1:, None]).squeeze(-1)
+    torch.testing.assert_close(found["logprobs"], expected_L, rtol=0, atol=1e-5)
     whole = sum(weight.nbytes for weight in weights.values())
     assert found["ranks"][0]["grown"] > 0.9 * whole, "the measure works"
     assert found["ranks"][1]["grown"] < 0.8 * whole

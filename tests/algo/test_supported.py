@@ -38,7 +38,10 @@ REFUSED = {
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, "'qwen3_next' is a mixture of experts"),
     "GptOss": (LOCAL_EXPERTS, "'gpt_oss' is a mixture of experts"),
     "Mistral": (WINDOW, r"'mistral' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)"),
-    "Gemma3Text": ({**WINDOW, "head_dim": 8}, r"'gemma3_text' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)"),
+    "Gemma3Text": (
+        {**WINDOW, "head_dim": 8},
+        r"'gemma3_text' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)",
+    ),
     "Phi3": (WINDOW, r"'phi3' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
@@ -59,7 +62,8 @@ def group(tmp_path_factory):
 
 def write(folder, family, **fields):
     """A random checkpoint of the family, with two layers of width 16."""
-    sizes = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")} if family == "GPT2" else SIZES
+    of_gpt2 = ("vocab_size", "bos_token_id", "eos_token_id")
+    sizes = {name: SIZES[name] for name in of_gpt2} if family == "GPT2" else SIZES
     config = getattr(transformers, f"{family}Config")(**sizes, **fields)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)

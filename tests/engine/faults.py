@@ -1,7 +1,7 @@
 """Two real engines under load while they are moved from, updated, killed, stopped. Run by test_faults_engines.py.
 
-Prints one JSON object: what each phase gave. Decoding is greedy and each turn's length is given, so that every phase
-must give the tokens of the quiet one.
+Prints one JSON object: what each phase gave. Each turn's length is given, and decoding is greedy, or seeded where
+engines are killed, so that every phase must give the tokens of an undisturbed one. Arguments: the phases, all if none.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ from functools import partial
 from engine.balance import Place
 from engine.errors import first_error
 from engine.fleet import Fleet, FleetConfig, Weights
-from engine.ports import ReplicaDied, Sampling
+from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.replica import Replica, ReplicaConfig, prepare_environment
 from engine.trace import Timeline
 from tests.contracts import check_replica
@@ -88,6 +89,7 @@ class Load:
 
     def __init__(self, fleet):
         self.fleet, self.total, self.keys, self.spans = fleet, 0, 0, []
+        self.seeded = False  # else greedy
         self.marks, self.rates = {}, []  # of all(): tokens per second
         self.served = Counter()  # of all(): tokens of each replica
         rng = random.Random(SEED)
@@ -97,7 +99,12 @@ class Load:
         self.keys += 1
         key, found = self.keys, []
         sampling = Sampling(
-            max_tokens=tokens, temperature=0.0, seed=None, stop_token_ids=(), ignore_eos=True, deliver_at=frozenset()
+            max_tokens=tokens,
+            temperature=1.0 if self.seeded else 0.0,
+            seed=SEED + self.prompts.index(prompt) if self.seeded else None,
+            stop_token_ids=(),
+            ignore_eos=True,
+            deliver_at=frozenset(),
         )
         try:
             async for replica, delta in self.fleet.turn(key, key, prompt, sampling):
@@ -176,12 +183,14 @@ async def under_faults(found):
         found["versions"] = sorted({version for version, _, _ in load.spans})
 
         before = pids(fleet)
-        load.rates = []
-        await load.all()
+        load.rates, load.seeded = [], True
+        undisturbed = await load.all()
+        found["sampled"] = undisturbed != quiet
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             killed = group.create_task(load.kill(3), name="killer")
-        found["killed"] = running.result() == quiet
+        found["killed"] = running.result() == undisturbed
+        load.seeded = False
         await balancer.until(lambda: fleet.deaths >= 3 and len(fleet.live) == 2)
         await load.all()  # replacements warm up
         await load.all()
@@ -215,6 +224,38 @@ async def under_faults(found):
             found["refused"] = str(error)
         found["unharmed"] = await load.all() == quiet
     found["left"] = [pid for pid in ours if alive(pid)]
+
+
+BORN = []  # where an engine writes its pid as soon as it is forked
+os.register_at_fork(after_in_child=lambda: [os.write(pipe, b"%8d" % os.getpid()) for pipe in BORN])
+
+
+async def killed_at_birth(found):
+    """The first engines are killed as soon as they are forked; the node, which ends at SIGTERM, hears nothing of it."""
+    loop, task, (ours, theirs) = asyncio.get_running_loop(), asyncio.current_task(), os.pipe()
+    signals, born = [], []
+
+    def kill():
+        born.append(int(os.read(ours, 8)))
+        if signals:
+            os.kill(born[-1], signals.pop())
+
+    BORN.append(theirs)
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_reader(ours, kill)
+    signals += [signal.SIGTERM, signal.SIGKILL]
+    async with fleet_of(Restless(), restarts=5) as fleet:
+        found["born"], found["live_after_births"], found["deaths_at_birth"] = len(born), fleet.live, fleet.deaths
+        found["after_births"] = len(await Load(fleet).play([5, 6, 7]))
+    signals += [signal.SIGTERM]
+    try:
+        async with fleet_of(Restless(), restarts=0):
+            pass
+    except ReplicaDied as error:
+        found["killed_cause"] = str(error)
+    BORN.clear()
+    loop.remove_reader(ours)
+    loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def all_dead(found):
@@ -254,17 +295,22 @@ async def all_dead(found):
     found["turns_ended"] = len(ends)
 
 
-async def main():
-    found = {}
-    await under_faults(found)
-    await all_dead(found)
+async def no_gpu(found):
     try:
-        await Replica(replace(CONFIG, devices=(0,)), 0, None, lambda *_: None).start()
-    except ReplicaDied as error:
+        async with Fleet(FleetConfig(), partial(Replica, replace(CONFIG, devices=(0, 1))), Restless(), Timeline()):
+            pass
+    except ReplicaMisconfigured as error:
         found["no_gpu"] = str(error)
+
+
+async def main(phases):
+    found = {}
+    for phase in phases:
+        await phase(found)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
     prepare_environment()
-    asyncio.run(main())
+    names = sys.argv[1:] or ["under_faults", "killed_at_birth", "all_dead", "no_gpu"]
+    asyncio.run(main([globals()[name] for name in names]))

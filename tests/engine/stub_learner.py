@@ -12,7 +12,7 @@ from engine.link import Configure, Failed, Ready, Save, Saved, Stop, Train, Trai
 
 def main() -> None:
     words = sys.argv[1:]
-    behaviour, address = words[words.index("-m") + 1], words[words.index("--connect") + 1]
+    behaviour, address = words[words.index("engine.rank") + 1], words[words.index("--connect") + 1]
     ranks = words[0].removeprefix("--nproc-per-node=")
     print(f"stub learner: {behaviour}, {ranks} ranks", flush=True)
     if behaviour == "never":

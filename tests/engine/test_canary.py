@@ -50,7 +50,7 @@ def test_the_depth_is_read_from_the_checkpoint(tmp_path):
 
 
 def test_a_dtype_that_was_never_measured_is_refused():
-    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16.*got 'float16'"):
+    with pytest.raises(ValueError, match=r"dtype must be float32 or bfloat16.*got 'float16'"):
         tolerance("float16", layers=1)
     with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
         tolerance("float32", layers=0)

@@ -11,7 +11,7 @@ from engine.balance import Place
 from engine.canary import CanaryFailed
 from engine.fleet import FleetConfig, Weights
 from engine.kv_aware import KvAware
-from engine.ports import ReplicaDied, Sampling
+from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.rivals import ThunderPolled
 from engine.supervise import STEADY_S
 from engine.trace import Timeline
@@ -70,7 +70,7 @@ async def test_concurrent_turns_spread_over_the_replicas():
 
 
 async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
-    """Nothing is lost or sampled twice, spans count from the turn's beginning, and the budget is what is left of it."""
+    """Nothing is lost or delivered twice, spans count from the turn's beginning, and the request is the same again."""
     replicas = Replicas()
     async with fleet_of(replicas, 2, restarts=0) as fleet:
         found, spans = [], None
@@ -86,11 +86,87 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
         assert found == expected()
         assert len(found) > 3, "the test needs a turn that is long enough"
         [(ids, request, _)] = second.requests
-        assert ids == [2, 3, *found[:2]]
-        assert request.max_tokens == 40 - 2
+        assert (ids, request) == ([2, 3], sampling())
         assert list(spans) == [(0, at, at + 1) for at in range(2, len(found))]
         assert fleet.live == [second.index]
         fleet._balancer.check()
+
+
+async def disturbed(replicas, disturb, ids=(2, 3)):
+    """One turn; after three tokens `disturb(fleet, replica)` happens. (tokens, spans)"""
+    async with fleet_of(replicas, 2, restarts=0) as fleet:
+        found = []
+        async for replica, delta in fleet.turn(1, 0, list(ids), sampling()):
+            found += delta.token_ids
+            assert delta.logprobs == [logprob_of(token) for token in delta.token_ids]
+            if len(found) == 3 and delta.token_ids:
+                await disturb(fleet, replicas.made[replica])
+        fleet.leave(1, len(ids) + len(found), finished=True)
+        fleet._balancer.check()
+    return found, list(delta.spans)
+
+
+async def die(fleet, replica):
+    replica.die()
+
+
+async def test_a_turn_whose_replica_dies_samples_what_it_would_have_sampled():
+    """As on a real engine, whose tokens follow from the seed and their place in the request."""
+    undisturbed, _ = await disturbed(Replicas(draws_from_the_start=True), lambda *_: settle(1))
+    found, spans = await disturbed(Replicas(draws_from_the_start=True), die)
+    assert found == undisturbed
+    assert len(found) > 4, "the test needs a turn that is long enough"
+    assert spans == [(0, at, at + 1) for at in range(3, len(found))]
+
+
+async def test_a_turn_that_dies_twice_samples_what_it_would_have_sampled():
+    undisturbed, _ = await disturbed(Replicas(draws_from_the_start=True), lambda *_: settle(1))
+    replicas, found = Replicas(draws_from_the_start=True), []
+    async with fleet_of(replicas, 3, restarts=0) as fleet:
+        async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
+            found += delta.token_ids
+            if len(found) in (2, 4):
+                replicas.made[replica].die()
+        fleet.leave(1, 2 + len(found), finished=True)
+    assert found == undisturbed
+    assert sum(len(replica.requests) for replica in replicas.made) == 3
+
+
+async def test_a_turn_that_is_not_sampled_again_as_it_was_goes_on_from_its_tokens():
+    """Its first three tokens stay, and the others are of a request that continues them."""
+    replicas = Replicas(lambda replica: setattr(replica, "salt", replica.index))
+    found, _ = await disturbed(replicas, die)
+    [first, second] = sorted(replicas.made, key=lambda replica: len(replica.requests))
+    assert [ids for ids, _, _ in first.requests] == [[2, 3]]
+    assert [ids for ids, _, _ in second.requests] == [[2, 3], [2, 3, *found[:3]]]
+    assert [request.max_tokens for _, request, _ in second.requests] == [40, 37]
+    assert len(second.aborted) == 1, "the request that gave other tokens was ended"
+    assert second.in_flight == 0
+
+
+async def test_a_turn_whose_weights_are_older_goes_on_from_its_tokens():
+    async def update(fleet, replica):
+        await fleet.update_weights(weights(1))
+        replica.die()
+
+    replicas = Replicas(draws_from_the_start=True)
+    found, spans = await disturbed(replicas, update)
+    [_, second] = sorted(replicas.made, key=lambda replica: replica.requests[0][0])
+    assert second.requests[0][0] == [2, 3, *found[:3]]
+    assert spans == [(1, at, at + 1) for at in range(3, len(found))]
+
+
+async def test_an_abort_that_nobody_asked_for_is_the_death_of_the_replica():
+    """An engine that is asked to end (SIGINT, say) aborts what it has; the trajectory's books stay right."""
+
+    async def end_by_itself(fleet, replica):
+        await replica.abort(replica.requests[0][2])
+
+    replicas = Replicas()
+    found, _ = await disturbed(replicas, end_by_itself)
+    assert found == expected()
+    assert sorted(len(replica.requests) for replica in replicas.made) == [1, 1]
+    assert sum(replica.died.is_set() and replica.events[-1] == "shutdown" for replica in replicas.made) == 2
 
 
 async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
@@ -417,6 +493,27 @@ async def test_the_run_goes_on_while_another_replica_is_being_started():
         gate.release()
         assert [token for _, token in await turn] == expected()
         assert fleet.live == [1]
+
+
+async def test_a_replica_that_dies_while_it_starts_is_started_again():
+    replicas = Replicas(lambda replica: setattr(replica, "start_error", errors.pop(0) if errors else None))
+    errors = [None, ReplicaDied("killed"), ReplicaDied("killed")]
+    async with fleet_of(replicas, 2, restarts=2) as fleet:
+        assert fleet.live == [0, 1]
+        assert fleet.deaths == 2
+        assert [token for _, token in await play(fleet)] == expected()
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(ReplicaDied("no memory"), 3), (ReplicaMisconfigured("no config.json"), 1)]
+)
+async def test_a_start_that_fails_is_tried_again_only_where_that_may_help(error, attempts):
+    replicas = Replicas(lambda replica: setattr(replica, "start_error", error))
+    with pytest.raises(ReplicaDied, match=str(error)):
+        async with fleet_of(replicas, restarts=2):
+            pass
+    assert len(replicas.made) == attempts
+    assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
 
 
 @pytest.mark.parametrize("error", [ReplicaDied("replica 1 did not start: no memory"), ValueError("no such model")])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import select
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -236,6 +237,74 @@ async def test_cancelling_the_wait_for_the_end_kills_and_stays_a_cancellation(tm
     assert task.cancelled()
     assert children[0].ended()
     assert process._process.returncode == -9
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from engine.link import LearnerProcess, LearnerProcessConfig
+
+async def main():
+    config = LearnerProcessConfig(module="works", launcher=(sys.argv[2], "-S", "-c", sys.argv[3]))
+    folder = Path(sys.argv[1])
+    async with LearnerProcess(config, folder, folder / "log") as process:
+        print(process._process.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_learner_that_starts_is_killed_with_the_node(tmp_path):
+    """Its launcher would stay until it had imported torch and missed the node."""
+    os.mkfifo(tmp_path / "running")
+    launcher = f"open({str(tmp_path / 'running')!r}, 'w'); import time; time.sleep(600)"
+    command = [sys.executable, "-c", KILLED, str(tmp_path), sys.executable, launcher]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        launched = psutil.Process(int(node.stdout.readline()))
+        (tmp_path / "running").open().close()
+        node.kill()
+        _, left = psutil.wait_procs([launched], timeout=10)
+        for process in left:
+            process.kill()
+        assert not left
+
+
+def test_a_learner_that_starts_after_the_end_of_the_node_ends_at_once():
+    command = [sys.executable, "-m", "engine.tied", str(os.getppid()), "echo", "alive"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+async def test_a_launcher_that_is_not_there_is_named(tmp_path):
+    config = LearnerProcessConfig(module="works", launcher=("/nowhere/torchrun",))
+    async with LearnerProcess(config, tmp_path, tmp_path / "learner.log") as process:
+        with pytest.raises(LearnerDied, match="/nowhere/torchrun"):
+            await process.configure(CONFIGURE)
+
+
+RANK = """
+import os, subprocess, sys
+
+os.mkfifo("running")
+open("starting.py", "w").write("open('running', 'w'); import sys, time; print(sys.argv[1:]); time.sleep(600)")
+rank = subprocess.Popen([sys.executable, "-m", "engine.rank", "starting", "--connect", "x"], env={"PYTHONPATH": "."})
+open("running").close()
+print(rank.pid, flush=True)
+rank.wait()
+"""
+
+
+def test_a_rank_that_starts_is_killed_with_its_launcher(tmp_path):
+    root = Path(__file__).parents[2]
+    code = RANK.replace('"."', f'".{os.pathsep}{root}"')
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launcher:
+        rank = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+        _, left = psutil.wait_procs([rank], timeout=10)
+        for process in left:
+            process.kill()
+        assert not left
 
 
 def test_a_learner_without_ranks_is_refused():

@@ -5,13 +5,14 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import uvloop
 
-from engine.ports import ReplicaDied
+from engine.ports import ReplicaDied, ReplicaMisconfigured
 from engine.replica import Replica, ReplicaConfig
 from engine.replica_config import ENVIRONMENT
 
@@ -68,8 +69,19 @@ async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
 
 async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
     replica = Replica(ReplicaConfig(checkpoint=str(tmp_path)), 3, None, lambda *_: None)
-    with pytest.raises(ReplicaDied, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
+    with pytest.raises(ReplicaMisconfigured, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
         await replica.start()
+
+
+async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):
+    """What it waits for is left to its thread, which nobody waits for."""
+    config, given_up = ReplicaConfig(checkpoint=TINY, start_deadline_s=0.01), threading.Event()
+    replica = Replica(config, 3, None, lambda *_: None)
+    monkeypatch.setattr(replica, "_build", given_up.wait)
+    with pytest.raises(ReplicaDied, match=r"replica 3 did not start: .* 0\.01 s") as failure:
+        await replica.start()
+    assert not isinstance(failure.value, ReplicaMisconfigured)
+    given_up.set()
 
 
 @pytest.mark.parametrize(("devices", "disabled"), [((), "1"), ((0,), None)])

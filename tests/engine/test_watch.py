@@ -1,12 +1,18 @@
 """Nothing hangs silently: what tasks wait for can be seen, and a run that stands still ends."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from engine.stage import Pipeline, Stage
 from engine.watch import Stuck, report, watch
+
+ROOT = Path(__file__).parents[2]
 
 
 async def swallow(inbox, outbox):
@@ -59,3 +65,36 @@ async def test_a_process_that_stood_still_is_not_stuck():
 async def test_the_report_names_finished_and_waiting_tasks():
     lines = report(list)
     assert "test_watch.py" in lines
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys
+from engine.watch import end_on_signals
+
+async def main():
+    end_on_signals(asyncio.current_task())
+    os.kill(os.getpid(), int(sys.argv[1]))
+    try:
+        await asyncio.sleep(0.1)
+        print("goes on")
+    except asyncio.CancelledError:
+        print("writes what it has")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "end"),
+    [
+        ([], signal.SIGTERM, "writes what it has"),
+        ([], signal.SIGHUP, "writes what it has"),
+        (["nohup"], signal.SIGHUP, "goes on"),
+        (["nohup"], signal.SIGTERM, "writes what it has"),
+    ],
+)
+def test_a_run_that_is_told_to_end_writes_what_it_has(command, number, end):
+    command = [*command, sys.executable, "-c", INTERRUPTED, str(int(number))]
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True}
+    done = subprocess.run(command, text=True, timeout=20, check=False, cwd=ROOT, **pipes)
+    assert done.stdout == f"{end}\n"

@@ -1,0 +1,50 @@
+"""A thread of one's own for blocking calls, that no exit of the process waits for.
+
+The interpreter joins the threads of every ThreadPoolExecutor before it exits: one that never returns hangs the exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+_Call = tuple["Future[Any]", Callable[[], Any]]
+
+
+class DaemonThread:
+    """Runs calls one after the other, from the first `run` until `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    async def run(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """What the function returns or raises. Cancelled, it is left to itself: a thread cannot be interrupted."""
+        if self._thread.ident is None:
+            self._thread.start()
+        future: Future[Result] = Future()
+        self._calls.put((future, lambda: function(*args, **kwargs)))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """The thread ends when it has done what it was given. Idempotent."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            del call, future, function  # nothing is kept alive while the thread waits
