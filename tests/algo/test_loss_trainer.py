@@ -28,7 +28,9 @@ CONFIG = LearnerConfig(threads=1, lr=1e-3, micro_batch_tokens=2048, grad_clip=1e
 LOSSES = [
     PpoClip(),
     PpoClip(
-        aggregate="sequence", sampler_kl_coef=0.1, correction=Correction(level="geometric", kind="mask", lower=0.95, upper=1.05)
+        aggregate="sequence",
+        sampler_kl_coef=0.1,
+        correction=Correction(level="geometric", kind="mask", lower=0.95, upper=1.05),
     ),
     PpoClip(proximal=True, correction=Correction(level="token", upper=1.1), aggregate=40.0),
     Gspo(clip_low=0.02, clip_high=0.02),
