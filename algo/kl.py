@@ -1,9 +1,9 @@
 """Estimators of a Kullback-Leibler divergence from sampled tokens, and the entropy of a distribution.
 
 logprobs_M are the policy's, which sampled the tokens, ref_logprobs_M those of the other model; the estimate is of
-KL(policy || reference) per token. k1 is unbiased and noisy, k2 biased, k3 unbiased and never negative (Schulman,
-"Approximating KL Divergence", 2020). As losses they differ: k2 has the divergence's gradient on average, that of k1
-has mean 0.
+KL(policy || reference) per token. k2 is biased, k3 unbiased and never negative (Schulman, "Approximating KL
+Divergence", 2020). As losses they differ: k2 has the divergence's gradient on average, k3 that of the reverse one.
+(The plain difference, k1, is unbiased too, but its gradient has mean 0: it is nothing to train with.)
 
 Shape legend: M positions with loss, V vocabulary.
 """
@@ -12,11 +12,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def k1(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """log p - log q."""
-    return logprobs_M - ref_logprobs_M
 
 
 def k2(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
@@ -48,9 +43,7 @@ def k3_with_gradient_of_k2(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor
     return k3(logprobs_M, ref_logprobs_M).detach() + slope_M - slope_M.detach()
 
 
-def absolute(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """|log p - log q|: no estimate of the divergence, but a bound on how far a token is from its reference."""
-    return (logprobs_M - ref_logprobs_M).abs()
+ESTIMATORS = {"k2": k2, "k3": k3, "k3_with_gradient_of_k2": k3_with_gradient_of_k2}
 
 
 def mismatch(logprobs_M: Tensor, rollout_logprobs_M: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 Schedule = Literal["constant", "linear", "cosine"]
+ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,10 @@ class LearnerConfig:
     betas, adam_eps, weight_decay: of AdamW; norms and biases are not decayed.
     loss: one of `algo.losses` or your own (`algo.loss.Loss`); kept in its plain form, so that `dataclasses.asdict` of
     this is what the learner is sent. The old log-probabilities are the sampler's: sampling must be at temperature 1.
+    reference_kl_coef: of an estimate of KL(learner || reference) per token, added to the loss with the average that
+    the loss has (its `aggregate`, else over tokens). The reference is the run's checkpoint, frozen (`algo.reference`),
+    also after a resume; it is scored once a step, and without adapters it is a second model in memory. reference_kl:
+    the estimator (`algo.kl`); "k3" is the field's, "k2" has the divergence's own gradient. Metric: reference_kl.
     mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the step's first minibatch
     may have whose trajectory the weights under training sampled (`Trainer.train`: at a staleness of 1 or more these are
     few); beyond it the learner ends before it updates. None: not checked. The default holds for float32 on both sides;
@@ -56,6 +61,8 @@ class LearnerConfig:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     loss: Loss | Mapping[str, Any] = PpoClip()  # noqa: RUF009  frozen
+    reference_kl_coef: float = 0.0
+    reference_kl: ReferenceKl = "k3"
     mismatch_tolerance: float | None = 1e-3
     minibatches: int = 2
     micro_batch_tokens: int = 4096
@@ -86,7 +93,7 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.Loss)")
         rules = (
             ("positive", ("lr", "adam_eps", "grad_clip", "lora_alpha"), lambda value: value > 0),
-            ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha"), math.isfinite),
+            ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef"), math.isfinite),
             ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
             (f"one of {get_args(Schedule)}", ("schedule",), lambda value: value in get_args(Schedule)),
             ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
@@ -94,7 +101,8 @@ class LearnerConfig:
             ("'float32' or 'bfloat16'", ("dtype", "weights_dtype"), ("float32", "bfloat16").__contains__),
             ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
             ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
-            ("at least 0", ("weight_decay",), lambda value: value >= 0),
+            ("at least 0", ("weight_decay", "reference_kl_coef"), lambda value: value >= 0),
+            (f"one of {get_args(ReferenceKl)}", ("reference_kl",), lambda value: value in get_args(ReferenceKl)),
             (
                 "True or False",
                 ("activation_checkpointing", "offload_optimizer", "fp32_head"),

@@ -11,6 +11,7 @@ peft is imported where adapters are wanted: it takes two seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -39,6 +40,20 @@ def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
             raise ValueError(f"LearnerConfig.lora_targets must not hold {target!r}, {why}, got {config.lora_targets}")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
     inject_adapter_in_model(lora, model, ADAPTER)
+
+
+@contextmanager
+def without_adapters(scorer: nn.Module) -> Iterator[None]:
+    """Inside, adapters add exactly 0: the model computes what it did before they were added."""
+    layers = [module for module in scorer.modules() if hasattr(module, "lora_A")]
+    scalings = [layer.scaling[ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scaling in zip(layers, scalings, strict=True):
+            layer.scaling[ADAPTER] = scaling
 
 
 def merged(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

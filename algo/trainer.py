@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,14 +31,16 @@ from torch import Tensor
 from algo.checkpoint import Checkpoints
 from algo.counts import reduced, summary
 from algo.flops import peak_of
-from algo.loss import Tokens, Totals, statistics
-from algo.model import choose_device, is_tight, load, reshard
+from algo.kl import ESTIMATORS
+from algo.loss import Tokens, Totals, aggregated, statistics
+from algo.model import Scorer, choose_device, is_tight, load, reshard
 from algo.offload import Moved, offload, onload
 from algo.optimizer import adamw, set_options
 from algo.pack import MicroBatch, MiniBatch, plan
 from algo.place import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.plain import build
 from algo.publish import Publisher, export
+from algo.reference import Reference
 from algo.whole import Whole
 from engine.types import Batch
 
@@ -68,6 +70,22 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
+class Scored(NamedTuple):
+    """Log-probabilities [M] of a minibatch's targets under other weights, one tensor a microbatch; None: not needed.
+
+    proximal: the learner's before the step's first update. reference: of the model that training began with.
+    """
+
+    proximal: Sequence[Tensor] | None = None
+    reference: Sequence[Tensor] | None = None
+
+    def of(self, index: int) -> tuple[Tensor | None, Tensor | None]:
+        """Both of one microbatch."""
+        proximal_M = None if self.proximal is None else self.proximal[index]
+        reference_M = None if self.reference is None else self.reference[index]
+        return proximal_M, reference_M
+
+
 class Trainer:
     """One rank's share of model and optimizer. Every method is a collective: all ranks call it with equal arguments."""
 
@@ -82,6 +100,7 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
+        self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
         self.optimizer = adamw(self.trained, config)
@@ -161,21 +180,19 @@ class Trainer:
         results: list[dict[str, float]] = []
         for index, minibatch in enumerate(minibatches):
             try:
-                before = proximal[index] if self.proximal else None
-                results.append(self._update(minibatch, before, live if index == 0 else None))
+                scored = Scored(proximal[index] if self.proximal else None, self._reference_logprobs(minibatch))
+                results.append(self._update(minibatch, scored, live if index == 0 else None))
             except (Diverged, Mismatched) as error:
                 place = f"minibatch {index + 1} of {len(minibatches)}"
                 raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
         return results
 
-    def _update(
-        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
-    ) -> dict[str, float]:
+    def _update(self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
-        return self._step(minibatch, *self._passes(minibatch, proximal, live), live)
+        return self._step(minibatch, *self._passes(minibatch, scored, live), live)
 
     def _passes(
-        self, minibatch: MiniBatch, proximal: Sequence[Tensor] | None = None, live: int | None = None
+        self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
@@ -185,7 +202,7 @@ class Trainer:
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last or self.tight)
             self.scorer.set_reshard_after_backward(last or self.tight)
-            counted, logprobs_M = self._backward(micro, totals, proximal[index] if proximal else None, live)
+            counted, logprobs_M = self._backward(micro, totals, *scored.of(index), live)
             counts.append(counted)
             logprobs.append(logprobs_M)
         return counts, logprobs
@@ -224,7 +241,12 @@ class Trainer:
         return result
 
     def _backward(
-        self, micro: MicroBatch, totals: Totals, proximal_M: Tensor | None, live: int | None
+        self,
+        micro: MicroBatch,
+        totals: Totals,
+        proximal_M: Tensor | None,
+        reference_M: Tensor | None,
+        live: int | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
         logprobs_M, entropy_M = self._forward(micro)
@@ -240,23 +262,36 @@ class Trainer:
             proximal_logprobs_M=proximal_M,
         )
         loss, counts = self.loss(tokens, totals)
+        added: dict[str, Tensor] = {}
+        if reference_M is not None:
+            kl_M = ESTIMATORS[self.config.reference_kl](logprobs_M, reference_M)
+            how = getattr(self.loss, "aggregate", "token")
+            loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
+            added["reference_kl"] = kl_M.detach().sum()
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
-        own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live)}
+        own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
         if taken := counts.keys() & {*own, "square", "grad_norm"}:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
 
-    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the targets, [M]."""
+    def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the targets, [M], of the model under training unless another is given."""
         inputs = self._here(micro.token_ids_RL), self._here(micro.position_ids_RL), micro.lengths_S.tolist()
-        return self.scorer(*inputs, self._here(micro.positions_M), self._here(micro.targets_M))
+        return (scorer or self.scorer)(*inputs, self._here(micro.positions_M), self._here(micro.targets_M))
 
     @torch.no_grad()
-    def _logprobs(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
+    def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
         """Of each microbatch's targets, without a gradient."""
-        found = [self._forward(micro)[0] for micro in micros]
-        reshard(self.scorer)
+        found = [self._forward(micro, scorer)[0] for micro in micros]
+        reshard(scorer or self.scorer)
         return found
+
+    def _reference_logprobs(self, minibatch: MiniBatch) -> list[Tensor] | None:
+        """Of the targets of this rank's microbatches under the reference, if there is one."""
+        if self.reference is None:
+            return None
+        with self.reference.scorer() as scorer:
+            return self._logprobs(minibatch.ranks[self.rank], scorer)
 
     def give_way(self) -> None:
         """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""

@@ -17,13 +17,17 @@ CASES = {
     "dense mask": {"attention": "sdpa"},
     "checkpointing": {"activation_checkpointing": True, "micro_batch_tokens": 200},
     "bfloat16": {"dtype": "bfloat16", "micro_batch_tokens": 200},
+    "reference": {"reference_kl_coef": 20.0, "micro_batch_tokens": 200},
     "adapters": {"lora_rank": 4},
+    "adapters, reference": {"lora_rank": 4, "reference_kl_coef": 20.0},
     "adapters, small rows": {"lora_rank": 4, "micro_batch_tokens": 50, "activation_checkpointing": True},
 }
 
 
 def build(checkpoint, folder, **fields):
-    """Adapters are given a value: at zero, half of their gradients are zero."""
+    """Adapters are given a value: at zero, half of their gradients are zero. So is the KL to the reference, until the
+    learner has moved.
+    """
     from algo.learner_config import LearnerConfig
     from algo.trainer import Trainer
 
@@ -32,6 +36,10 @@ def build(checkpoint, folder, **fields):
     for name, parameter in trainer.scorer.named_parameters():
         if ".lora_B." in name:
             torch.nn.init.constant_(parameter, 0.01)
+    if trainer.reference and not trainer.config.lora_rank:
+        with torch.no_grad():
+            for parameter in trainer.scorer.parameters():
+                parameter.mul_(1.05)
     return trainer
 
 
@@ -47,7 +55,7 @@ def gradient(trainer, minibatch):
                 kept[name] = parameter.grad.full_tensor().clone()
 
     handle = trainer.optimizer.register_step_pre_hook(keep)
-    result = trainer._update(minibatch)
+    [result] = trainer._updates([minibatch], None)
     handle.remove()
     return result["loss"], result["grad_norm"], kept
 

@@ -94,6 +94,11 @@ def test_adapters_get_the_same_gradient_in_any_cut_and_nothing_else_gets_one(one
     assert all(".lora_" in name and tensor.abs().max() > 0 for name, tensor in one_rank["adapters"][2].items())
 
 
+def test_the_divergence_from_the_reference_is_part_of_the_gradient(one_rank):
+    for case, without in (("reference", "plain"), ("adapters, reference", "adapters")):
+        assert abs(one_rank[case][1] - one_rank[without][1]) > 0.01 * one_rank[without][1]
+
+
 def test_bfloat16_points_where_fp32_does(one_rank):
     loss, norm, tensors = one_rank["bfloat16"]
     expected_loss, expected_norm, expected = one_rank["plain"]

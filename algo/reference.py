@@ -1,0 +1,41 @@
+"""The model that training began with: frozen, scored beside the one under training for the KL to it.
+
+Promises
+- It is what the run's own `checkpoint` holds, also after a resume: training that goes on is held to the same model.
+- With adapters it is the model under training with these off, and takes no memory; else a second model, sharded over
+  the ranks as the first, without optimizer and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from algo.lora import without_adapters
+from algo.model import Scorer, load
+
+if TYPE_CHECKING:
+    from algo.learner_config import LearnerConfig
+
+
+class Reference:
+    """Made before the first update and before a checkpoint of the run is read."""
+
+    def __init__(self, scorer: Scorer, config: LearnerConfig, source: Path) -> None:
+        self._adapted = config.lora_rank > 0
+        if self._adapted:
+            self._scorer = scorer
+        else:
+            self._scorer, _ = load(config, source)
+            self._scorer.requires_grad_(False)
+
+    @contextmanager
+    def scorer(self) -> Iterator[Scorer]:
+        """The reference as a scorer, inside the block."""
+        if self._adapted:
+            with without_adapters(self._scorer):
+                yield self._scorer
+        else:
+            yield self._scorer
