@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algo.lora import without_adapters
-from algo.model import Scorer, load
+from algo.learner.lora import without_adapters
+from algo.learner.model import Scorer, load
 
 if TYPE_CHECKING:
-    from algo.learner_config import LearnerConfig
+    from algo.learner.config import LearnerConfig
 
 
 class Reference:

@@ -8,9 +8,9 @@ the targets only, cross-entropy; *bare, dense mask*: the same with transformers'
 is usual without packing: random order, padded on the right to a pass's longest row, with an attention mask.
 
 `bare_fraction`: tokens/s of the learner over those of bare; `padded_speedup`: over those of padded. `mfu`: share of the
-device's peak that the learner's necessary operations (`algo.flops`) are; the peak is the datasheet's on a known GPU, on
-the CPU that of a matrix product in this run. `peak_bytes`: most memory of two steps of the learner, before the others
-are made. Tokens are real inputs; medians over rounds. Weights are random, except for the tiny model.
+device's peak that the learner's necessary operations (`algo.learner.flops`) are; the peak is the datasheet's on a known
+GPU, on the CPU that of a matrix product in this run. `peak_bytes`: most memory of two steps of the learner, before the
+others are made. Tokens are real inputs; medians over rounds. Weights are random, except for the tiny model.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from algo.attention import PACKED, bounds
-from algo.flops import peak_of
-from algo.learner import keep_freed_memory
-from algo.learner_config import LearnerConfig
-from algo.pack import MicroBatch, MiniBatch, plan
-from algo.trainer import Trainer
+from algo.learner.attention import PACKED, bounds
+from algo.learner.config import LearnerConfig
+from algo.learner.flops import peak_of
+from algo.learner.learner import keep_freed_memory
+from algo.learner.pack import MicroBatch, MiniBatch, plan
+from algo.learner.trainer import Trainer
 from bench.report import at_least, environment, fill, finish, interruptible, say
 from engine.types import Batch
 
-TINY = Path(__file__).resolve().parents[1] / "recipes" / "tiny"
+TINY = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "agent"
 NAMES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
 SHAPES = {
     "30m": (512, 8, 8, 4, 64, 1536, 4096),
@@ -111,7 +111,7 @@ def bare_model(source: Path, options: argparse.Namespace, attention: str) -> nn.
     dtype = getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
     if options.lora:
-        from algo.lora import add_adapters
+        from algo.learner.lora import add_adapters
 
         add_adapters(model, LearnerConfig(lora_rank=options.lora))
     if options.checkpointing:
@@ -212,7 +212,10 @@ def peak_bytes(device: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What does not change from round to round. step_flops: the learner's necessary operations (`algo.flops`)."""
+    """What does not change from round to round.
+
+    step_flops: the learner's necessary operations (`algo.learner.flops`).
+    """
 
     tokens: int
     rows: int

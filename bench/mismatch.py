@@ -27,22 +27,22 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from algo.learner_config import LearnerConfig
+from algo.learner.config import LearnerConfig
 from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say
-from engine.chat import Chat
-from engine.fleet import Fleet, FleetConfig
-from engine.kv_aware import KvAware
-from engine.link import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rollout import RolloutConfig, Rollouts
-from engine.tools import PythonTool
-from engine.trace import Timeline
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.fleet import Fleet, FleetConfig
+from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.rollout.chat_template import Chat
+from engine.rollout.python_tool import PythonTool
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.workspace import workspace
+from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Trajectory
-from engine.workspace import workspace
-from recipes.tiny_task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
+from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
-TINY = Path(__file__).resolve().parents[1] / "recipes/tiny"
+TINY = Path(__file__).resolve().parents[1] / "recipes/tiny/agent"
 PAIRS = ("float32/float32", "bfloat16/float32", "bfloat16/bfloat16")
 BUCKET = 64  # positions of a row
 SEED = 0

@@ -16,7 +16,7 @@ ROLES = {  # by what the command line holds, first match wins
     "torch.distributed.run": "launcher",
     "algo.learner": "learner",
     "sandbox.host": "sandbox host",
-    "sandbox.zygote": "tool calls",
+    "sandbox.inside.zygote": "tool calls",
     "quickstart.py": "node",
 }
 

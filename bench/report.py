@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from engine.watch import leave
+from engine.telemetry.watchdog import leave
 
 T = TypeVar("T")
 

@@ -32,16 +32,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algo.learner_config import LearnerConfig
+from algo.learner.config import LearnerConfig
+from bench.fleet.baselines import RoundRobin
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
-from engine.canary import tolerance_of
-from engine.fleet import Fleet, FleetConfig, Weights
-from engine.link import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rivals import RoundRobin
-from engine.trace import Timeline
+from engine.fleet.canary import tolerance_of
+from engine.fleet.fleet import Fleet, FleetConfig, Weights
+from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.run.workspace import workspace
+from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats
-from engine.workspace import workspace
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 4096, "hidden": 256, "inner": 768, "layers": 3, "heads": 8, "kv_heads": 2, "head": 32},

@@ -114,8 +114,8 @@ class Superseded(RuntimeError):
 
 
 class ReplicaPort(Protocol):
-    """An engine as the fleet uses it (`engine.replica.Replica`; a scripted one in tests). Its methods raise ReplicaDied
-    when the engine is gone.
+    """An engine as the fleet uses it (`engine.replica.replica.Replica`; a scripted one in tests). Its methods raise
+    ReplicaDied when the engine is gone.
     """
 
     index: int
@@ -166,7 +166,7 @@ class Tool(Protocol):
             return ToolReply(outcome="ok", text="12:00")
 
     It may have a `description` and `parameters`, a JSON schema of the arguments: what the chat template shows the model
-    of it. `engine.tools.schema` says what is shown in their absence.
+    of it. `engine.rollout.python_tool.schema` says what is shown in their absence.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Tool(Protocol):
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         """Never raises for what the arguments say: a wrong argument is an outcome "error" with a text for the model.
 
-        The model gets the text whole: it is the tool that keeps it short (`engine.tools.clip`).
+        The model gets the text whole: it is the tool that keeps it short (`engine.rollout.python_tool.clip`).
         """
         ...
 

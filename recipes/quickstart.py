@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine import streams
+from engine.process import streams
 
 if __name__ == "__main__":
     streams.prepare()  # before other imports open files
@@ -34,7 +34,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
 
 prepare_environment()
 gc.set_threshold(50_000, 20, 1_000_000)  # imports make objects by the million; Learn collects the oldest once a step
@@ -43,39 +43,39 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from algo.estimate import avg_at_k
-from algo.group import join, prepare
-from algo.learner import LearnerConfig
-from algo.reward import MathReward
-from algo.roc import RoC
-from algo.select import KeepAll, RandomSubset
-from engine import stages
-from engine.canary import CanaryFailed, Weights, tolerance_of
-from engine.chat import Chat, TemplateError
-from engine.checkpoints import Unresumable
-from engine.empty_batches import NothingLeft, NothingToTrain
-from engine.evaluate import Evaluation, Evaluator
-from engine.fleet import Fleet, FleetConfig
-from engine.groups import GroupConfig, groups
-from engine.kv_aware import KvAware
-from engine.learn import Learn
-from engine.lease import Leases
-from engine.link import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
-from engine.placement import Placement
+from algo.eval_stats import avg_at_k
+from algo.group.batch import join, prepare
+from algo.group.roc import RoC
+from algo.group.selection import KeepAll, RandomSubset
+from algo.learner.learner import LearnerConfig
+from algo.reward.math_reward import MathReward
+from engine.balancing.kv_aware import KvAware
+from engine.devices import Placement
+from engine.fleet.canary import CanaryFailed, Weights, tolerance_of
+from engine.fleet.fleet import Fleet, FleetConfig
+from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage, StageStats
 from engine.ports import KvSample, ReplicaDied, Selector
-from engine.record import DiskFull, RunFolder, Unfinished, versions
-from engine.resume import RunState
-from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Pipeline, Stage, StageStats
-from engine.tools import PythonTool
-from engine.trace import Timeline
-from engine.watch import Stuck, dump, end_on_signals, leave, watch
-from engine.workspace import workspace
+from engine.rollout.chat_template import Chat, TemplateError
+from engine.rollout.python_tool import PythonTool
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.checkpoints import Unresumable
+from engine.run.resume import RunState
+from engine.run.run_folder import DiskFull, RunFolder, Unfinished, versions
+from engine.run.workspace import workspace
+from engine.stages import admit as stages
+from engine.stages.empty_batches import NothingLeft, NothingToTrain
+from engine.stages.evaluate import Evaluation, Evaluator
+from engine.stages.group import GroupConfig, groups
+from engine.stages.train import Learn
+from engine.telemetry.timeline import Timeline
+from engine.telemetry.watchdog import Stuck, dump, end_on_signals, leave, watch
+from recipes.display import Display
 from recipes.options import overrides, parse
-from recipes.tiny_book import Book
-from recipes.tiny_display import Display
-from recipes.tiny_report import print_report
-from recipes.tiny_task import prompts
+from recipes.recorder import Book
+from recipes.report import print_report
+from recipes.tiny.task import SHIPPED, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable
 
 
@@ -94,7 +94,7 @@ class Config:
     runs: Annotated[Path, "where runs are written"] = Path("runs")
     fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
-    checkpoint: Annotated[Path, "Hugging Face folder to start from"] = Path(__file__).resolve().parent / "tiny"
+    checkpoint: Annotated[Path, "Hugging Face folder to start from"] = SHIPPED
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc keeps clean successes; random: control"] = "roc"
     steps: Annotated[int, "optimizer batches; a run that ended goes on when there are more than it had"] = 40
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
@@ -141,7 +141,7 @@ class Config:
         Leases(self.prompts_per_step, self.max_staleness)  # the parts' own checks, before anything starts
         _ = self.group, self.budget, self.replica, self.placement, self.learner, self.jail, visible(self.devices)
         if not (self.checkpoint / "config.json").is_file():
-            make = f"give a Hugging Face folder, or make one with {sys.executable} recipes/tiny_cold_start.py"
+            make = f"give a Hugging Face folder, or make one with {sys.executable} recipes/tiny/cold_start.py"
             cause = f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub"
             raise ValueError(f"{cause}; {make}")
 

@@ -27,9 +27,9 @@ guest() {
 }
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {
-    if [ sandbox/_native.so -nt sandbox/_native.c ] && [ sandbox/_native.so -nt sandbox/_snapshot.c ]; then return; fi
-    rm -f sandbox/_native.so* # and what a killed build left
-    "$python" -m sandbox.native || true
+    if [ sandbox/inside/_native.so -nt sandbox/inside/_native.c ] && [ sandbox/inside/_native.so -nt sandbox/inside/_snapshot.c ]; then return; fi
+    rm -f sandbox/inside/_native.so* # and what a killed build left
+    "$python" -m sandbox.inside.native || true
 }
 
 exec 9<"$lock"

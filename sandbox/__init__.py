@@ -1,10 +1,10 @@
 """A jailed Python for tool calls. Light to import: neither torch nor vllm."""
 
-from .client import Sandbox
-from .config import SandboxConfig, SandboxUnavailable, Stats
-from .session import Session
-from .tiers import TIERS, Tier
-from .wire import Limits, ToolResult
+from sandbox.client.sandbox import Sandbox
+from sandbox.client.session import Session
+from sandbox.config import SandboxConfig, SandboxUnavailable, Stats
+from sandbox.tiers import TIERS, Tier
+from sandbox.wire import Limits, ToolResult
 
 __all__ = [
     "TIERS",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from .client import Sandbox
-from .config import SandboxConfig, SandboxUnavailable
-from .wire import Limits, Outcome, ToolResult
+from sandbox.client.sandbox import Sandbox
+from sandbox.config import SandboxConfig, SandboxUnavailable
+from sandbox.wire import Limits, Outcome, ToolResult
 
 TIMEOUT, NOT_RUN, KILLED = 124, 125, 137
 STATUS: dict[Outcome, int] = {

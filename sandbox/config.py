@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from . import wire
-from .tiers import TIERS, Tier
+from sandbox import wire
+from sandbox.tiers import TIERS, Tier
 
 NO_JAIL = "sandbox: isolation='none': code runs with all rights of this user, without a jail"
 
@@ -87,8 +87,8 @@ class Stats:
 def stays_here(address: str) -> bool:
     """Whether a ZeroMQ address cannot be reached from other machines.
 
-    >>> stays_here("tcp://127.0.0.1:*"), stays_here("tcp://[::1]:5"), stays_here("tcp://*:5"), stays_here("tcp://eth0:5")
-    (True, True, False, False)
+    >>> stays_here("tcp://127.0.0.1:*"), stays_here("tcp://[::1]:5"), stays_here("tcp://*:5"),
+    stays_here("tcp://eth0:5") (True, True, False, False)
     """
     kind, _, rest = address.partition("://")
     host = rest.rpartition(":")[0].strip("[]")

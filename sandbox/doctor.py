@@ -24,12 +24,14 @@ from typing import Literal
 
 import msgspec
 
-from . import interpreter, jail, linux, native
-from .cgroup import open_groups
-from .client import Sandbox
-from .config import SandboxConfig, SandboxUnavailable
-from .tiers import BARE
-from .wire import Limits
+from sandbox.client.sandbox import Sandbox
+from sandbox.config import SandboxConfig, SandboxUnavailable
+from sandbox.host import interpreter
+from sandbox.host import nsjail as jail
+from sandbox.host.cgroup import open_groups
+from sandbox.inside import linux, native
+from sandbox.tiers import BARE
+from sandbox.wire import Limits
 
 State = Literal["ok", "note", "WEAKER", "MISSING", "-"]
 CAP_SYS_ADMIN = 21
@@ -136,7 +138,7 @@ def cgroups() -> Line:
 def snapshot() -> Line:
     if native.load() is not None:
         return Line("snapshot", "ok", "native part loaded")
-    return Line("snapshot", "note", "not built; calls cost up to twice as much", "python -m sandbox.native")
+    return Line("snapshot", "note", "not built; calls cost up to twice as much", "python -m sandbox.inside.native")
 
 
 def guest_python(given: str | None) -> Line:

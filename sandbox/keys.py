@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from .mailbox import Mailbox
+from sandbox.mailbox import Mailbox
 
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether a peer may connect; https://rfc.zeromq.org/spec/27
 KEY_BYTES = 40  # in Z85

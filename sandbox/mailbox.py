@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import zmq
 
-from . import wire
+from sandbox import wire
 
 LINGER_MS = 200  # for last messages when closing
 

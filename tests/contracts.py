@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from engine.balance import Balancer, Place
+from engine.balancing.balancer import Balancer, Place
 from engine.ports import (
     Generator,
     GraderUnavailable,
@@ -35,7 +35,7 @@ from engine.ports import (
     ToolReply,
     ToolRunner,
 )
-from engine.tools import schema
+from engine.rollout.python_tool import schema
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
@@ -154,12 +154,12 @@ def check_selector(selector: Selector, groups: Sequence[Sequence[Trajectory]]) -
 
 def check_loss(loss: Any, lengths: Sequence[int] = (1, 5, 3), seed: int = 0) -> None:
     """A scalar and sums over the tokens that add up over any cut between trajectories, whatever the cut; nothing to
-    learn from gives 0; it reaches the learner as plain values (`algo.loss.Loss`).
+    learn from gives 0; it reaches the learner as plain values (`algo.loss.interface.Loss`).
     """
     import torch
 
-    from algo.loss import Tokens, Totals
-    from algo.plain import build, plain
+    from algo.learner.serialize import build, plain
+    from algo.loss.interface import Tokens, Totals
 
     assert build(plain(loss)) == loss, "the learner builds the same loss from its plain values"
     rng = torch.Generator().manual_seed(seed)
@@ -271,7 +271,7 @@ async def check_replica(
 
 def check_transport(transport: Any, read: Callable[[str, int], Mapping[str, Any]]) -> None:
     """What replicas read of a version is what was written as that version, all of it, whoever comes when
-    (`algo.transport.Transport`).
+    (`algo.weights.transport.Transport`).
 
     read: the weights by name that a replica gets at an address for a version.
     """

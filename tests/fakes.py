@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from engine.chat import Chat
-from engine.fleet import Fleet, FleetConfig
-from engine.kv_aware import KvAware
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.fleet import Fleet, FleetConfig
 from engine.ports import Delta, KvSample, ReplicaDied, Reward, Sampling, ToolReply
-from engine.trace import Timeline
+from engine.rollout.chat_template import Chat
+from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.stage import Pipeline, Stage
+from engine.pipeline.pipeline import Pipeline, Stage
 from engine.types import Group, Trajectory
 from tests.contracts import check_loss, check_reward, check_tool
 from tests.fakes import a_trajectory

@@ -28,8 +28,8 @@ def build(checkpoint, folder, **fields):
     """Adapters are given a value: at zero, half of their gradients are zero. So is the KL to the reference, until the
     learner has moved.
     """
-    from algo.learner_config import LearnerConfig
-    from algo.trainer import Trainer
+    from algo.learner.config import LearnerConfig
+    from algo.learner.trainer import Trainer
 
     config = LearnerConfig(**{"threads": 1, "lr": 1e-3, "grad_clip": 1e9} | fields)
     trainer = Trainer(config, checkpoint, [[1, 2, 3, 4, 5]], folder, seed=5)
@@ -64,8 +64,8 @@ def gradients(checkpoint, folder):
     """By case; and the weights that leave the learner in the last one, which has adapters."""
     from algo_fakes import batch
 
-    from algo.pack import plan
-    from algo.publish import full_state
+    from algo.learner.pack import plan
+    from algo.learner.publish import full_state
 
     found = {}
     for case, fields in CASES.items():
@@ -88,6 +88,6 @@ if __name__ == "__main__":
         torch.save(found, result)
     else:
         assert found[1] == {}, "one rank keeps the weights of all"
-    from algo.learner import leave
+    from algo.learner.learner import leave
 
     leave(0)

@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from algo.learner import leave
+from algo.learner.learner import leave
 
 if __name__ == "__main__":
     leaver = os.fork()

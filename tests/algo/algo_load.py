@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from algo.learner import leave
-from algo.learner_config import LearnerConfig
-from algo.model import load
-from algo.publish import full_state
+from algo.learner.config import LearnerConfig
+from algo.learner.learner import leave
+from algo.learner.model import load
+from algo.learner.publish import full_state
 
 
 def largest():

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from algo.learner import leave
-from algo.publish import Publisher
+from algo.learner.learner import leave
+from algo.learner.publish import Publisher
 
 
 class Scorer(nn.Module):

@@ -4,7 +4,7 @@ from algo_golden import name, numbers, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.advantage import group_advantages, is_flat
+from algo.group.advantages import group_advantages, is_flat
 
 
 def standardised(rewards_G, params, centred_B):

@@ -6,7 +6,7 @@ from algo_golden import Chosen, check, expected, name, numbers, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.aggregate import choose, mean_of_means, over_sequence, total
+from algo.loss.aggregate import choose, mean_of_means, over_sequence, total
 
 
 def aggregated(params, row, losses_M):

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from algo_fakes import CANARY, batch, write_checkpoint
 
-from algo.checkpoint import KEPT, CheckpointFailed, Checkpoints
-from algo.learner import LearnerConfig
-from algo.publish import full_state
-from algo.trainer import Trainer
-from engine.checkpoints import CheckpointFolder, damage
+from algo.learner.checkpoint import KEPT, CheckpointFailed, Checkpoints
+from algo.learner.learner import LearnerConfig
+from algo.learner.publish import full_state
+from algo.learner.trainer import Trainer
+from engine.run.checkpoints import CheckpointFolder, damage
 
 CONFIG = LearnerConfig(threads=1, lr=1e-3)
 

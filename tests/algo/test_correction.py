@@ -7,9 +7,9 @@ from algo_golden import Chosen, check, expected, name, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo import kl
-from algo.aggregate import over_sequence, total
-from algo.correction import (
+from algo.loss import kl
+from algo.loss.aggregate import over_sequence, total
+from algo.loss.corrections import (
     geometric_ratios,
     icepop,
     no_outlier,
@@ -20,7 +20,7 @@ from algo.correction import (
     token_ratios,
     within,
 )
-from algo.objective import ppo_clip
+from algo.loss.objectives import ppo_clip
 
 
 class Case:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from algo_golden import name, rows
 
-from algo.estimate import _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
+from algo.eval_stats import _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
 
 
 @pytest.mark.parametrize("row", rows("pass_at_k", definition="unbiased"), ids=name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from algo.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, end_of
+from algo.reward.grade_math import GRADER_LIMITS, GRADER_MODULES, PROGRAM, MathGrader, end_of
 from engine.ports import GraderUnavailable
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from algo_golden import Chosen, expected, name, rows, tensor
 
-from algo import kl
-from algo.objective import log_ratio
+from algo.loss import kl
+from algo.loss.objectives import log_ratio
 
 
 def estimate(params, logprobs_M, ref_M, ratios_M):

@@ -21,8 +21,8 @@ from algo_node import ROOT, launch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from algo.learner import LearnerConfig
-from engine import link
+from algo.learner.learner import LearnerConfig
+from engine.learner import process as link
 from engine.types import Batch
 
 CONFIG = {"threads": 1, "micro_batch_tokens": 256, "lr": 1e-3}

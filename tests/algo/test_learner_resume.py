@@ -9,8 +9,8 @@ from algo_fakes import write_checkpoint
 from safetensors.torch import load_file
 from test_learner import configure, node
 
-from engine import link
-from engine.checkpoints import CheckpointFolder
+from engine.learner import process as link
+from engine.run.checkpoints import CheckpointFolder
 
 
 def numbers(reply):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from algo_golden import Chosen, check, expected, name, rows
 
-from algo.counts import summary
-from algo.learner_config import LearnerConfig
-from algo.loss import Tokens, Totals, aggregated, statistics
-from algo.losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
-from algo.plain import build, plain
+from algo.learner.config import LearnerConfig
+from algo.learner.serialize import build, plain
+from algo.learner.step_metrics import summary
+from algo.loss.interface import Tokens, Totals, aggregated, statistics
+from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
 from tests.contracts import check_loss
 
 MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4)
@@ -34,7 +34,7 @@ LOSSES = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hinge:
-    """The example of `algo.loss.Loss`."""
+    """The example of `algo.loss.interface.Loss`."""
 
     margin: float = 1.0
 
@@ -270,7 +270,7 @@ def test_a_loss_travels_as_plain_values():
         config = LearnerConfig(loss=loss)
         assert build(config.loss) == loss
         assert LearnerConfig(**dataclasses.asdict(config)) == config
-    assert plain(LOSSES[2])["correction"]["type"] == "algo.losses:Correction"
+    assert plain(LOSSES[2])["correction"]["type"] == "algo.loss.policy_losses:Correction"
 
 
 @dataclass(frozen=True)
@@ -290,11 +290,14 @@ def inner():
     ("loss", "words"),
     [
         ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss' cannot be imported"),
-        ({"type": "algo.losses:Nothing"}, "'algo.losses:Nothing' cannot be imported"),
+        ({"type": "algo.loss.policy_losses:Nothing"}, "'algo.loss.policy_losses:Nothing' cannot be imported"),
         ({"clip_low": 0.2}, "'None' cannot be imported"),
-        ({"type": "algo.plain:plain"}, "'algo.plain:plain' must be a dataclass"),
-        ({"type": "algo.losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
-        ({"type": "algo.losses:PpoClip", "clip_low": 1.5}, r"PpoClip.clip_low must be in \(0, 1\], got 1.5"),
+        ({"type": "algo.learner.serialize:plain"}, "'algo.learner.serialize:plain' must be a dataclass"),
+        ({"type": "algo.loss.policy_losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
+        (
+            {"type": "algo.loss.policy_losses:PpoClip", "clip_low": 1.5},
+            r"PpoClip.clip_low must be in \(0, 1\], got 1.5",
+        ),
         ("PpoClip", "builtins:str must be a frozen dataclass"),
         (inner(), "Local cannot be imported by the learner"),
         (Boxed(), "Boxed.* must be callable"),

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from algo_fakes import CANARY, batch, write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from algo.learner import Fatal, Learner, LearnerConfig
-from algo.loss import Tokens, Totals
-from algo.losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
-from algo.pack import EMPTY, MiniBatch, plan
-from algo.place import Diverged, Mismatched
-from algo.publish import full_state
-from algo.trainer import Trainer
-from engine import link
+from algo.learner.divergence import Diverged, Mismatched
+from algo.learner.learner import Fatal, Learner, LearnerConfig
+from algo.learner.pack import EMPTY, MiniBatch, plan
+from algo.learner.publish import full_state
+from algo.learner.trainer import Trainer
+from algo.loss.interface import Tokens, Totals
+from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
+from engine.learner import process
 from engine.types import Batch
 
 CONFIG = LearnerConfig(threads=1, lr=1e-3, micro_batch_tokens=2048, grad_clip=1e9)
@@ -229,7 +229,7 @@ def test_a_mismatch_on_fresh_tokens_ends_the_learner_with_numbers_and_place(trai
     bad = sampled_by(subject, whole, version=3, wrong=second, by=0.25)
     before = weights(subject)
     with pytest.raises(Fatal) as caught:
-        learner.train(link.Train(step=7, version=4), bad.arrays())
+        learner.train(process.Train(step=7, version=4), bad.arrays())
     words = str(caught.value)
     place = r"trajectory 5 of the batch, position 12 \(turn [2-9]\)"
     numbers = rf"learner says {good.logprobs_N[second]:.6f}, the sampler {bad.logprobs_N[second]:.6f}"
@@ -296,7 +296,7 @@ def test_what_is_not_finite_says_how_many_updates_the_step_has_made(trainer, min
 
 
 def test_a_recipe_builds_a_loss_without_loading_torch():
-    code = "import sys; from algo.learner_config import LearnerConfig; LearnerConfig(); print('torch' in sys.modules)"
+    code = "import sys; from algo.learner.config import LearnerConfig; LearnerConfig(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 

@@ -9,10 +9,10 @@ import pytest
 from algo_fakes import trajectory
 from math_tables import Pair, pairs
 
-from algo.grade_math import GRADER_MODULES, LONGEST_ANSWER
-from algo.math_compare import Question, compare
-from algo.math_text import number_of, read
-from algo.reward import MathReward
+from algo.reward.grade_math import GRADER_MODULES, LONGEST_ANSWER
+from algo.reward.math_compare import Question, compare
+from algo.reward.math_reward import MathReward
+from algo.reward.math_text import number_of, read
 from sandbox import Sandbox, SandboxConfig, Tier
 
 PAIRS = pairs("math_pairs.tsv")

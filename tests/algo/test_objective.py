@@ -5,10 +5,10 @@ import pytest
 import torch
 from algo_golden import Chosen, check, expected, name, rows
 
-from algo import kl
-from algo.aggregate import mean_of_means, over_sequence, total
-from algo.correction import icepop, token_ratios
-from algo.objective import cispo, dppo, gspo, ppo_clip, reinforce, sapo, trusted
+from algo.loss import kl
+from algo.loss.aggregate import mean_of_means, over_sequence, total
+from algo.loss.corrections import icepop, token_ratios
+from algo.loss.objectives import cispo, dppo, gspo, ppo_clip, reinforce, sapo, trusted
 
 
 def clip(params):

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import torch
 
-from algo.learner import Learner
-from algo.learner_config import LearnerConfig
-from algo.offload import offload, onload
-from algo.trainer import Trainer
+from algo.learner.config import LearnerConfig
+from algo.learner.learner import Learner
+from algo.learner.offload import offload, onload
+from algo.learner.trainer import Trainer
 
 
 class OnDevice(torch.Tensor):

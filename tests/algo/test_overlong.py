@@ -3,8 +3,8 @@ import pytest
 from algo_fakes import trajectory
 from algo_golden import name, rows
 
-from algo.overlong import overlong_penalty
-from algo.select import KeepAll, KeepFinished, RandomSubset
+from algo.group.selection import KeepAll, KeepFinished, RandomSubset
+from algo.reward.overlong import overlong_penalty
 from engine.types import StopReason
 
 SOFT = [row for row in rows("overlong") if row["params"]["definition"] != "filter_mask"]

@@ -6,7 +6,7 @@ from algo_fakes import batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algo.pack import plan
+from algo.learner.pack import plan
 from engine.types import Batch
 
 arguments = st.fixed_dictionaries(

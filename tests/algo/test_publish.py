@@ -17,9 +17,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from algo import transport
-from algo.publish import Publisher, appearing, full_state, named_weights
-from algo.transport import Gloo, Layout, Shm
+from algo.learner.publish import Publisher, appearing, full_state, named_weights
+from algo.weights import transport
+from algo.weights.transport import Gloo, Layout, Shm
 from tests import contracts
 from tests.engine.test_contracts import example
 
@@ -257,7 +257,7 @@ def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):
 
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path):
     saved = tmp_path / "saved"
-    code = "import os, signal, sys; from pathlib import Path; from algo.publish import appearing\n"
+    code = "import os, signal, sys; from pathlib import Path; from algo.learner.publish import appearing\n"
     code += "with appearing(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", code, saved], cwd=ROOT).returncode == -signal.SIGKILL
     assert not saved.exists()

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from algo_fakes import CANARY, batch, write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from algo.learner import LearnerConfig
-from algo.losses import PpoClip
-from algo.publish import full_state
-from algo.trainer import Trainer
+from algo.learner.learner import LearnerConfig
+from algo.learner.publish import full_state
+from algo.learner.trainer import Trainer
+from algo.loss.policy_losses import PpoClip
 
 CONFIG = LearnerConfig(
     threads=1, lr=1e-2, warmup_steps=0, minibatches=1, grad_clip=1e9, micro_batch_tokens=100, reference_kl_coef=0.5

@@ -5,8 +5,8 @@ import pytest
 from algo_fakes import trajectory
 from algo_golden import name, rows
 
-from algo.answer import answers, boxed_answer
-from algo.reward import MathReward
+from algo.reward.answers import answers, boxed_answer
+from algo.reward.math_reward import MathReward
 from engine.types import StopReason
 
 # Where strictness differs from the judgement of the mathematics, on purpose: only the box inside <answer> counts.

@@ -10,10 +10,10 @@ from algo_golden import name, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.answer import answers
-from algo.group import join, prepare
-from algo.roc import RoC, draw, error_penalty, format_penalty, penalty
-from algo.select import KeepAll, RandomSubset
+from algo.group.batch import join, prepare
+from algo.group.roc import RoC, draw, error_penalty, format_penalty, penalty
+from algo.group.selection import KeepAll, RandomSubset
+from algo.reward.answers import answers
 from engine.types import Group
 
 

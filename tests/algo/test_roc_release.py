@@ -6,8 +6,8 @@ import pytest
 from algo_fakes import tool_use, trajectory
 from algo_golden import name, rows
 
-from algo.roc import RoC
-from algo.roc_release import error_penalty, format_penalty, quota, response_text, select
+from algo.group.roc import RoC
+from algo.group.roc_release import error_penalty, format_penalty, quota, response_text, select
 
 
 @pytest.mark.parametrize("row", rows("roc_penalty", definition="released"), ids=name)

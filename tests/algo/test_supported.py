@@ -11,7 +11,7 @@ from algo_fakes import write_checkpoint
 from algo_gradients import build
 from transformers import AutoModelForCausalLM
 
-from algo.attention import packed_attention
+from algo.learner.attention import packed_attention
 from engine.types import Batch
 
 SIZES = {

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from algo_fakes import CANARY, batch, write_checkpoint
 
-from algo.learner import EMPTY_BATCHES, Fatal, Learner, LearnerConfig
-from algo.pack import EMPTY, MiniBatch, plan
-from algo.publish import full_state
-from algo.trainer import Diverged, Trainer
-from engine import link
+from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner, LearnerConfig
+from algo.learner.pack import EMPTY, MiniBatch, plan
+from algo.learner.publish import full_state
+from algo.learner.trainer import Diverged, Trainer
+from engine.learner import process
 from engine.types import Batch
 
 CONFIG = LearnerConfig(threads=1, lr=1e-3, micro_batch_tokens=2048)
@@ -127,9 +127,9 @@ def test_empty_batches_in_a_row_are_a_broken_run(trainer):
     learner = Learner()
     learner._trainer = trainer()
     for step in range(EMPTY_BATCHES - 1):
-        learner.train(link.Train(step=step, version=step + 1), batch(0).arrays())
+        learner.train(process.Train(step=step, version=step + 1), batch(0).arrays())
     with pytest.raises(Fatal, match="10 batches in a row"):
-        learner.train(link.Train(step=9, version=10), batch(0).arrays())
+        learner.train(process.Train(step=9, version=10), batch(0).arrays())
 
 
 def test_weight_decay_pulls_at_matrices_and_neither_at_norms_nor_biases(trainer):

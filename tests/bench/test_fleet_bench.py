@@ -14,21 +14,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.fleet import POLICIES, Case, arguments, attempt, trace_of
-from bench.fleet_bound import Engine, StepCost, fit, lower_bound_s
-from bench.fleet_engines import VOCABULARY
-from bench.fleet_figures import OURS, overall, ratios, table, workload_metrics, write_steps
-from bench.fleet_figures import Run as PolicyRun
-from bench.fleet_plot import plot
-from bench.fleet_replay import Record, Step, Timed, replay
+from bench.fleet.baselines import RoundRobin
+from bench.fleet.bound import Engine, StepCost, fit, lower_bound_s
+from bench.fleet.engines import VOCABULARY
+from bench.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
+from bench.fleet.figures import Run as PolicyRun
+from bench.fleet.fleet import POLICIES, Case, arguments, attempt, trace_of
+from bench.fleet.plot import plot
+from bench.fleet.replay import Record, Step, Timed, replay
 from bench.report import drawn
 from bench.workload import Traced, Turn, load
-from engine.balance import Place
-from engine.fleet import Fleet, FleetConfig
-from engine.kv_aware import KvAware
+from engine.balancing.balancer import Place
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.fleet import Fleet, FleetConfig
 from engine.ports import KvSample
-from engine.rivals import RoundRobin
-from engine.trace import Timeline
+from engine.telemetry.timeline import Timeline
 from tests.contracts import check_balancer
 from tests.fakes import Replicas, ScriptedReplica, fleet_of
 from tests.recipes.runs import Run

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import fleet, learner, mismatch, rollout, sandbox, sim_fleet, step, streaming, weights
+from bench import learner, mismatch, step, weights
+from bench.fleet import fleet
 from bench.processes import child
 from bench.report import drawn, finish, interruptible
+from bench.rollout import rollout
+from bench.sandbox import sandbox
+from bench.sim_fleet import sim_fleet
+from bench.streaming import streaming
 
 
 @pytest.mark.parametrize(

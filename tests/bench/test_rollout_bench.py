@@ -4,14 +4,14 @@ import gc
 from itertools import chain
 from pathlib import Path
 
-from bench.rollout_load import Repeater, Schedule, Turn, bare
-from bench.rollout_scale import scale
-from engine.rollout import derive_seed
+from bench.rollout.load import Repeater, Schedule, Turn, bare
+from bench.rollout.scale import scale
+from engine.rollout.rollout import derive_seed
 from sandbox.wire import ToolResult
 from tests.engine.node import ANSWER, END, Setup, call
 from tests.fakes import ScriptedReplica
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny"
+TINY = Path(__file__).parents[2] / "recipes" / "tiny" / "agent"
 
 
 async def test_a_schedule_is_the_trajectory_cut_into_requests():

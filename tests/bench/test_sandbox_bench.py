@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.sandbox_calls import metrics
-from bench.sandbox_contenders import CASES, Sample
-from bench.sandbox_load import burst
+from bench.sandbox.calls import metrics
+from bench.sandbox.contenders import CASES, Sample
+from bench.sandbox.load import burst
 
 
 def sample(cpu_s: float, host_cpu_s: float = 0.0) -> Sample:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.sim_cache import KvCache
-from bench.sim_costs import Costs, Machine
-from bench.sim_engine import Engine, Outcome, Request
+from bench.sim_fleet.cache import KvCache
+from bench.sim_fleet.costs import Costs, Machine
+from bench.sim_fleet.engine import Engine, Outcome, Request
 
 UNIT = Costs(o=1.0, b=0.0, c=0.0, d=0.0)  # every step takes a second
 SMALL = Machine(blocks=8, block_size=4, costs=UNIT, max_num_seqs=4, max_num_batched_tokens=16)

@@ -9,15 +9,16 @@ from itertools import pairwise
 
 import pytest
 
-from bench import sim_fleet, workload
-from bench.sim_costs import H200, Costs, Machine, lower_bound_s
-from bench.sim_fleet import POLICIES
-from bench.sim_run import Death, Result, Simulation
+from bench import workload
+from bench.fleet.baselines import RoundRobin
+from bench.sim_fleet import sim_fleet
+from bench.sim_fleet.costs import H200, Costs, Machine, lower_bound_s
+from bench.sim_fleet.run import Death, Result, Simulation
+from bench.sim_fleet.sim_fleet import POLICIES
 from bench.workload import Size, Traced, Turn
-from engine.balance import Balancer, Place
-from engine.kv_aware import KvAware
+from engine.balancing.balancer import Balancer, Place
+from engine.balancing.kv_aware import KvAware
 from engine.ports import KvSample
-from engine.rivals import RoundRobin
 
 TINY = Machine(blocks=99, block_size=32, costs=Costs(o=4e-3, b=2e-4, c=1e-7, d=131e-6), max_num_seqs=64)
 

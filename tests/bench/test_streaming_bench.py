@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from bench.streaming import (
+from bench.streaming.script import Script, ScriptedTool
+from bench.streaming.streaming import (
     STYLES,
     TOKENIZER,
     WAYS,
@@ -25,9 +26,8 @@ from bench.streaming import (
     round_figures,
     style_metrics,
 )
-from bench.streaming_script import Script, ScriptedTool
-from engine.chat import Chat
-from engine.parse import ToolCall, ToolCallParser
+from engine.rollout.chat_template import Chat
+from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.types import Prompt, StopReason, ToolUse, Trajectory, Turn
 from tests.fakes import settle
 

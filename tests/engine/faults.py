@@ -15,15 +15,15 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from engine.balance import Place
+from engine.balancing.balancer import Place
 from engine.errors import first_error
-from engine.fleet import Fleet, FleetConfig, Weights
+from engine.fleet.fleet import Fleet, FleetConfig, Weights
 from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
-from engine.replica import Replica, ReplicaConfig, prepare_environment
-from engine.trace import Timeline
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.telemetry.timeline import Timeline
 from tests.contracts import check_replica
 
-CHECKPOINT = "recipes/tiny"
+CHECKPOINT = "recipes/tiny/agent"
 CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)
 SEED = 7
 TURNS, TOKENS = 10, 80

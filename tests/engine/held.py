@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from engine.journal import Log
-from engine.rollout import Tally
+from engine.rollout.rollout import Tally
+from engine.run.journal import Log
 from engine.types import Boundary, Prompt, RolloutError, Trajectory
 from tests.fakes import a_trajectory
 

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import zmq
 
-from engine.link import Configure, Failed, Ready, Save, Saved, Stop, Train, Trained, pack, unpack_request
+from engine.learner.process import Configure, Failed, Ready, Save, Saved, Stop, Train, Trained, pack, unpack_request
 
 
 def main() -> None:
     words = sys.argv[1:]
-    behaviour, address = words[words.index("engine.rank") + 1], words[words.index("--connect") + 1]
+    behaviour, address = words[words.index("engine.learner.rank") + 1], words[words.index("--connect") + 1]
     ranks = words[0].removeprefix("--nproc-per-node=")
     print(f"stub learner: {behaviour}, {ranks} ranks", flush=True)
     if behaviour == "never":

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.buffer import TokenBuffer
 from engine.ports import Delta
+from engine.rollout.token_buffer import TokenBuffer
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 deltas = st.tuples(ids, st.integers(0, 3))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algo.sft import Example, examples
-from engine.chat import Chat
+from engine.rollout.chat_template import Chat
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.engine.test_chat import HERMES, TINY, tokenizer

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from engine.canary import CanaryFailed, Weights, compare, tolerance, tolerance_of
+from engine.fleet.canary import CanaryFailed, Weights, compare, tolerance, tolerance_of
 
 # Between vLLM and the learner, where nothing was wrong: the quick start's agent, SmolLM2-135M, random 97 M, the tiny
 # agent with bfloat16 on one side. What a stale head made at least: 0.38 at 12 layers.

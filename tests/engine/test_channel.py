@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.channel import Channel, ChannelClosed
+from engine.pipeline.channel import Channel, ChannelClosed
 from tests.fakes import settle
 
 

@@ -14,9 +14,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from engine.chat import Chat, ChatConfig, TemplateError
+from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
 
-TINY = Path(__file__).parent.parent.parent / "recipes/tiny"
+TINY = Path(__file__).parent.parent.parent / "recipes/tiny/agent"
 HERMES = (
     "{% for m in messages %}{% if m.role == 'tool' %}"
     "{% if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"

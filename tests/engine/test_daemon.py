@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.daemon import DaemonThread
+from engine.process.daemon_thread import DaemonThread
 
 ROOT = Path(__file__).parents[2]
 
 EXIT = """
 import asyncio, threading
-from engine.daemon import DaemonThread
+from engine.process.daemon_thread import DaemonThread
 
 async def main():
     thread, begun = DaemonThread("endless"), threading.Event()

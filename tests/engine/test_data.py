@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from engine import tables
 from engine.data import after_hashes, mixture, read_prompts, skip
-from engine.journal import Journal
+from engine.run.journal import Journal
 from tests.fakes import a_prompt
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from algo.estimate import avg_at_k
-from engine.canary import CanaryFailed
-from engine.evaluate import Evaluation, Evaluator
-from engine.fleet import Weights
+from algo.eval_stats import avg_at_k
+from engine.fleet.canary import CanaryFailed
+from engine.fleet.fleet import Weights
 from engine.ports import GraderUnavailable
-from engine.rollout import RolloutConfig, Rollouts
-from engine.trace import Timeline
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.stages.evaluate import Evaluation, Evaluator
+from engine.telemetry.timeline import Timeline
 from tests.engine.node import ANSWER, CHAT
 from tests.fakes import Clock, Gate, Replicas, SlowReward, a_prompt, conversation, fleet_of, settle
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.balance import Place
-from engine.canary import CanaryFailed
-from engine.fleet import FleetConfig, Weights
-from engine.kv_aware import KvAware
+from bench.fleet.baselines import ThunderPolled
+from engine.balancing.balancer import Place
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.canary import CanaryFailed
+from engine.fleet.fleet import FleetConfig, Weights
+from engine.fleet.supervisor import STEADY_S
 from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
-from engine.rivals import ThunderPolled
-from engine.supervise import STEADY_S
-from engine.trace import Timeline
+from engine.telemetry.timeline import Timeline
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
 
 STOP = (1,)

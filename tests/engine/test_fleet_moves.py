@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from engine.balance import Place
+from engine.balancing.balancer import Place
 from engine.ports import ReplicaDied, Sampling
-from engine.trace import Timeline
+from engine.telemetry.timeline import Timeline
 from tests.fakes import Gate, Replicas, ScriptedReplica, fleet_of, next_token, settle
 
 STOP = (1,)

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet import Superseded
+from engine.fleet.fleet import Superseded
 from engine.ports import Sampling
 from tests.engine.faults import Restless
 from tests.engine.test_fleet import weights

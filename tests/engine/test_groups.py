@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import measure
 from engine.errors import first_error
-from engine.fleet import Weights
-from engine.groups import Attempt, GroupConfig, Verdict, groups
+from engine.fleet.fleet import Weights
+from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
-from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Pipeline, Stage
-from engine.stages import Ticket
-from engine.tools import PythonSessions
-from engine.trace import Timeline
+from engine.rollout.python_tool import PythonSessions
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.stages.admit import Ticket
+from engine.stages.group import Attempt, GroupConfig, Verdict, groups
+from engine.telemetry import metrics
+from engine.telemetry.timeline import Timeline
 from engine.types import Boundary
 from tests.engine.held import HeldRollouts, reward
 from tests.engine.node import ANSWER, CHAT, END, Setup, call
@@ -138,7 +138,7 @@ def test_impossible_settings_name_the_field(wrong, message):
 
 
 def select(group):
-    """As algo.group.prepare, keeping everything."""
+    """As algo.group.batch.prepare, keeping everything."""
     usable = tuple(index for index, member in enumerate(group.trajectories) if member.error is None)
     if len(usable) < 2:
         return replace(group, drop="error")
@@ -242,7 +242,7 @@ async def test_a_group_that_looks_flat_is_stopped_and_not_selected():
     [group] = stage.out
     assert (group.drop, group.kept, group.waste) == ("flat", (), {"flat": 1, "error": 2})
     assert [member.sample for member in group.trajectories] == [0, 2]
-    found = measure.step([group], 0)
+    found = metrics.step([group], 0)
     assert (found["waste/flat_tokens"], found["waste/error_tokens"], found["tokens_generated"]) == (16, 2, 18)
 
 
@@ -281,7 +281,7 @@ async def test_after_the_last_refill_a_group_is_dropped():
             await stage.end(1, 0.0, 4)
     [group] = stage.out
     assert (group.prompt.id, group.drop, group.waste, group.refills) == ("p1", "flat", {"flat": 7}, 1)
-    assert measure.step([group], 0)["tokens_generated"] == 14
+    assert metrics.step([group], 0)["tokens_generated"] == 14
 
 
 async def test_without_another_prompt_a_group_is_dropped():
@@ -457,7 +457,7 @@ def test_every_lease_gives_one_group_and_every_token_is_counted(leases, samples,
         assert group.refills <= refills
         assert (group.drop is None) == bool(group.kept)
         assert min(group.waste.values(), default=1) > 0
-    found = measure.step(stage.out, 0)
+    found = metrics.step(stage.out, 0)
     waste = sum(value for name, value in found.items() if name.startswith("waste/"))
     assert found["tokens_generated"] == stage.rollouts.tokens_sampled == found["tokens_trained"] + waste
     assert found["groups_refilled"] == len({rollout.prompt.id for rollout in stage.rollouts.started}) - leases
@@ -552,7 +552,7 @@ async def test_tokens_add_up_on_real_rollouts_while_replicas_die_and_weights_cha
                 await fleet.update_weights(Weights("weights", version, np.zeros(3, np.float32)))
         assert fleet.deaths > 3
     assert sorted(group.lease for group in stage.out) == list(range(12))
-    found = measure.step(stage.out, 5)
+    found = metrics.step(stage.out, 5)
     assert found["tokens_generated"] == rollouts.tokens_sampled
     assert min(found[f"waste/{reason}_tokens"] for reason in ("surplus", "flat")) > 0
     assert found["groups_refilled"] > 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.growth import HORIZONS, Growth, Kin
+from engine.balancing.length_forecast import HORIZONS, Growth, Kin
 
 
 def sizes(*values):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.idle import CAUSES, IdleClock
+from engine.telemetry.idle_clock import CAUSES, IdleClock
 
 FLAGS = ("weight_sync", "kv_blocked", "staleness_gate", "reward")
 events = st.tuples(st.sampled_from(["run", "tool", "flag"]), st.integers(0, 3), st.booleans(), st.floats(0, 5))

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoints import Unresumable
-from engine.disk import DiskFull
-from engine.groups import GroupConfig, groups
-from engine.journal import Journal
-from engine.journal_files import Fault
-from engine.journal_records import Piece, join_pieces, parts
-from engine.stage import Pipeline, Stage
-from engine.stages import Ticket
-from engine.trace import Timeline
+from engine.pipeline.pipeline import Pipeline, Stage
+from engine.run.atomic_files import DiskFull
+from engine.run.checkpoints import Unresumable
+from engine.run.journal import Journal
+from engine.run.journal_files import Fault
+from engine.run.journal_records import Piece, join_pieces, parts
+from engine.stages.admit import Ticket
+from engine.stages.group import GroupConfig, groups
+from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
 from tests.engine.node import ANSWER, CHAT, END, Setup, call
 from tests.fakes import Clock, Echo, Prompts, a_prompt, a_trajectory, a_use

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.kv_aware import KvAware
-from engine.kv_books import KNOWN
+from engine.balancing.kv_aware import KvAware
+from engine.balancing.kv_ledger import KNOWN
 from engine.ports import KvSample
 
 BLOCK = 32

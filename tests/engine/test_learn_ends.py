@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.empty_batches import EMPTY_BATCHES, EmptyBatches, NothingToTrain
-from engine.journal import Journal
-from engine.record import RunFolder
+from engine.run.journal import Journal
+from engine.run.run_folder import RunFolder
+from engine.stages.empty_batches import EMPTY_BATCHES, EmptyBatches, NothingToTrain
 from engine.types import Boundary, Group, RolloutError
 from tests.engine.test_resume import Life
 from tests.fakes import a_prompt, a_trajectory

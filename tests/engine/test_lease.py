@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.lease import Leases
+from engine.pipeline.leases import Leases
 from tests.fakes import settle
 
 

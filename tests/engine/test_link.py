@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from engine.link import (
+from engine.learner.process import (
     Configure,
     Failed,
     LearnerDied,
@@ -242,7 +242,7 @@ async def test_cancelling_the_wait_for_the_end_kills_and_stays_a_cancellation(tm
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from engine.link import LearnerProcess, LearnerProcessConfig
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
 
 async def main():
     config = LearnerProcessConfig(module="works", launcher=(sys.argv[2], "-S", "-c", sys.argv[3]))
@@ -271,7 +271,7 @@ def test_a_learner_that_starts_is_killed_with_the_node(tmp_path):
 
 
 def test_a_learner_that_starts_after_the_end_of_the_node_ends_at_once():
-    command = [sys.executable, "-m", "engine.tied", str(os.getppid()), "echo", "alive"]
+    command = [sys.executable, "-m", "engine.process.tied", str(os.getppid()), "echo", "alive"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (1, "")
 
@@ -288,7 +288,8 @@ import os, subprocess, sys
 
 os.mkfifo("running")
 open("starting.py", "w").write("open('running', 'w'); import sys, time; print(sys.argv[1:]); time.sleep(600)")
-rank = subprocess.Popen([sys.executable, "-m", "engine.rank", "starting", "--connect", "x"], env={"PYTHONPATH": "."})
+command = [sys.executable, "-m", "engine.learner.rank", "starting", "--connect", "x"]
+rank = subprocess.Popen(command, env={"PYTHONPATH": "."})
 open("running").close()
 print(rank.pid, flush=True)
 rank.wait()

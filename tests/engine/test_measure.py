@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine import measure
+from engine.telemetry import metrics
 from engine.types import Boundary, Group, RolloutError, StopReason
 from tests.fakes import a_prompt, a_trajectory, a_use
 
@@ -29,7 +29,7 @@ def test_a_step_by_hand():
     flat = group([a_trajectory(0, reward=0.0, sampled=40, stop=StopReason.DEADLINE)], 1, drop="flat")
     failed = group([a_trajectory(0, sampled=50, stop=StopReason.ERROR, error=ERROR)], 2, drop="error")
     trained, flat = replace(trained, waste={"surplus": 7, "flat": 5}, refills=1), replace(flat, refills=2)
-    found = measure.step([trained, flat, failed], version=5)
+    found = metrics.step([trained, flat, failed], version=5)
     wanted = {
         "reward": 0.5,
         "tool_error_share_correct": 0.5,
@@ -72,7 +72,7 @@ def test_a_step_by_hand():
 def test_generated_tokens_are_trained_or_wasted_for_a_reason():
     members = [a_trajectory(n, reward=1.0, sampled=n + 1, error=ERROR if n == 2 else None) for n in range(4)]
     groups = [group(members, kept=(1, 3), waste={"superseded": 20}), group(members, 1, drop="easy")]
-    found = measure.step(groups, 0)
+    found = metrics.step(groups, 0)
     waste = {name: value for name, value in found.items() if name.startswith("waste/") and value}
     assert waste == {
         "waste/not_selected_tokens": 1,
@@ -84,14 +84,14 @@ def test_generated_tokens_are_trained_or_wasted_for_a_reason():
 
 
 def test_a_step_in_which_everything_failed_is_measured_too():
-    found = measure.step([group([a_trajectory(error=ERROR)], drop="error")], 3)
+    found = metrics.step([group([a_trajectory(error=ERROR)], drop="error")], 3)
     assert (found["reward"], found["goodput"], found["staleness_max"]) == (0.0, 0.0, 0)
 
 
 def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():
     """Its deadline passed before its first token."""
     empty = replace(a_trajectory(0, reward=0.0, sampled=0, stop=StopReason.DEADLINE), turns=())
-    found = measure.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
+    found = metrics.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
     assert (found["staleness_mean"], found["staleness_max"]) == (1.0, 1)
 
 
@@ -102,8 +102,8 @@ def test_a_group_is_solved_when_it_is_flat_with_the_full_reward():
     groups = [flat(1.0, 1.0), flat(1.0, 0.0, 1.0), flat(2.0, 2.0), flat(0.0, 0.0), flat(0.5, 0.5)]
     lost = group([a_trajectory(reward=1.0), a_trajectory(1, error=ERROR)], drop="error")
     groups += [lost, flat(1.0, 1.0, drop=None), group([a_trajectory(error=ERROR)], drop="flat")]
-    assert [measure.step([one], 0)["groups_solved"] for one in groups] == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert measure.step(groups, 0, full_reward=0.5)["groups_solved"] == 4
+    assert [metrics.step([one], 0)["groups_solved"] for one in groups] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert metrics.step(groups, 0, full_reward=0.5)["groups_solved"] == 4
 
 
 def test_an_evaluation_by_hand():
@@ -113,7 +113,7 @@ def test_an_evaluation_by_hand():
         a_trajectory(2, reward=1.0),
         a_trajectory(3, error=ERROR, sampled=6),
     ]
-    found = measure.evaluation(trajectories)
+    found = metrics.evaluation(trajectories)
     assert found["eval/accuracy"] == pytest.approx(2 / 3)
     assert found["eval/n"] == 3
     assert found["eval/tool_error_share_correct"] == 0.5
@@ -129,7 +129,7 @@ def test_an_evaluation_by_hand():
 )
 def test_wilsons_interval(successes, trials, low, high):
     """Wilson 1927; the values are those of statsmodels' proportion_confint(method="wilson")."""
-    np.testing.assert_allclose(measure.wilson(successes, trials), (low, high), atol=5e-5)
+    np.testing.assert_allclose(metrics.wilson(successes, trials), (low, high), atol=5e-5)
 
 
 def test_rewards_are_told_by_source_and_prompts_without_one_are_not():
@@ -140,6 +140,6 @@ def test_rewards_are_told_by_source_and_prompts_without_one_are_not():
 
     failed = of("math", [None])
     failed = replace(failed, trajectories=(replace(failed.trajectories[0], error=ERROR),))
-    found = measure.step([of("gsm8k", [1.0, 0.0]), of("gsm8k", [1.0, 1.0], drop="flat"), failed, of("", [0.5])], 0)
+    found = metrics.step([of("gsm8k", [1.0, 0.0]), of("gsm8k", [1.0, 1.0], drop="flat"), failed, of("", [0.5])], 0)
     assert {name: value for name, value in found.items() if name.startswith("reward/")} == {"reward/gsm8k": 0.75}
     assert found["reward"] == pytest.approx(3.5 / 5)

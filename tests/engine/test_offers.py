@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algo.estimate import avg_at_k
-from engine.chat import Chat, ChatConfig, TemplateError
-from engine.evaluate import Evaluation
-from engine.rollout import RolloutConfig, Rollouts
-from engine.tools import PythonTool, schema
-from engine.trace import Timeline
+from algo.eval_stats import avg_at_k
+from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
+from engine.rollout.python_tool import PythonTool, schema
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.stages.evaluate import Evaluation
+from engine.telemetry.timeline import Timeline
 from engine.types import StopReason
 from tests.engine.test_chat import HERMES, TOOLS, tokenizer
 from tests.fakes import Clock, Echo, Gate, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, settle

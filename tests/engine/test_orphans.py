@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 FORKING = """
 import os, threading, time
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 def fork():
     if not (pid := os.fork()):
@@ -29,7 +29,7 @@ threading.Thread(target=build).start()
 
 WORKERS = """
 import os, time
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 with forks_die_with_us():
     if os.fork():
@@ -43,7 +43,7 @@ with forks_die_with_us():
 
 LATE = """
 import os, time
-from engine.orphans import die_with
+from engine.process.forks import die_with
 
 parent = os.getpid()
 if not os.fork():
@@ -55,7 +55,7 @@ if not os.fork():
 IMPORTING = """
 import os, sys, threading
 from importlib.machinery import ModuleSpec
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 node, importing = os.getpid(), threading.Event()
 
@@ -88,7 +88,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 
 HALF_IMPORTED = """
 import os, sys, threading
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 sys.path.insert(0, sys.argv[1])
 threading.Thread(target=lambda: __import__("long_module")).start()
@@ -103,7 +103,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 
 SIGNALLED = """
 import asyncio, os, signal, sys, threading, time, uvloop
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 SENT = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2]
 
@@ -131,7 +131,7 @@ with asyncio.Runner(loop_factory=getattr(sys.modules[sys.argv[1]], "new_event_lo
 
 GIVEN_UP = """
 import os, threading, time
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 entered, forked, ended = [], threading.Event(), threading.Event()
 
@@ -160,10 +160,10 @@ entered[0].end()
 
 NODE = """
 import asyncio, os
-from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
 
 async def main():
-    replica = Replica(ReplicaConfig(checkpoint="recipes/tiny", kv_blocks=64), 0, None, lambda *_: None)
+    replica = Replica(ReplicaConfig(checkpoint="recipes/tiny/agent", kv_blocks=64), 0, None, lambda *_: None)
     await replica.start()
 
 os.register_at_fork(after_in_child=lambda: print(os.getpid(), flush=True))
@@ -174,7 +174,7 @@ asyncio.run(main())
 
 SIDE_BY_SIDE = """
 import os, select, threading, time
-from engine.orphans import forks_die_with_us
+from engine.process.forks import forks_die_with_us
 
 forked, seen = threading.Barrier(2), threading.Event()
 
@@ -199,10 +199,10 @@ for long_s in (0, 100):
 
 HANGING = """
 import asyncio, os, select, threading
-from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
 
 async def main():
-    config = ReplicaConfig(checkpoint="recipes/tiny", kv_blocks=64)
+    config = ReplicaConfig(checkpoint="recipes/tiny/agent", kv_blocks=64)
     replica = Replica(config, 0, None, lambda *_: None)
     begun, child = os.pipe()
 

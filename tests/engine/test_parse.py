@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.parse import CLOSE, HIDDEN, OPEN, MalformedCall, ToolCall, ToolCallParser
+from engine.rollout.tool_call_parser import CLOSE, HIDDEN, OPEN, MalformedCall, ToolCall, ToolCallParser
 
 GOLDEN_FILE = Path(__file__).parent.parent / "golden/tool_parse.jsonl"
 GOLDEN = [json.loads(line) for line in GOLDEN_FILE.read_text().splitlines()]

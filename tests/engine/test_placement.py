@@ -5,14 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from algo.learner_config import LearnerConfig
-from engine.fleet import Weights
-from engine.learn import Learn
-from engine.lease import Leases
-from engine.link import LearnerProcessConfig, Trained
-from engine.placement import Placement
-from engine.replica_config import ReplicaConfig
-from engine.trace import Timeline
+from algo.learner.config import LearnerConfig
+from engine.devices import Placement
+from engine.fleet.fleet import Weights
+from engine.learner.process import LearnerProcessConfig, Trained
+from engine.pipeline.leases import Leases
+from engine.replica.config import ReplicaConfig
+from engine.stages.train import Learn
+from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Group
 from tests.engine.test_fleet import expected, play, sampling, weights
 from tests.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle

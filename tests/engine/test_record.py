@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.checkpoints import Unresumable
-from engine.record import DiskFull, RunFolder, versions
+from engine.run.checkpoints import Unresumable
+from engine.run.run_folder import DiskFull, RunFolder, versions
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -77,7 +77,7 @@ def test_ctrl_c_while_a_folder_is_made_leaves_none(tmp_path, monkeypatch):
 def test_a_link_to_a_place_that_is_not_there_is_refused(tmp_path):
     """A disk that is not mounted, say. In a process of its own: it tried one name after the other for ever."""
     (tmp_path / "runs").symlink_to(tmp_path / "nowhere")
-    code = f"from engine.record import RunFolder, Path\nRunFolder.open(Path({str(tmp_path)!r}) / 'runs', 'run')"
+    code = f"from engine.run.run_folder import RunFolder, Path\nRunFolder.open(Path({str(tmp_path)!r}) / 'runs', 'run')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert f"DiskFull: cannot write to {tmp_path}/runs/run: File exists" in done.stderr
 
@@ -123,8 +123,8 @@ FULL = """
 import sys
 import zlib
 from pathlib import Path
-from engine.checkpoints import Unresumable
-from engine.record import DiskFull, RunFolder
+from engine.run.checkpoints import Unresumable
+from engine.run.run_folder import DiskFull, RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
 try:
@@ -287,7 +287,7 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
     def refused(path, *rest):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr("engine.record.os.open", refused)  # root may open all
+    monkeypatch.setattr("engine.run.run_folder.os.open", refused)  # root may open all
     with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied; start again when that is mended"):
         begin(tmp_path)
 
@@ -376,7 +376,7 @@ def test_a_new_run_does_not_speak_of_those_that_ended_or_are_under_way(tmp_path)
 OTHER = """
 import sys
 from pathlib import Path
-from engine.record import RunFolder
+from engine.run.run_folder import RunFolder
 with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
     print(run.path.name, run.unfinished)
 """
@@ -397,7 +397,7 @@ def test_a_note_is_a_line_of_a_file_and_never_an_error(tmp_path):
 LOCKED = """
 import os, sys
 from pathlib import Path
-from engine.record import RunFolder
+from engine.run.run_folder import RunFolder
 with RunFolder.open(Path(sys.argv[1]), "run", {"steps": 3}) as run:
     print(run.path.name, run.resumed)
 """

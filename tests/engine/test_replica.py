@@ -13,10 +13,10 @@ import pytest
 import uvloop
 
 from engine.ports import ReplicaDied, ReplicaMisconfigured
-from engine.replica import Replica, ReplicaConfig
-from engine.replica_config import ENVIRONMENT
+from engine.replica.config import ENVIRONMENT
+from engine.replica.replica import Replica, ReplicaConfig
 
-TINY = str(Path(__file__).parents[2] / "recipes/tiny")
+TINY = str(Path(__file__).parents[2] / "recipes/tiny/agent")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 

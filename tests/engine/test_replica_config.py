@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.replica_config import ReplicaConfig
-from engine.supervise import core_of
+from engine.fleet.supervisor import core_of
+from engine.replica.config import ReplicaConfig
 
 
 def config(**options):

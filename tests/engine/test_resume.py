@@ -19,20 +19,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import stages
-from engine.canary import Weights
-from engine.checkpoints import Unresumable
-from engine.groups import GroupConfig, groups
-from engine.journal import Journal
-from engine.learn import Learn
-from engine.lease import Leases
-from engine.link import Trained
-from engine.record import RunFolder
-from engine.resume import RunState
-from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Pipeline, Stage
-from engine.tools import PythonTool
-from engine.trace import Timeline
+from engine.fleet.canary import Weights
+from engine.learner.process import Trained
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage
+from engine.rollout.python_tool import PythonTool
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.checkpoints import Unresumable
+from engine.run.journal import Journal
+from engine.run.resume import RunState
+from engine.run.run_folder import RunFolder
+from engine.stages import admit as stages
+from engine.stages.group import GroupConfig, groups
+from engine.stages.train import Learn
+from engine.telemetry.timeline import Timeline
 from engine.types import Batch
 from tests.damage import damages
 from tests.engine.node import ANSWER, CHAT, END, call

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.fleet.baselines import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 from engine.ports import KvSample
-from engine.rivals import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 from tests import contracts
 
 BLOCK = 10

@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from engine.fleet import Superseded
-from engine.journal import Journal
+from engine.fleet.fleet import Superseded
 from engine.ports import ToolReply
-from engine.rollout import RolloutConfig, Tally, derive_seed
-from engine.tools import PythonSessions, PythonTool
+from engine.rollout.python_tool import PythonSessions, PythonTool
+from engine.rollout.rollout import RolloutConfig, Tally, derive_seed
+from engine.run.journal import Journal
 from engine.types import Boundary, StopReason
 from sandbox.wire import ToolResult
 from tests.engine.node import ANSWER, CHAT, END, Setup, call, check

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chat import Chat
-from engine.parse import ToolCall, ToolCallParser
 from engine.ports import Delta
-from engine.rollout import RolloutConfig, Rollouts
-from engine.tools import PythonTool
-from engine.trace import Timeline
+from engine.rollout.chat_template import Chat
+from engine.rollout.python_tool import PythonTool
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
+from engine.telemetry.timeline import Timeline
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.engine.test_chat import tokenizer

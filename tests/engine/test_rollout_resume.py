@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.canary import Weights
-from engine.journal import Journal
-from engine.kv_aware import KvAware
-from engine.tools import PythonSessions
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.canary import Weights
+from engine.rollout.python_tool import PythonSessions
+from engine.run.journal import Journal
 from sandbox.wire import ToolResult
 from tests.engine.node import ANSWER, END, Setup, call, check
 from tests.fakes import Gate, ScriptedRunner, ScriptedSessions, a_prompt

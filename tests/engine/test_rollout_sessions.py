@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from engine.ports import ToolReply
-from engine.tools import PythonSessions
+from engine.rollout.python_tool import PythonSessions
 from engine.types import Boundary, StopReason
 from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.tiers import BARE

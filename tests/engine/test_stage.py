@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.stage import Inbox, Outbox, Pipeline, Stage
+from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage
 from tests.fakes import Clock, Gate, settle
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import stages
-from engine.groups import GroupConfig, groups
-from engine.journal import Journal
-from engine.lease import Leases
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
-from engine.stage import Pipeline, Stage
-from engine.trace import Timeline
+from engine.run.journal import Journal
+from engine.stages import admit as stages
+from engine.stages.group import GroupConfig, groups
+from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
 from tests.engine.held import HeldRollouts
 from tests.fakes import Clock, Prompts, a_prompt, a_trajectory, settle

@@ -13,18 +13,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algo.group import join, prepare
-from algo.select import KeepAll
-from engine import stages
-from engine.groups import GroupConfig, groups
-from engine.kv_aware import KvAware
-from engine.learn import Learn
-from engine.lease import Leases
-from engine.link import Trained
+from algo.group.batch import join, prepare
+from algo.group.selection import KeepAll
+from engine.balancing.kv_aware import KvAware
+from engine.learner.process import Trained
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import ToolReply
-from engine.rollout import RolloutConfig, Rollouts
-from engine.stage import Pipeline, Stage
-from engine.trace import Timeline
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.stages import admit as stages
+from engine.stages.group import GroupConfig, groups
+from engine.stages.train import Learn
+from engine.telemetry.timeline import Timeline
 from tests.engine.node import CHAT, call
 from tests.fakes import Clock, ScriptedReplica, a_prompt, fleet_of, settle
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from engine.balancing.step_cost import StepTime
 from engine.ports import KvSample
-from engine.steptime import StepTime
 
 
 def fed(steps, *, noise=0.0, jump=1, replicas=2):

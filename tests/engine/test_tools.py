@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import ToolReply
-from engine.tools import NOTES, PythonSessions, PythonTool, clip, schema
+from engine.rollout.python_tool import NOTES, PythonSessions, PythonTool, clip, schema
 from sandbox.wire import Limits, ToolResult
 from tests.fakes import ScriptedRunner, ScriptedSessions
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import KvSample
-from engine.trace import TRACKS, Lanes, Timeline
+from engine.telemetry.timeline import TRACKS, Lanes, Timeline
 from tests.fakes import Clock
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.stage import Pipeline, Stage
-from engine.watch import Stuck, report, watch
+from engine.pipeline.pipeline import Pipeline, Stage
+from engine.telemetry.watchdog import Stuck, report, watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ async def test_the_report_names_finished_and_waiting_tasks():
 
 INTERRUPTED = """
 import asyncio, os, signal, sys
-from engine.watch import end_on_signals
+from engine.telemetry.watchdog import end_on_signals
 
 async def main():
     end_on_signals(asyncio.current_task())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.workspace import _sweep, workspace
+from engine.run.workspace import _sweep, workspace
 
 
 def test_the_folder_is_private_and_gone_afterwards():
@@ -48,7 +48,7 @@ def test_what_a_killed_node_left_is_removed_and_a_live_ones_folder_is_not(tmp_pa
 
 def test_a_node_in_another_container_leaves_the_folder_alone():
     """The two share /dev/shm, but neither sees the other's processes."""
-    code = "from engine.workspace import workspace\nwith workspace() as path: print(path)"
+    code = "from engine.run.workspace import workspace\nwith workspace() as path: print(path)"
     with workspace() as path:
         elsewhere = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", code]
         done = subprocess.run(elsewhere, cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True)

@@ -11,15 +11,15 @@ import os
 import signal
 import sys
 
-from engine.fleet import Fleet, FleetConfig, Weights
-from engine.link import Configure, LearnerProcess, LearnerProcessConfig
+from bench.fleet.baselines import RoundRobin
+from engine.fleet.fleet import Fleet, FleetConfig, Weights
+from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied, Sampling
-from engine.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rivals import RoundRobin
-from engine.trace import Timeline
-from engine.workspace import workspace
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.run.workspace import workspace
+from engine.telemetry.timeline import Timeline
 
-CHECKPOINT = "recipes/tiny"
+CHECKPOINT = "recipes/tiny/agent"
 CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
 
 
@@ -89,11 +89,11 @@ async def across(replica, update):
 
 async def main(transfer, ranks):
     """With shm the engines load as vLLM does it, with gloo directly (as the quick start does, with shm)."""
-    import engine.weights_direct
+    import engine.replica.cpu_weight_loader
 
     if transfer == "shm":
-        engine.weights_direct.MODELS = ()  # before the engines are forked
-    from algo.learner_config import LearnerConfig
+        engine.replica.cpu_weight_loader.MODELS = ()  # before the engines are forked
+    from algo.learner.config import LearnerConfig
     from tests.algo.algo_fakes import batch
 
     found = {}
@@ -153,8 +153,8 @@ def mappings(folder):
     import torch
     from safetensors.torch import load_file, save_file
 
-    from engine.weights import ShmWeightTransfer
-    from engine.weights_direct import _joined
+    from engine.replica.cpu_weight_loader import _joined
+    from engine.replica.weight_transfer import ShmWeightTransfer
 
     transfer = object.__new__(ShmWeightTransfer)
     files = [folder / name for name in "abc"]

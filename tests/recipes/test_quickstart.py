@@ -82,7 +82,7 @@ def test_tool_calls_start_before_their_turn_ends(learnt: tuple[Path, str]) -> No
 
 IN_VLLM = """
 import asyncio, json, sys
-from engine.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
 
 async def main(checkpoint, ids):
     replica = Replica(ReplicaConfig(checkpoint=checkpoint, max_model_len=256, kv_blocks=16), 0, None, lambda *_: None)
@@ -125,7 +125,7 @@ def test_the_checkpoint_loads_in_transformers_and_in_vllm(learnt: tuple[Path, st
     assert "Traceback" not in done.stdout + done.stderr
     trained = in_transformers(checkpoint)
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout.splitlines()[-1])), trained, rtol=0, atol=1e-4)
-    assert (trained - in_transformers(ROOT / "recipes" / "tiny")).abs().max() > 1e-2
+    assert (trained - in_transformers(ROOT / "recipes" / "tiny" / "agent")).abs().max() > 1e-2
 
 
 @pytest.mark.timeout(300)
@@ -465,7 +465,7 @@ def test_a_missing_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "recipes" / "tiny", tmp_path / "tiny")
+    shutil.copytree(ROOT / "recipes" / "tiny" / "agent", tmp_path / "tiny")
     path = tmp_path / "tiny" / "tokenizer_config.json"
     config = json.loads(path.read_text())
     stripped = '(message.content if loop.last else message.content.replace("<reason>", ""))'

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from engine.chat import Chat
 from engine.ports import Delta, ToolReply
-from recipes.tiny_chat import Config, episode
-from recipes.tiny_task import MAX_TOKENS, SHIPPED, tool_call
+from engine.rollout.chat_template import Chat
+from recipes.tiny.chat import Config, episode
+from recipes.tiny.task import MAX_TOKENS, SHIPPED, tool_call
 from sandbox import SandboxUnavailable
 
 CHAT = Chat.load(SHIPPED)

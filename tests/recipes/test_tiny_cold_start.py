@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.types import Boundary, RolloutError, StopReason
 from recipes.options import parse
-from recipes.tiny_cold_start import Config, main, shares
-from recipes.tiny_task import SHIPPED
+from recipes.tiny.cold_start import Config, main, shares
+from recipes.tiny.task import SHIPPED
 from tests.fakes import a_trajectory, a_use
 from tests.recipes.runs import ROOT, Run
 
-RECIPE = [sys.executable, str(ROOT / "recipes" / "tiny_cold_start.py")]
+RECIPE = [sys.executable, str(ROOT / "recipes" / "tiny" / "cold_start.py")]
 SMALL = ["craft_steps=3", "manners_steps=2", "eval_problems=4", "threads=1"]
 
 

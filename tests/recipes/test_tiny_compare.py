@@ -16,10 +16,10 @@ import pytest
 
 from recipes import quickstart
 from recipes.options import parse
-from recipes.tiny_compare import QUICKSTART, Config, as_json, compare, difference, main, markdown, plot, run_all
+from recipes.tiny.compare import QUICKSTART, Config, as_json, compare, difference, main, markdown, plot, run_all
 from tests.recipes.runs import Run
 
-RECIPE = QUICKSTART.with_name("tiny_compare.py")
+RECIPE = QUICKSTART.parent / "tiny" / "compare.py"
 
 
 def canned(folder: Path, options: dict[str, Any], steps: tuple[int, ...] = (0, 8, 16)) -> None:
@@ -71,7 +71,7 @@ def test_a_comparison_is_made_and_continued(config: Config) -> None:
 def test_a_run_that_another_process_writes_is_left_alone(config: Config) -> None:
     """A comparison that was killed leaves a quick start behind, which writes on."""
     code = (
-        "import sys; from pathlib import Path; from engine.record import RunFolder\n"
+        "import sys; from pathlib import Path; from engine.run.run_folder import RunFolder\n"
         "with RunFolder.open(Path(sys.argv[1]), 'roc-0'): print(flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(config.folder)]

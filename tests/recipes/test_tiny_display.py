@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from engine.ports import KvSample
-from recipes.tiny_display import SOLVED_STEPS, Display
+from recipes.display import SOLVED_STEPS, Display
 
 
 def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from recipes.tiny_task import Mix, Problem, demonstrations, problems, prompts
+from recipes.tiny.task import Mix, Problem, demonstrations, problems, prompts
 
 
 def take(stream, n):

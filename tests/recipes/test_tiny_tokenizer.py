@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from engine.chat import Chat
-from recipes.tiny_cold_start import EVERYTHING
-from recipes.tiny_task import SHIPPED, Mix, demonstrations
-from recipes.tiny_tokenizer import TAGS, VOCABULARY, train_tokenizer
+from engine.rollout.chat_template import Chat
+from recipes.tiny.cold_start import EVERYTHING
+from recipes.tiny.task import SHIPPED, Mix, demonstrations
+from recipes.tiny.tokenizer import TAGS, VOCABULARY, train_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED)
 CONTENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from sandbox.cgroup import Cgroups, open_groups
+from sandbox.host.cgroup import Cgroups, open_groups
 
 _groups = open_groups()
 CGROUPS = isinstance(_groups, Cgroups)

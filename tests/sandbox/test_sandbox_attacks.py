@@ -27,7 +27,7 @@ from sandbox_level import CGROUPS, OWN_IDS, needs_own_ids
 from sandbox_processes import ROOT, descendants, host_pid, running, until
 
 from sandbox import Limits, Sandbox, SandboxConfig, ToolResult
-from sandbox.links import GRACE_S
+from sandbox.host.slots import GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOTS = 8

@@ -19,14 +19,14 @@ from sandbox_leftovers import cgroups_of
 from sandbox_level import needs_cgroups
 from sandbox_processes import ROOT, descendants, parent_of, running, until
 
-from sandbox import cgroup
-from sandbox.cgroup import Cgroups, Group, open_groups, place
+from sandbox.host import cgroup
+from sandbox.host.cgroup import Cgroups, Group, open_groups, place
 
 MEMORY = 96 << 20
 ANSWER_S = 30.0
 HOST = """
 import sys
-from sandbox.cgroup import open_groups
+from sandbox.host.cgroup import open_groups
 groups = open_groups()
 groups.add("slot", int(sys.argv[1]))
 print(*groups.folders, flush=True)

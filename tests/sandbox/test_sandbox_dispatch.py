@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import dispatch
-from sandbox.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
+from sandbox.client import dispatch
+from sandbox.client.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
 
 A, B = b"session a", b"session b"
 

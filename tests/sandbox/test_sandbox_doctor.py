@@ -25,8 +25,8 @@ import pytest
 from sandbox_processes import ROOT, descendants, until
 
 from sandbox import Limits, SandboxConfig, doctor
-from sandbox.cgroup import open_groups
 from sandbox.doctor import Inside, Line
+from sandbox.host.cgroup import open_groups
 
 DEADLINE_S = 60.0
 NOBODY = 65534

@@ -20,9 +20,9 @@ from sandbox_level import CGROUPS, needs_cgroups
 from sandbox_processes import ROOT, descendants, host_pid, is_nsjail, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
-from sandbox.jail import STAGES
-from sandbox.links import GRACE_S
-from sandbox.pool import WATCH_S
+from sandbox.host.nsjail import STAGES
+from sandbox.host.pool import WATCH_S
+from sandbox.host.slots import GRACE_S
 
 LONG = Limits(wall_s=60, cpu_s=60)
 FREEZER = Path("/sys/fs/cgroup/freezer")

@@ -21,8 +21,9 @@ import pytest
 import pytest_asyncio
 from fidelity import endings, errors, language, module, numeric, parallel, source, streams
 
-from sandbox import TIERS, Limits, Sandbox, SandboxConfig, interpreter
-from sandbox.jail import ELSEWHERE
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig
+from sandbox.host import interpreter
+from sandbox.host.nsjail import ELSEWHERE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOME = "/tmp"  # of the jail: where main.py would stand

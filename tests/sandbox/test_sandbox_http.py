@@ -20,9 +20,9 @@ from sandbox_processes import descendants, parent_of, running, until
 
 from sandbox import Limits, Sandbox
 from sandbox.config import stays_here
-from sandbox.http import make_app, make_runner, token_of
-from sandbox.http_connections import Connections
-from sandbox.http_gateway import BODY_BYTES, HELD_BYTES, Budget, Share
+from sandbox.http.connections import Connections
+from sandbox.http.gateway import BODY_BYTES, HELD_BYTES, Budget, Share
+from sandbox.http.server import make_app, make_runner, token_of
 from sandbox.wire import MAX_CODE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

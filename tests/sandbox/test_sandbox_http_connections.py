@@ -15,8 +15,8 @@ from aiohttp import web
 from sandbox_gateway import JSON
 
 from sandbox import Limits, Sandbox
-from sandbox.http import make_app, make_runner
-from sandbox.http_connections import PATIENCE_S, Connections, Seldom
+from sandbox.http.connections import PATIENCE_S, Connections, Seldom
+from sandbox.http.server import make_app, make_runner
 
 DEADLINE_S = 20.0
 SHORT_S = 0.2

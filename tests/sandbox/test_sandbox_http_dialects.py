@@ -13,8 +13,8 @@ import pytest_asyncio
 from sandbox_gateway import Server, serving
 
 from sandbox import Limits, ToolResult
-from sandbox.http_fusion import RunCode, make_result, patience_s
-from sandbox.http_judge import Submission, limits_of, make_ran
+from sandbox.http.code_judge import Submission, limits_of, make_ran
+from sandbox.http.sandbox_fusion import RunCode, make_result, patience_s
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 RAN = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from sandbox_gateway import Server, serving
 
-from sandbox.http_sessions import SESSIONS
+from sandbox.http.sessions import SESSIONS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEADLINE_S = 20.0

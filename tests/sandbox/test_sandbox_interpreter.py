@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sandbox_processes import ROOT
 
-from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable, Tier, doctor, interpreter
+from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable, Tier, doctor
+from sandbox.host import interpreter
 from sandbox.tiers import BARE, read_tier, write_tier
 
 INSTALLED = ("numpy", "sympy", "mpmath", "scipy", "networkx", "pandas", "math_verify")

@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 from sandbox_processes import ROOT, descendants, host_pid, slot_pids, zygote_pid
 
-from sandbox import Limits, Sandbox, SandboxConfig, Tier, native
-from sandbox.zygote import freeze
+from sandbox import Limits, Sandbox, SandboxConfig, Tier
+from sandbox.inside import native
+from sandbox.inside.zygote import freeze
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import Limits, Tier, ToolResult, jail, wire
-from sandbox.lane import PAUSE_S, SessionLane
-from sandbox.links import START_S
-from sandbox.pool import Pool
+from sandbox import Limits, Tier, ToolResult, wire
+from sandbox.host import nsjail
+from sandbox.host.pool import Pool
+from sandbox.host.queues import PAUSE_S, SessionLane
+from sandbox.host.slots import START_S
 
 TIERS = (Tier(name="first", preload=()), Tier(name="second", preload=()))
 SLOTS = 2
@@ -470,7 +471,7 @@ async def test_a_first_tier_that_cannot_start_ends_the_pool() -> None:
     pool = Bench()
 
     async def run() -> None:
-        with pytest.raises(jail.JailUnavailable, match="nsjail failed: its log"):
+        with pytest.raises(nsjail.JailUnavailable, match="nsjail failed: its log"):
             await pool.pool.run()
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
-from sandbox.links import GRACE_S
+from sandbox.host.slots import GRACE_S
 from sandbox.tiers import choose
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

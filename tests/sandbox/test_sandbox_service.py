@@ -15,8 +15,8 @@ from sandbox_level import next_news
 from sandbox_processes import descendants, running, until
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier, ToolResult, keys, wire
-from sandbox.client import QUEUED_PER_SLOT
-from sandbox.host import Host, Node
+from sandbox.client.sandbox import QUEUED_PER_SLOT
+from sandbox.host.host import Host, Node
 from sandbox.mailbox import Mailbox
 
 LOOPBACK = "tcp://127.0.0.1:*"

@@ -7,7 +7,8 @@ import doctest
 
 import pytest
 
-from sandbox import Limits, SandboxUnavailable, Session, Stats, ToolResult, session, wire
+from sandbox import Limits, SandboxUnavailable, Session, Stats, ToolResult, wire
+from sandbox.client import session
 
 ID = b"the session's id"
 KEPT = ToolResult(outcome="ok", stdout="kept", session_state="kept", cpu_s=0.1)

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sandbox_processes import ROOT
 
-from sandbox import Limits, ToolResult, cells, wire
-from sandbox.guest import LENGTH
-from sandbox.links import NO_REPORT
-from sandbox.slot import REPORT, Report
-from sandbox.verdict import Outputs, cell_result, judge, make_result
+from sandbox import Limits, ToolResult, wire
+from sandbox.host.slots import NO_REPORT
+from sandbox.host.verdict import Outputs, cell_result, judge, make_result
+from sandbox.inside import notebook
+from sandbox.inside.guest import LENGTH
+from sandbox.inside.slot import REPORT, Report
 
 LIMITS = Limits(wall_s=2, cpu_s=1, output_bytes=10, disk_bytes=100)
 
@@ -104,7 +105,7 @@ def test_limits_are_of_the_types_that_a_host_takes(name: str, value: object) -> 
 
 
 def test_code_beyond_its_limit_is_refused_by_name() -> None:
-    assert wire.MAX_CODE_BYTES == cells.MAX_CODE_BYTES == 8 << 20
+    assert wire.MAX_CODE_BYTES == notebook.MAX_CODE_BYTES == 8 << 20
     assert len(wire.make_cell("#" * wire.MAX_CODE_BYTES, "", LIMITS).code) == 8 << 20
     for code in ("#" * (wire.MAX_CODE_BYTES + 1), "#" * (wire.MAX_CODE_BYTES - 1) + "\u00e4"):
         with pytest.raises(ValueError, match="code must have at most 8388608 bytes of UTF-8, got 8388609"):
@@ -154,15 +155,15 @@ def test_any_report_with_any_files_is_a_result_or_no_report(
     for fd, data in zip(fds, files, strict=True):
         os.write(fd, data)
         if fd == fds[-1]:
-            os.ftruncate(fd, cells.CODE_AT)
-            os.pwrite(fd, LENGTH.pack(length), cells.DISPLAY_AT if died & 1 else 0)
+            os.ftruncate(fd, notebook.CODE_AT)
+            os.pwrite(fd, LENGTH.pack(length), notebook.DISPLAY_AT if died & 1 else 0)
     plain = REPORT.pack(ended, status, seconds, seconds, state)
-    of_cell = cells.CELL_REPORT.pack(ended, status, seconds, seconds, died, state)
+    of_cell = notebook.CELL_REPORT.pack(ended, status, seconds, seconds, died, state)
     try:
         for make in (
             lambda: make_result(Report(*REPORT.unpack(plain)), LIMITS, Outputs(fds), lambda: False),
             lambda: cell_result(
-                cells.CellReport(*cells.CELL_REPORT.unpack(of_cell)), LIMITS, Outputs(fds), lambda: False
+                notebook.CellReport(*notebook.CELL_REPORT.unpack(of_cell)), LIMITS, Outputs(fds), lambda: False
             ),
         ):
             try:
@@ -179,7 +180,7 @@ def test_any_report_with_any_files_is_a_result_or_no_report(
 
 @given(st.binary(max_size=60))
 def test_bytes_of_another_size_are_no_report(message: bytes) -> None:
-    for kind in (REPORT, cells.CELL_REPORT):
+    for kind in (REPORT, notebook.CELL_REPORT):
         if len(message) != kind.size:
             with pytest.raises(NO_REPORT):
                 kind.unpack(message)

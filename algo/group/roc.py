@@ -1,0 +1,106 @@
+"""GRPO-RoC: of an oversampled group, keep clean successes and a fair share of failures.
+
+Source: rStar2-Agent (arXiv 2508.20722), section on resampling on correct: 2G rollouts, G kept; floor(negatives / 2)
+negatives uniformly, the rest positives, with probability inversely proportional to p_err + p_format.
+
+Invariants
+- Keeps exactly min(keep, N) different trajectories; failures keep their share of the group, rounded down.
+- Positives are drawn one after another without replacement with weight 1 / (p_total + smoothing).
+- Failures are drawn uniformly: they are what the policy has to learn to avoid, whatever they look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algo.group import roc_release
+from algo.reward.answers import answers
+from engine.types import Trajectory
+
+
+def error_penalty(trajectory: Trajectory) -> float:
+    """p_err: failed calls / calls; 0.5 without a call. Malformed calls, timeouts and kills are failures."""
+    uses = trajectory.tool_uses
+    return sum(use.failed for use in uses) / len(uses) if uses else 0.5
+
+
+def format_penalty(trajectory: Trajectory) -> float:
+    """p_format: 1 without a closed answer tag, else min(1, (answers - 1) / turns). A truncated turn is a turn."""
+    count = len(answers(trajectory.text))
+    return min(1.0, (count - 1) / len(trajectory.turns)) if count else 1.0
+
+
+def penalty(trajectory: Trajectory) -> float:
+    """p_total, in [0, 2]."""
+    return error_penalty(trajectory) + format_penalty(trajectory)
+
+
+Compat = Literal["paper", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoC:
+    """Selector of `keep` trajectories; a positive is one with reward > 0.
+
+    smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
+    A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
+    compat: "release" selects as the published code does (`algo.group.roc_release`), which keeps nothing of a group
+    smaller than `keep` and fails for some odd targets.
+
+    >>> RoC(keep=8)([], np.random.default_rng(0))
+    []
+    """
+
+    keep: int
+    smoothing: float = 0.05
+    compat: Compat = "paper"
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
+        if not self.smoothing > 0:
+            raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
+        if self.compat not in get_args(Compat):
+            raise ValueError(f"RoC.compat must be one of {get_args(Compat)}, got {self.compat!r}")
+
+    def quota(self, positives: int, negatives: int) -> tuple[int, int]:
+        """How many of each are kept, of more than `keep` in all."""
+        kept_negatives = negatives * self.keep // (positives + negatives)
+        return self.keep - kept_negatives, kept_negatives
+
+    def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
+        """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
+        rewards = [_reward(trajectory) for trajectory in trajectories]
+        if self.compat == "release":
+            texts = [roc_release.response_text(trajectory) for trajectory in trajectories]
+            penalties = [roc_release.error_penalty(text) + roc_release.format_penalty(text) for text in texts]
+            return roc_release.select(penalties, rewards, self.keep)
+        if len(trajectories) <= self.keep:
+            return list(range(len(trajectories)))
+        good = np.asarray(rewards) > 0
+        positives, negatives = np.flatnonzero(good), np.flatnonzero(~good)
+        wanted_positives, wanted_negatives = self.quota(len(positives), len(negatives))
+        penalties_P = np.asarray([penalty(trajectories[index]) for index in positives])
+        kept_positives = positives[draw(penalties_P, self.smoothing, wanted_positives, rng)]
+        kept_negatives = rng.choice(negatives, wanted_negatives, replace=False)
+        return sorted(int(index) for index in (*kept_positives, *kept_negatives))
+
+
+def _reward(trajectory: Trajectory) -> float:
+    if trajectory.reward is None or trajectory.error is not None:
+        raise ValueError(f"prompt {trajectory.prompt.id}, sample {trajectory.sample}: ungraded or failed")
+    return trajectory.reward
+
+
+def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """`count` successive draws without replacement with weight 1 / (penalty + smoothing), as an exponential race.
+
+    The first arrivals of independent exponential clocks with these rates have exactly that law.
+    """
+    arrivals_P = rng.exponential(size=len(penalties_P)) * (penalties_P + smoothing)
+    return np.argsort(arrivals_P)[:count]

@@ -1,0 +1,5 @@
+"""One rank of the learner: torch's launcher runs `python -m algo.learner` (see algo/learner/learner.py)."""
+
+from algo.learner.learner import leave, main
+
+leave(main())

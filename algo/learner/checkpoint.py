@@ -1,0 +1,153 @@
+"""What a learner needs to go on exactly where it was, written beside the training.
+
+Invariants
+- A checkpoint appears under its name complete or not at all: by a rename, when everything of it is on the disk.
+- The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
+- Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint). Any number of
+  ranks may go on from them: one that was not there keeps the random numbers of its own seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+MANIFEST = "manifest.json"  # {file: [bytes, CRC-32]}; engine.run.checkpoints reads it
+KEPT = 2
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written or read; the message says which and why."""
+
+
+class Checkpoints:
+    """Writes and reads the state of a model and its optimizer; one write at a time, in a thread.
+
+    The thread has a process group of its own: its collectives never meet those of the training.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        self._stager = BlockingAsyncStager()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def write(self, path: Path, counters: dict[str, int]) -> None:
+        """Returns when the state is copied. counters: plain numbers that belong to it."""
+        self.wait()
+        state = self._stager.stage(self._state() | {"counters": counters})
+        self._writing = self._thread.submit(self._write, state, path)
+
+    def wait(self, *, to_end: bool = True) -> None:
+        """Raises CheckpointFailed when the last write did; waits until it is over, or only looks."""
+        writing = self._writing
+        if writing is not None and (to_end or writing.done()):
+            self._writing = None
+            writing.result()
+
+    def read(self, path: Path) -> dict[str, int]:
+        """Puts model, optimizer and random numbers back; returns the counters. Raises CheckpointFailed."""
+        try:
+            reader = dcp.FileSystemReader(path)
+            saved = reader.read_metadata().state_dict_metadata
+            names = [name for name in saved if name.startswith("counters.")]
+            state = self._state() | {"counters": {name.removeprefix("counters."): 0 for name in names}}
+            for name in self._random.keys() - saved.keys():
+                del state[name]
+            dcp.load(state, storage_reader=reader, process_group=self._group)
+            if other := {name for name in saved if name.startswith("model.")} - {f"model.{n}" for n in state["model"]}:
+                raise KeyError(f"the model has no {min(other).removeprefix('model.')}")  # DCP leaves it out
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
+            raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
+        weights, moments = state["model"], state["optimizer"]
+        set_state_dict(self._model, self._optimizer, model_state_dict=weights, optim_state_dict=moments)
+        for name in self._random.keys() & state.keys():
+            self._random[name][1](state[name])
+        return state["counters"]
+
+    @property
+    def _random(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+        """Each random number generator of this rank: how its state is read, and put back. CUDA's: not yet run."""
+        found = {f"random_{dist.get_rank()}": (torch.get_rng_state, torch.set_rng_state)}
+        if next(self._model.parameters()).device.type == "cuda":
+            found[f"random_cuda_{dist.get_rank()}"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+        return found
+
+    def _state(self) -> dict[str, Any]:
+        new = not self._optimizer.state
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        for moments in self._optimizer.state.values() if new else ():
+            moments["step"].zero_()  # they were made by a step that is none
+        return {"model": model, "optimizer": optimizer} | {name: get() for name, (get, _) in self._random.items()}
+
+    def _write(self, state: dict[str, Any], path: Path) -> None:
+        unfinished = path.parent / f".{path.name}"
+        try:
+            if dist.get_rank() == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
+            if dist.get_rank() == 0:
+                _finish(unfinished, path)
+        except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
+            # Of a disk that is full PyTorch says a position that it did not expect.
+            free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free >> 20
+            raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}; {free} MiB are free") from error
+
+
+def _finish(unfinished: Path, path: Path) -> None:
+    """Describes the files, makes them appear, and deletes what is older than the checkpoint before."""
+    files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(unfinished.iterdir())}
+    with (unfinished / MANIFEST).open("w") as manifest:
+        json.dump(files, manifest)
+        manifest.flush()
+        os.fsync(manifest.fileno())
+    _sync(unfinished)
+    if path.exists():  # a run that was resumed writes some of them again
+        shutil.rmtree(path)
+    unfinished.rename(path)
+    _sync(path.parent)
+    for old in sorted(each for each in path.parent.glob("step-*") if each.name[5:].isdecimal())[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as content:
+        while piece := content.read(1 << 24):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: BaseException) -> str:
+    """What was at the bottom of it, in one line; of a failure on several ranks, the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (first, _) = min(error.failures.items())
+        return f"rank {rank}: {_cause(first)}"
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return " ".join(f"{type(error).__name__}: {error}".split())

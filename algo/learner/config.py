@@ -1,0 +1,144 @@
+"""How the learner learns: plain values, which travel from the recipe to the ranks. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from algo.learner.serialize import build, plain
+from algo.loss.policy_losses import PpoClip, require
+
+if TYPE_CHECKING:
+    from algo.loss.interface import Loss
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How a batch becomes an update.
+
+    minibatches: optimizer steps per batch. micro_batch_tokens: inputs of one forward pass. threads: of each rank.
+    The learning rate rises linearly over `warmup_steps` batches. Then it stays (schedule "constant"), or falls from the
+    share `decay_from` of the run's `steps` batches on, but never within the warm-up: "linear" towards 0 and no lower
+    than decay_to times lr, "cosine" along half a wave to decay_to times lr.
+    betas, adam_eps, weight_decay: of AdamW; norms and biases are not decayed.
+    loss: one of `algo.loss.policy_losses` or your own (`algo.loss.interface.Loss`); kept in its plain form, so that
+    `dataclasses.asdict` of this is what the learner is sent. The old log-probabilities are the sampler's: sampling must
+    be at temperature 1. reference_kl_coef: of an estimate of KL(learner || reference) per token, added to the loss with
+    the average that the loss has (its `aggregate`, else over tokens). The reference is the run's checkpoint, frozen
+    (`algo.reference`), also after a resume; it is scored once a step, and without adapters it is a second model in
+    memory. reference_kl: the estimator (`algo.loss.kl`); "k3" is the field's, "k2" has the divergence's own gradient.
+    Metric: reference_kl. mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the
+    step's first minibatch may have whose trajectory the weights under training sampled (`Trainer.train`: at a staleness
+    of 1 or more these are few); beyond it the learner ends before it updates. None: not checked. The default holds for
+    float32 on both sides; where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch` measures it).
+    dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
+    fp32_head: with dtype bfloat16, logits are computed and kept in fp32, as MiniMax-M1 found necessary (arXiv
+    2506.13585); rounding them to bf16 is an error of 0.006 of a log-probability, more where logits are large. It costs
+    an fp32 copy of the head in a pass.
+    attention: "packed" (`algo.learner.attention`), or what transformers calls an implementation ("sdpa",
+    "flash_attention_2"). activation_checkpointing: keep only each layer's input for the backward pass, and compute the
+    rest again. offload_optimizer: its state leaves the device when weights are published, until the next step
+    (`Placement.shared`). lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names,
+    scaled by alpha / rank. peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
+    weight_transfer: how weights reach the replicas, as in ReplicaConfig; weights_dtype: what they are published in, the
+    replicas' own.
+    """
+
+    lr: float = 3e-4
+    warmup_steps: int = 3
+    schedule: Schedule = "constant"
+    steps: int | None = None
+    decay_from: float = 0.0
+    decay_to: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    loss: Loss | Mapping[str, Any] = PpoClip()  # noqa: RUF009  frozen
+    reference_kl_coef: float = 0.0
+    reference_kl: ReferenceKl = "k3"
+    mismatch_tolerance: float | None = 1e-3
+    minibatches: int = 2
+    micro_batch_tokens: int = 4096
+    threads: int = 2
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    fp32_head: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
+    attention: str = "packed"
+    activation_checkpointing: bool = False
+    offload_optimizer: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    peak_flops: float | None = None
+    weight_transfer: str = "shm"
+    weights_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("betas", "lora_targets"):
+            if isinstance(value := getattr(self, name), list):  # as the wire has it
+                object.__setattr__(self, name, tuple(value))
+        try:
+            loss = build(self.loss)
+            object.__setattr__(self, "loss", plain(loss))
+        except ValueError as error:
+            raise ValueError(f"LearnerConfig.loss: {error}") from error
+        if not callable(loss):
+            raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.interface.Loss)")
+        rules = (
+            ("positive", ("lr", "adam_eps", "grad_clip", "lora_alpha"), lambda value: value > 0),
+            ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef"), math.isfinite),
+            ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
+            (f"one of {get_args(Schedule)}", ("schedule",), lambda value: value in get_args(Schedule)),
+            ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
+            ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
+            ("'float32' or 'bfloat16'", ("dtype", "weights_dtype"), ("float32", "bfloat16").__contains__),
+            ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
+            ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
+            ("at least 0", ("weight_decay", "reference_kl_coef"), lambda value: value >= 0),
+            (f"one of {get_args(ReferenceKl)}", ("reference_kl",), lambda value: value in get_args(ReferenceKl)),
+            (
+                "True or False",
+                ("activation_checkpointing", "offload_optimizer", "fp32_head"),
+                lambda value: isinstance(value, bool),
+            ),
+            ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
+            ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
+            ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),
+            ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
+        )
+        for rule, names, holds in rules:
+            require(self, rule, holds, *names)
+        if (self.steps is None) is not (self.schedule == "constant"):
+            needed = "None" if self.schedule == "constant" else "the run's batches"
+            raise ValueError(f"LearnerConfig.steps must be {needed} for schedule {self.schedule!r}, got {self.steps}")
+        if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
+            raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
+
+    def lr_at(self, batch: int) -> float:
+        """The learning rate of a batch, counted from 1.
+
+        >>> config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="linear", steps=100, decay_from=0.6)
+        >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
+        [0.1, 1.0, 1.0, 0.5, 0.05, 0.05]
+        >>> config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="cosine", steps=110, decay_to=0.1)
+        >>> [round(config.lr_at(batch), 3) for batch in (5, 11, 36, 61, 111, 200)]
+        [0.5, 1.0, 0.868, 0.55, 0.1, 0.1]
+        """
+        warm = min(1.0, batch / max(1, self.warmup_steps))
+        if self.steps is None:
+            return self.lr * warm
+        decay_from = max(self.decay_from, self.warmup_steps / self.steps)
+        left = (self.steps - batch + 1) / max(1.0, self.steps * (1 - decay_from))
+        if self.schedule == "linear":
+            share = max(self.decay_to, min(1.0, left))
+        else:
+            wave = (1 - math.cos(math.pi * min(1.0, max(0.0, left)))) / 2
+            share = self.decay_to + (1 - self.decay_to) * wave
+        return self.lr * (warm * share)

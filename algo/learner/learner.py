@@ -1,0 +1,272 @@
+"""The learner process: one per rank, started by PyTorch's own launcher, fed by the node over ZeroMQ.
+
+    python -m torch.distributed.run --standalone --nproc-per-node=R -m algo.learner --connect ipc:///path/of/socket
+
+Invariants
+- Rank 0 owns the socket; every rank sees the same requests in the same order.
+- Every request but Stop gets exactly one reply. After `Failed` in answer to anything but Save the process ends with
+  exit code 1; a failed Save leaves the learner serving, since its state is intact.
+- It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
+
+Torch is not imported with this module: a recipe imports `LearnerConfig` cheaply. The process imports it before it looks
+for Configure, which comes when the replicas are up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import ctypes
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import zmq
+
+from algo.learner.config import LearnerConfig as LearnerConfig
+from engine.learner import process
+from engine.types import Batch
+
+if TYPE_CHECKING:
+    from algo.learner.trainer import Trainer
+
+Answer = tuple[process.Reply, process.Arrays]
+
+CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
+EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
+NO_CANARY: process.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
+PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class NodeGone(RuntimeError):
+    """The node is gone; there is nobody to answer."""
+
+
+class Fatal(RuntimeError):
+    """Ends the learner; the message goes to the node as `Failed`."""
+
+
+@contextmanager
+def _fatal(doing: str) -> Iterator[None]:
+    """Whatever is raised inside ends the learner, with one line that begins with what it was doing."""
+    try:
+        yield
+    except Exception as error:
+        raise Fatal(f"{doing}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class NodeLink:
+    """Rank 0's end of the PAIR socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._patience_ms: int | None = 1000 * CONNECT_S
+
+    def receive(self) -> list[bytes]:
+        """The next request's frames. Raises NodeGone when the connection breaks, or none comes about in CONNECT_S."""
+        while True:
+            ready = dict(self._poller.poll(self._patience_ms))
+            if self._socket in ready:
+                return self._socket.recv_multipart()
+            if not ready:
+                raise NodeGone(f"no node answered within {CONNECT_S} s")
+            self._patience_ms = None  # connected: from now on a broken connection wakes us
+            event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
+            if event == zmq.EVENT_DISCONNECTED and not self._socket.poll(0):
+                raise NodeGone("the node closed the connection")
+
+    def reply(self, message: process.Reply, arrays: process.Arrays) -> None:
+        self._socket.send_multipart(process.pack(message, arrays))
+
+    def close(self) -> None:
+        """What was sent last (a Failed, say) has two seconds to leave."""
+        self._socket.disable_monitor()
+        self._context.destroy(linger=2000)
+
+
+class Learner:
+    """Answers requests; the first is a Configure. Raises Fatal."""
+
+    _trainer: Trainer
+    _empty = 0  # batches in a row without a token to train
+
+    def configure(self, request: process.Configure) -> Answer:
+        from algo.learner.trainer import Trainer
+
+        config, source = LearnerConfig(**request.learner), Path(request.checkpoint)
+        with _fatal(f"checkpoint {source}"):
+            self._trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
+        version = 0
+        if request.resume is not None:
+            with _fatal("resume"):
+                version = self._trainer.restore(Path(request.resume))
+        weights, canary, _ = self._publish(version)
+        ready = process.Ready(
+            version=version,
+            weights=weights,
+            parameters=self._trainer.parameters,
+            world_size=self._trainer.world_size,
+            versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        )
+        return ready, canary
+
+    def checkpoint(self, request: process.Checkpoint) -> Answer:
+        with _fatal("checkpoint"):
+            self._trainer.checkpoint(Path(request.path), request.version)
+        return process.Saved(path=request.path), {}
+
+    def check(self, *, to_end: bool) -> None:
+        """Raises Fatal when a checkpoint could not be written; to_end: waits for one that is being written."""
+        if hasattr(self, "_trainer"):
+            with _fatal("checkpoint"):
+                self._trainer.checkpoints.wait(to_end=to_end)
+
+    def train(self, request: process.Train, arrays: process.Arrays) -> Answer:
+        with _fatal(f"step {request.step}"):
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
+        self._empty = 0 if metrics["tokens"] else self._empty + 1
+        if self._empty == EMPTY_BATCHES:
+            raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
+        weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
+        metrics |= seconds
+        return process.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
+
+    def save(self, request: process.Save) -> Answer:
+        try:
+            self._trainer.save(Path(request.path))
+        except Exception as error:
+            return process.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
+        return process.Saved(path=request.path), {}
+
+    def score(self, arrays: process.Arrays) -> Answer:
+        with _fatal("scoring"):
+            return process.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
+
+    def _publish(self, version: int) -> tuple[str, process.Arrays, dict[str, float]]:
+        """Where the weights are, what they say of the canary, the seconds of both; then it is the replicas' turn."""
+        trainer, started = self._trainer, time.perf_counter()
+        with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
+            weights = trainer.publisher.publish(version)
+        published = time.perf_counter()
+        canary = trainer.score_canary()
+        seconds = {"publish_s": published - started, "canary_s": time.perf_counter() - published}
+        trainer.give_way()
+        return weights, {"canary": canary}, seconds
+
+
+def serve(node: NodeLink | None) -> None:
+    """Consumes requests and answers each; returns on Stop. node is None on ranks other than 0.
+
+    Raises Fatal or NodeGone.
+    """
+    from algo.learner.trainer import broadcast, join_group
+
+    learner = Learner()
+    frames = node.receive() if node else None
+    if frames is not None:
+        _check_first(frames)
+    join_group()
+    while True:
+        request, arrays = process.unpack_request(broadcast(frames))
+        learner.check(to_end=isinstance(request, process.Stop))
+        match request:
+            case process.Configure():
+                answer = learner.configure(request)
+            case process.Train():
+                answer = learner.train(request, arrays)
+            case process.Save():
+                answer = learner.save(request)
+            case process.Score():
+                answer = learner.score(arrays)
+            case process.Checkpoint():
+                answer = learner.checkpoint(request)
+            case process.Stop():
+                return
+        if node:
+            node.reply(*answer)
+            frames = node.receive()
+
+
+def _check_first(frames: list[bytes]) -> None:
+    """Everything that can be wrong with the first message and is cheap to see, before the ranks join."""
+    request, _ = process.unpack_request(frames)
+    if isinstance(request, process.Stop):
+        raise NodeGone("stopped before it was configured")  # exit code 1: the launcher ends the ranks that wait
+    if not isinstance(request, process.Configure):
+        raise Fatal(f"Configure expected first, got {type(request).__name__}")
+    source = Path(request.checkpoint)
+    with _fatal(f"checkpoint {source}: config.json cannot be read"):
+        config = json.loads((source / "config.json").read_text())
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise Fatal(f"checkpoint {source}: config.json names no model_type")
+    if not any(source.glob("*.safetensors")):
+        raise Fatal(f"checkpoint {source}: holds no *.safetensors file")
+    if (size := config.get("vocab_size")) and any(token >= size for ids in request.canary for token in ids):
+        raise Fatal(f"checkpoint {source}: its tokenizer gives tokens beyond the model's vocabulary of {size}")
+    LearnerConfig(**request.learner)
+
+
+def _set_up_process() -> None:
+    """SIGKILL when the launcher dies; SIGINT belongs to the node, which stops the learner with Stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """glibc returns large freed blocks to the kernel at once; each training step then pays for thousands of page faults
+    (measured: 20,000 and a tenth of the step). Without glibc nothing changes.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def main() -> int:
+    _set_up_process()
+    parser = argparse.ArgumentParser(description="rocstar learner rank")
+    parser.add_argument("--connect", required=True, help="the node's ZeroMQ address")
+    address = parser.parse_args().connect
+    node = NodeLink(address) if os.environ.get("RANK", "0") == "0" else None
+    try:
+        serve(node)
+    except Exception as error:
+        reason = str(error) if isinstance(error, Fatal | NodeGone) else _one_line(error)
+        traceback.print_exc()  # for the log: the bug may be in a loss of yours
+        print(f"learner: {reason}", file=sys.stderr)
+        if node and not isinstance(error, NodeGone):
+            node.reply(process.Failed(reason=reason), {})
+        return 1
+    finally:
+        if node:
+            node.close()
+    return 0
+
+
+def leave(status: int) -> None:
+    """Ends a rank when its threads are done (one may write a checkpoint), but without Python's finalization: a thread
+    of gloo that lets go of its tensors meanwhile would abort it, and torch's launcher then ends ranks that still write.
+    """
+    atexit.register(os._exit, status)
+    atexit.register(sys.stdout.flush)

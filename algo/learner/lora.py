@@ -1,0 +1,69 @@
+"""Low-rank adapters through peft: only they are trained, and what leaves the learner has them merged in.
+
+Invariants
+- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it; so replicas
+  and checkpoints know nothing of adapters.
+- An adapter begins as zero: the first weights are those of the checkpoint.
+
+peft is imported where adapters are wanted: it takes two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from algo.learner.config import LearnerConfig
+
+BASE = ".base_layer"  # peft's name for the layer that an adapter wraps
+ADAPTER = "default"
+
+
+def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
+    """Wraps the layers named in `lora_targets` and freezes everything else.
+
+    Raises ValueError for a name without a layer, and for the embeddings and a head tied to them: these leave unmerged.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    embedded = model.get_input_embeddings().weight
+    for target in config.lora_targets:  # peft passes over a name of no layer where another one fits
+        layers = [layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")]
+        if not layers or any(getattr(layer, "weight", None) is embedded for layer in layers):
+            why = "which holds the embeddings" if layers else "which names no layer"
+            raise ValueError(f"LearnerConfig.lora_targets must not hold {target!r}, {why}, got {config.lora_targets}")
+    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
+    inject_adapter_in_model(lora, model, ADAPTER)
+
+
+@contextmanager
+def without_adapters(scorer: nn.Module) -> Iterator[None]:
+    """Inside, adapters add exactly 0: the model computes what it did before they were added."""
+    layers = [module for module in scorer.modules() if hasattr(module, "lora_A")]
+    scalings = [layer.scaling[ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scaling in zip(layers, scalings, strict=True):
+            layer.scaling[ADAPTER] = scaling
+
+
+def merged(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(name without wrapping, weight) of every parameter of the base model. whole: gathers one (a collective)."""
+    for name, weight in scorer.named_parameters():
+        if ".lora_" in name:
+            continue
+        if f"{BASE}.weight" not in name:
+            yield name.replace(BASE, ""), whole(weight)
+            continue
+        layer = scorer.get_submodule(name.removesuffix(f"{BASE}.weight"))
+        up, down = (whole(part[ADAPTER].weight).float() for part in (layer.lora_B, layer.lora_A))
+        yield name.replace(BASE, ""), whole(weight).float().addmm(up, down, alpha=layer.scaling[ADAPTER])

@@ -1,0 +1,35 @@
+"""AdamW over the parameters that are trained: weight decay pulls at matrices, not at norms and biases.
+
+A norm's weight scales a whole feature, a bias shifts it; pulling them towards 0 is no regularisation. Source of the
+split: GPT-3 and what came after (nanoGPT, Megatron).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from algo.learner.config import LearnerConfig
+
+
+def adamw(parameters: Iterable[Tensor], config: LearnerConfig) -> torch.optim.AdamW:
+    """Matrices in one group, everything of one dimension in another; a group that would be empty is left out."""
+    parameters = list(parameters)
+    matrices = [each for each in parameters if each.ndim > 1]
+    vectors = [each for each in parameters if each.ndim <= 1]
+    groups = [{"params": group} for group in (matrices, vectors) if group]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    set_options(optimizer, config, batch=1)
+    return optimizer
+
+
+def set_options(optimizer: torch.optim.Optimizer, config: LearnerConfig, batch: int) -> None:
+    """What the configuration says for this batch, counted from 1: a checkpoint brings the options of its own run."""
+    for group in optimizer.param_groups:
+        decays = group["params"][0].ndim > 1
+        group["lr"] = config.lr_at(batch)
+        group["betas"] = config.betas
+        group["eps"] = config.adam_eps
+        group["weight_decay"] = config.weight_decay if decays else 0.0

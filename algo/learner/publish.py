@@ -1,0 +1,153 @@
+"""Weights leave the learner: published for the replicas, or exported as a Hugging Face checkpoint.
+
+Invariants
+- A saved file appears under its name complete or not at all.
+- Every rank calls these with equal arguments (gathering is a collective); rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
+
+from algo.learner.lora import merged
+from algo.weights.transport import BUCKET_BYTES, Layout, Transport, transport
+
+
+class Publisher:
+    """Makes the learner's weights the replicas' (`algo.weights.transport`).
+
+    scorer: holds the model as `scorer.model`.
+    """
+
+    def __init__(self, scorer: nn.Module, weights_dir: Path, transfer: str = "shm", dtype: str = "float32") -> None:
+        self.weights_dir = weights_dir
+        self._scorer = scorer
+        self._dtype = getattr(torch, dtype)
+        self._make = partial(transport, transfer, weights_dir)
+        self._transport: Transport | None = None
+
+    def publish(self, version: int) -> str:
+        """Where replicas load this version from. It may be read until the version after the next is published.
+
+        Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
+        """
+        if self._transport is None:
+            shapes = {name: tuple(weight.shape) for name, weight in named_weights(self._scorer)}
+            self._transport = self._make(Layout(shapes, self._dtype))
+        with self._transport.writing(version) as views:
+            for name, weight in named_weights(self._scorer):
+                if views:
+                    views[name].copy_(weight)
+        return self._transport.address(version)
+
+
+def export(scorer: nn.Module, source: Path, path: Path) -> None:
+    """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
+
+    An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
+    """
+    dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
+    state = full_state(scorer, dtype)
+    if dist.get_rank() == 0:
+        with appearing(path) as unfinished:
+            unfinished.mkdir()
+            for file in source.iterdir():
+                if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                    shutil.copy(file, unfinished)
+            save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
+            # As others may read the rest: the library lets its owner alone.
+            shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")
+
+
+def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """`named_weights` of this dtype, and the constants that the model keeps beside them (Apertus), all at once in host
+    memory on rank 0; the others only help to gather.
+    """
+    kept = scorer.state_dict().keys()
+    constants = ((name.removeprefix("model."), each) for name, each in scorer.named_buffers() if name in kept)
+    weights = chain(named_weights(scorer), constants)
+    return {name: weight.to("cpu", dtype).contiguous() for name, weight in weights if dist.get_rank() == 0}
+
+
+@torch.no_grad()
+def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there.
+
+    A collective: every rank goes through all of them.
+    """
+    for name, weight in merged(scorer, Gathered(scorer.parameters())):
+        yield name.removeprefix("model."), weight
+
+
+class Gathered:
+    """The whole of parameters: called with one, in about their order; those after it are gathered meanwhile.
+
+    With a collective of c10d each: of the functional ones, which DTensors use, two at a time corrupt the heap of a rank
+    with gloo (PyTorch 2.13; after some thousand of them).
+    """
+
+    def __init__(self, parameters: Iterator[Tensor]) -> None:
+        self._coming = parameters
+        self._begun: dict[Tensor, tuple[dist.Work | None, Tensor]] = {}
+        self._ahead_bytes = 0
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        while parameter not in self._begun or self._ahead_bytes < BUCKET_BYTES:
+            if (following := next(self._coming, None)) is None:
+                break
+            self._begun[following] = _begin(following.detach())
+            self._ahead_bytes += following.nbytes
+        work, weight = self._begun.pop(parameter)
+        self._ahead_bytes -= parameter.nbytes
+        if work is not None:
+            work.wait()
+        return weight
+
+
+def _begin(weight: Tensor) -> tuple[dist.Work | None, Tensor]:
+    """What to wait for, if anything, and where the whole weight is then.
+
+    FSDP shards the first dimension: equal parts but for the last ones, which may be shorter or empty. A weight is no
+    DTensor while it is gathered after a forward pass.
+    """
+    if not isinstance(weight, DTensor):
+        return None, weight
+    part, ranks = weight.to_local(), weight.device_mesh.size()
+    if ranks == 1:
+        return None, part
+    rows = -(-len(weight) // ranks)
+    if len(part) < rows:
+        part = torch.cat([part, part.new_empty(rows - len(part), *part.shape[1:])])
+    whole = part.new_empty(ranks * rows, *part.shape[1:])
+    work = dist.all_gather([*whole.split(rows)], part, group=weight.device_mesh.get_group(), async_op=True)
+    return work, whole[: len(weight)]
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed.
+
+    What a killed writer left is deleted by the next one.
+    """
+    folder = path.parent / f".{path.name}.unfinished"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder / "new"
+        if path.is_dir():  # the one thing that a rename does not replace
+            path.rename(folder / "old")
+        (folder / "new").rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,343 @@
+"""The model under training: an HF causal language model sharded with FSDP2, its optimizer, and what it publishes.
+
+Invariants
+- The loss is a mean over the tokens of the whole minibatch: neither the cut into microbatches nor the number of ranks
+  changes it beyond rounding.
+- A non-finite loss or gradient raises `Diverged` before the update that it would make, and says how many came before.
+- Same checkpoint, batches, seed and number of threads give the same weights bit by bit.
+
+Shape legend: R rows and L columns of a microbatch, M positions with loss, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algo.learner.checkpoint import Checkpoints
+from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.flops import peak_of
+from algo.learner.model import Scorer, choose_device, is_tight, load, reshard
+from algo.learner.offload import Moved, offload, onload
+from algo.learner.optimizer import adamw, set_options
+from algo.learner.pack import MicroBatch, MiniBatch, plan
+from algo.learner.publish import Publisher, export
+from algo.learner.serialize import build
+from algo.learner.step_metrics import reduced, summary
+from algo.learner.unsharded import Whole
+from algo.loss.interface import Tokens, Totals, aggregated, statistics
+from algo.loss.kl import ESTIMATORS
+from algo.reference import Reference
+from engine.types import Batch
+
+if TYPE_CHECKING:
+    from algo.learner.learner import LearnerConfig
+
+
+def join_group() -> None:
+    """This process becomes a rank of the learner. Raises OSError when the launcher is gone."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The launcher serves the store. One that died before it could take us along leaves no rank waiting for it.
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
+    # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(days=1))
+
+
+def broadcast(frames: list[bytes] | None) -> list[bytes]:
+    """Rank 0's frames on every rank; the others give None."""
+    packed = bytearray(msgspec.msgpack.encode(frames)) if frames else bytearray()
+    size = torch.tensor([len(packed)])
+    dist.broadcast(size, 0)
+    content = torch.frombuffer(packed or bytearray(int(size)), dtype=torch.uint8)
+    dist.broadcast(content, 0)
+    return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
+
+
+class Scored(NamedTuple):
+    """Log-probabilities [M] of a minibatch's targets under other weights, one tensor a microbatch; None: not needed.
+
+    proximal: the learner's before the step's first update. reference: of the model that training began with.
+    """
+
+    proximal: Sequence[Tensor] | None = None
+    reference: Sequence[Tensor] | None = None
+
+    def of(self, index: int) -> tuple[Tensor | None, Tensor | None]:
+        """Both of one microbatch."""
+        proximal_M = None if self.proximal is None else self.proximal[index]
+        reference_M = None if self.reference is None else self.reference[index]
+        return proximal_M, reference_M
+
+
+class Trainer:
+    """One rank's share of model and optimizer. Every method is a collective: all ranks call it with equal arguments."""
+
+    def __init__(
+        self, config: LearnerConfig, source: Path, canary: Sequence[Sequence[int]], weights_dir: Path, seed: int
+    ) -> None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(config.threads)
+        self.config, self.source, self.seed = config, source, seed
+        self.loss = build(config.loss)
+        self.proximal = bool(getattr(self.loss, "proximal", False))
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = choose_device(config.device)
+        self.scorer, self.cost = load(config, source)
+        self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
+        self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
+        self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        self.optimizer = adamw(self.trained, config)
+        known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+        self.peak_flops = config.peak_flops or known
+        self.tight = is_tight(config)
+        self.canary = [ids for ids in canary if len(ids) > 1]
+        self.canary_scorer = Whole(self.scorer, config) if Whole.fits(config) else self.scorer
+        self.trained_batches = 0
+        self.away: Moved = []  # the optimizer's state while replicas have the device
+        self.checkpoints = Checkpoints(self.scorer, self.optimizer)
+        self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
+        gc.collect()
+        gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
+
+    def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
+        """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
+
+        version: of the weights that this makes; those before it have the number below. Of the first minibatch, whose
+        forward pass runs under them, the trajectories that they alone sampled are checked
+        (`LearnerConfig.mismatch_tolerance`): all at staleness 0; where steps overlap few or none, and the metric
+        mismatch_checked is their share of the step's tokens. There only the canary, after each update, compares the two
+        sides under the same weights. Raises Diverged or Mismatched.
+        """
+        started = time.perf_counter()
+        onload(self.away)
+        minibatches = self._plan(batch, self.config.minibatches)
+        metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
+        if minibatches:
+            self.trained_batches += 1
+            set_options(self.optimizer, self.config, self.trained_batches)
+            metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
+            metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
+            if version is not None:
+                staleness = version - 1 - batch.versions_N[batch.sampled_N]
+                metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
+        metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        return metrics | self._speed(minibatches, started)
+
+    def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
+        """Seconds since `started`, what they were used for, and the largest memory of this rank's process so far.
+
+        tokens_per_s counts inputs (prompts and tools' responses too). mfu: share of the peak of all ranks that the
+        model's own operations are; left out where the peak is unknown.
+        """
+        lengths = [n for minibatch in minibatches for n in minibatch.lengths]
+        targets = sum(minibatch.loss_tokens for minibatch in minibatches)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            peak_bytes = float(torch.cuda.max_memory_allocated())
+        else:
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        seconds = time.perf_counter() - started
+        speed = {"train_s": seconds, "tokens_per_s": sum(lengths) / seconds, "peak_bytes": peak_bytes}
+        if self.peak_flops:
+            needed = self.cost.of(targets=targets, lengths=lengths)
+            speed["mfu"] = needed / (seconds * self.peak_flops * self.world_size)
+        return speed
+
+    def _plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
+        return plan(
+            batch,
+            minibatches=minibatches,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            ranks=self.world_size,
+            seed=self.seed,
+        )
+
+    def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
+        """The optimizer steps of a batch.
+
+        Where the loss asks for it, what follows the first update is scored before it; in the first minibatch the
+        forward pass gives the same.
+        """
+        later = minibatches[1:] if self.proximal else []
+        proximal = [None, *(self._logprobs(part.ranks[self.rank]) for part in later)]
+        results: list[dict[str, float]] = []
+        for index, minibatch in enumerate(minibatches):
+            try:
+                scored = Scored(proximal[index] if self.proximal else None, self._reference_logprobs(minibatch))
+                results.append(self._update(minibatch, scored, live if index == 0 else None))
+            except (Diverged, Mismatched) as error:
+                place = f"minibatch {index + 1} of {len(minibatches)}"
+                raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
+        return results
+
+    def _update(self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None) -> dict[str, float]:
+        """Forward and backward over this rank's microbatches, then one optimizer step."""
+        return self._step(minibatch, *self._passes(minibatch, scored, live), live)
+
+    def _passes(
+        self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None
+    ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
+        micros = minibatch.ranks[self.rank]
+        totals = Totals(minibatch.loss_tokens, minibatch.sequences)
+        counts, logprobs = [], []
+        for index, micro in enumerate(micros):
+            last = index == len(micros) - 1
+            self.scorer.set_requires_gradient_sync(last or self.tight)
+            self.scorer.set_reshard_after_backward(last or self.tight)
+            counted, logprobs_M = self._backward(micro, totals, *scored.of(index), live)
+            counts.append(counted)
+            logprobs.append(logprobs_M)
+        return counts, logprobs
+
+    def _step(
+        self,
+        minibatch: MiniBatch,
+        counts: Sequence[dict[str, Tensor]],
+        logprobs: Sequence[Tensor],
+        live: int | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
+
+        Raises Diverged or Mismatched, before it touches the weights.
+        """
+        micros = minibatch.ranks[self.rank]
+        gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        result = reduced(counts, square)
+        norm = result["grad_norm"] = result.pop("square") ** 0.5
+        if not np.isfinite([result["loss"], norm]).all():
+            numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
+            place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
+            raise Diverged(f"not finite: {numbers}; {place}")
+        tolerance = self.config.mismatch_tolerance
+        if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
+            worst = worst_mismatch(micros, logprobs, live)
+            raise Mismatched(
+                f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
+                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}"
+            )
+        if norm + 1e-6 > self.config.grad_clip:
+            torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _backward(
+        self,
+        micro: MicroBatch,
+        totals: Totals,
+        proximal_M: Tensor | None,
+        reference_M: Tensor | None,
+        live: int | None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
+        logprobs_M, entropy_M = self._forward(micro)
+        if self.proximal and proximal_M is None:
+            proximal_M = logprobs_M.detach()
+        tokens = Tokens(
+            logprobs_M=logprobs_M,
+            old_logprobs_M=self._here(micro.old_logprobs_M),
+            advantages_M=self._here(micro.advantages_M),
+            sequence_M=self._here(micro.sequence_M),
+            sequences=micro.sequences,
+            versions_M=self._here(micro.versions_M),
+            proximal_logprobs_M=proximal_M,
+        )
+        loss, counts = self.loss(tokens, totals)
+        added: dict[str, Tensor] = {}
+        if reference_M is not None:
+            kl_M = ESTIMATORS[self.config.reference_kl](logprobs_M, reference_M)
+            how = getattr(self.loss, "aggregate", "token")
+            loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
+            added["reference_kl"] = kl_M.detach().sum()
+        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
+        own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
+        if taken := counts.keys() & {*own, "square", "grad_norm"}:
+            raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
+        return own | counts, logprobs_M.detach()
+
+    def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the targets, [M], of the model under training unless another is given."""
+        inputs = self._here(micro.token_ids_RL), self._here(micro.position_ids_RL), micro.lengths_S.tolist()
+        return (scorer or self.scorer)(*inputs, self._here(micro.positions_M), self._here(micro.targets_M))
+
+    @torch.no_grad()
+    def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
+        """Of each microbatch's targets, without a gradient."""
+        found = [self._forward(micro, scorer)[0] for micro in micros]
+        reshard(scorer or self.scorer)
+        return found
+
+    def _reference_logprobs(self, minibatch: MiniBatch) -> list[Tensor] | None:
+        """Of the targets of this rank's microbatches under the reference, if there is one."""
+        if self.reference is None:
+            return None
+        with self.reference.scorer() as scorer:
+            return self._logprobs(minibatch.ranks[self.rank], scorer)
+
+    def give_way(self) -> None:
+        """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""
+        if self.config.offload_optimizer:
+            self.away += offload(self.optimizer)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what PyTorch keeps for itself would be missing to the replicas
+
+    def score(self, batch: Batch) -> NDArray[np.float32]:
+        """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        logprobs_N = torch.zeros(len(batch.token_ids_N))
+        for minibatch in self._plan(batch, 1):
+            micros = minibatch.ranks[self.rank]
+            for micro, logprobs_M in zip(micros, self._logprobs(micros), strict=True):
+                places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
+                places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
+                logprobs_N[torch.from_numpy(places_M)] = logprobs_M.cpu()
+        if self.world_size > 1:
+            dist.all_reduce(logprobs_N)
+        return logprobs_N.numpy()
+
+    def score_canary(self) -> NDArray[np.float32]:
+        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
+        inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
+        targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
+        rows = np.concatenate(inputs)[None], np.concatenate([np.arange(len(ids)) for ids in inputs])[None]
+        with torch.no_grad():
+            chosen = self._here(np.arange(len(targets_M))), self._here(targets_M)
+            logprobs_M, _ = self.canary_scorer(*map(self._here, rows), [len(ids) for ids in inputs], *chosen)
+        reshard(self.scorer)
+        return logprobs_M.cpu().numpy()
+
+    def save(self, path: Path) -> None:
+        """A Hugging Face checkpoint (`algo.learner.publish.export`). Raises OSError or SafetensorError."""
+        export(self.scorer, self.source, path)
+
+    def checkpoint(self, path: Path, version: int) -> None:
+        """All that resuming takes, written to path in a thread (`algo.learner.checkpoint`)."""
+        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
+
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        counters = self.checkpoints.read(path)
+        self.trained_batches = counters["trained_batches"]
+        return counters["version"]
+
+    def _here(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

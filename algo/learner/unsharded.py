@@ -1,0 +1,51 @@
+"""The model of a single rank without sharding: the learner's canary costs no copy of the weights.
+
+FSDP copies every shard before a pass, also where the shard is the whole weight. Here a model without weights of its own
+computes with the shards themselves.
+
+Invariant: it gives bit by bit what the sharded model gives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+
+from algo.learner.lora import add_adapters
+from algo.learner.model import Scorer, empty
+
+if TYPE_CHECKING:
+    from algo.learner.config import LearnerConfig
+
+
+class Whole:
+    """Called as `scorer`, the sharded model, whose weights of the moment it uses; without gradients."""
+
+    def __init__(self, scorer: Scorer, config: LearnerConfig) -> None:
+        self._scorer = scorer
+        model = empty(scorer.model.config, config.attention)
+        if config.lora_rank:
+            with torch.device("meta"):
+                add_adapters(model, config)
+        self._empty = Scorer(model).eval()
+
+    @staticmethod
+    def fits(config: LearnerConfig) -> bool:
+        """Whether a shard is what the passes compute with."""
+        return dist.get_world_size() == 1 and config.dtype == "float32"
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        weights = {
+            name: weight.to_local() if isinstance(weight, DTensor) else weight
+            for name, weight in self._scorer.named_parameters()
+        }
+        found: tuple[Tensor, Tensor] = functional_call(
+            self._empty, {**weights, **dict(self._scorer.named_buffers())}, inputs
+        )
+        return found

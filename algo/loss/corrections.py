@@ -1,0 +1,99 @@
+"""Importance weights and rejections for tokens whose sampler is not the model that learns from them.
+
+Invariants
+- A ratio is learner / sampler, and so are all bounds; both ends of a bound belong to the kept range.
+- Sequence weights say how they are made: "product" of the tokens' ratios, or their "geometric" mean.
+- Only positions that carry loss come in. Weights are constants: they never carry a gradient.
+- A rejected token is one of the minibatch's tokens all the same: rejecting does not make the others count more.
+
+Weights compose by multiplication with each other, with rejections and with the losses of `algo.loss.objectives`:
+
+    ratios_M = token_ratios(logprobs_M, rollout_logprobs_M)
+    weights_M = ratios_M.clamp(max=2.0) * no_outlier(ratios_M, sequence_M, sequences, lower=1e-4)  # TIS with a veto
+    losses_M = weights_M * ppo_clip(logprobs_M, old_logprobs_M, advantages_M, clip_low=0.2, clip_high=0.28)
+
+That is decoupled PPO (AReaL, arXiv 2505.24298, after arXiv 2110.00641) where the old log-probabilities are those of the
+proximal policy and the ratios proximal / sampler; `algo.loss.policy_losses` composes it so.
+
+Truncated importance sampling (TIS) is `ratios_M.clamp(max=cap)` at any level; the divergences of `algo.loss.kl` with
+the sampler's log-probabilities first are statistics for `within`, as they are or through `aggregate.over_sequence`.
+
+Shape legend: M positions with loss, S sequences; sequence_M holds each position's sequence in [0, S).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algo.loss.aggregate import over_sequence
+from algo.loss.objectives import LOG_RATIO_CLAMP, log_ratio
+
+
+def token_ratios(logprobs_M: Tensor, rollout_logprobs_M: Tensor, clamp: float | None = LOG_RATIO_CLAMP) -> Tensor:
+    """Each token's own ratio."""
+    return log_ratio(logprobs_M.detach(), rollout_logprobs_M, clamp).exp()
+
+
+def product_ratios(
+    logprobs_M: Tensor, rollout_logprobs_M: Tensor, sequence_M: Tensor, sequences: int, clamp: float = LOG_RATIO_CLAMP
+) -> Tensor:
+    """The ratio of the whole sequence's probabilities, at each of its tokens: unbiased, with the largest variance."""
+    difference_M = logprobs_M.detach() - rollout_logprobs_M
+    return over_sequence(difference_M, sequence_M, sequences, "sum").clamp(-clamp, clamp).exp()[sequence_M]
+
+
+def geometric_ratios(
+    logprobs_M: Tensor, rollout_logprobs_M: Tensor, sequence_M: Tensor, sequences: int, clamp: float = LOG_RATIO_CLAMP
+) -> Tensor:
+    """The geometric mean of the sequence's ratios, at each of its tokens: biased, and independent of its length."""
+    difference_M = logprobs_M.detach() - rollout_logprobs_M
+    return over_sequence(difference_M, sequence_M, sequences, "mean").clamp(-clamp, clamp).exp()[sequence_M]
+
+
+def within(values_M: Tensor, lower: float | None = None, upper: float | None = None) -> Tensor:
+    """Bool [M]: lower <= value <= upper; a bound that is None holds nothing."""
+    keep_M = torch.ones_like(values_M, dtype=torch.bool)
+    if lower is not None:
+        keep_M &= values_M >= lower
+    if upper is not None:
+        keep_M &= values_M <= upper
+    return keep_M
+
+
+def icepop(ratios_M: Tensor, lower: float | None, upper: float | None) -> Tensor:
+    """The ratio where it is within the bounds, else 0. Source: slime, slime/backends/megatron_utils/loss.py."""
+    return ratios_M * within(ratios_M, lower, upper)
+
+
+def normalised(weights_M: Tensor) -> Tensor:
+    """Weights with mean 1 over the tokens; of no token, or where all are 0, they stay as they are."""
+    mean = weights_M.mean() if weights_M.numel() else weights_M.sum()
+    return torch.where(mean > 0, weights_M / mean, weights_M)
+
+
+def normalised_by_sequence(weights_M: Tensor, sequence_M: Tensor, sequences: int) -> Tensor:
+    """Sequence weights, equal at all tokens of one, with mean 1 over the sequences that have a token."""
+    present = torch.bincount(sequence_M, minlength=sequences).clamp(max=1).sum().clamp(min=1)
+    mean = over_sequence(weights_M, sequence_M, sequences, "mean").sum() / present
+    return torch.where(mean > 0, weights_M / mean, weights_M)
+
+
+def no_outlier(
+    ratios_M: Tensor, sequence_M: Tensor, sequences: int, *, lower: float | None = None, upper: float | None = None
+) -> Tensor:
+    """Bool [M]: False at every token of a sequence that has a single one outside the bounds (a veto)."""
+    outside_M = (~within(ratios_M, lower, upper)).to(ratios_M.dtype)
+    return over_sequence(outside_M, sequence_M, sequences, "max")[sequence_M] == 0
+
+
+def not_drifted(
+    logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, sequence_M: Tensor, sequences: int, delta: float
+) -> Tensor:
+    """Bool [M]: False where A < 0 in a sequence whose mean of old - new log-probabilities is above delta.
+
+    Such a failure has become less likely already. Source: off-policy sequence masking of DeepSeek-V3.2 (arXiv
+    2512.02556).
+    """
+    drift_S = over_sequence(old_logprobs_M - logprobs_M.detach(), sequence_M, sequences, "mean")
+    return ~((advantages_M < 0) & (drift_S > delta)[sequence_M])

@@ -1,0 +1,300 @@
+"""The losses that come with the library: frozen dataclasses of plain values, chosen by `LearnerConfig.loss`.
+
+    LearnerConfig(loss=Gspo(aggregate="token"))
+    LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level="token", upper=2.0)))
+
+Invariants
+- The loss of parts adds up to that of the whole minibatch: what it is divided by comes from `Totals`.
+- A rejected token counts among the minibatch's tokens: rejecting does not make the others count more.
+- Importing this file does not load torch: a recipe builds a loss, the learner calls it.
+
+Each returns, besides the scalar, sums over the tokens (`Loss`): `clip_low`, `clip_high` tokens whose bound was reached;
+`weight` the correction's weights and `rejected` those that are 0.
+
+Shape legend: M positions with loss; a ratio is learner / sampler unless `proximal`, see `_Policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algo.loss.interface import Tokens, Totals
+
+Counts = dict[str, "Tensor"]
+Level = Literal["token", "sequence", "geometric"]
+Kind = Literal["clamp", "icepop", "mask"]
+Aggregate = Literal["token", "sequence"] | float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """A weight per token for the difference between the sampler and the model that learns.
+
+    level: whose ratio, the token's, the product or the geometric mean of its trajectory's. kind: "clamp" holds the
+    ratio to the bounds (truncated importance sampling), "icepop" makes it 0 outside of them, "mask" weighs 1 inside and
+    0 outside. lower, upper: bounds of the ratio, None holds nothing. veto: a trajectory with one token whose ratio is
+    below it weighs 0. The ratio is proximal / sampler where the loss has `proximal`, else learner / sampler.
+
+    >>> Correction(level="geometric", kind="mask", lower=1.1, upper=1.01)
+    Traceback (most recent call last):
+    ValueError: Correction.lower must be at most upper (1.01), got 1.1
+    """
+
+    level: Level = "token"
+    kind: Kind = "clamp"
+    lower: float | None = None
+    upper: float | None = 2.0
+    veto: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
+        require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
+        require(self, "None or at least 0", lambda value: value is None or value >= 0, "lower", "upper", "veto")
+        if self.lower is None and self.upper is None and self.veto is None:
+            raise ValueError("Correction.upper must be a number where lower and veto are None, got None")
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise ValueError(f"Correction.lower must be at most upper ({self.upper}), got {self.lower}")
+
+    def weights(self, tokens: Tokens) -> Tensor:
+        """[M], constants, at least 0."""
+        from algo.loss import corrections
+
+        learner_M = tokens.logprobs_M if tokens.proximal_logprobs_M is None else tokens.proximal_logprobs_M
+        pair = learner_M.detach(), tokens.old_logprobs_M
+        where = tokens.sequence_M, tokens.sequences
+        ratios_M = token_ratios_M = corrections.token_ratios(*pair)
+        if self.level != "token":
+            by_level = {"sequence": corrections.product_ratios, "geometric": corrections.geometric_ratios}
+            ratios_M = by_level[self.level](*pair, *where)
+        bounds = self.lower, self.upper
+        match self.kind:
+            case "clamp":
+                weights_M = ratios_M if bounds == (None, None) else ratios_M.clamp(*bounds)
+            case "icepop":
+                weights_M = corrections.icepop(ratios_M, *bounds)
+            case "mask":
+                weights_M = corrections.within(ratios_M, *bounds).to(ratios_M.dtype)
+        if self.veto is not None:
+            weights_M = weights_M * corrections.no_outlier(token_ratios_M, *where, lower=self.veto)
+        return weights_M
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Policy:
+    """What the policy losses share; each gives the losses of the tokens.
+
+    aggregate: "token" is the mean over the minibatch's tokens (DAPO), "sequence" the mean over trajectories of their
+    token means, a number the sum over trajectories' tokens divided by it and by the trajectories (Dr. GRPO: the
+    longest length allowed).
+    proximal: the ratio is learner / proximal, with the learner before the step's first update in place of the sampler
+    (decoupled PPO, arXiv 2505.24298); the scoring of all but the first minibatch is done twice. The sampler then enters
+    through `correction` alone. Without it the loss's own ratio is already learner / sampler, and `correction` may only
+    reject ("mask").
+    sampler_kl_coef: of the k3 estimate of KL(learner || sampler), added to each token's loss. The divergence from the
+    model that training began with is `LearnerConfig.reference_kl_coef`.
+    """
+
+    aggregate: Aggregate = "token"
+    proximal: bool = False
+    correction: Correction | None = None
+    sampler_kl_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_aggregate(self)
+        require(self, "at least 0", lambda value: value >= 0, "sampler_kl_coef")
+        if self.correction and self.correction.kind != "mask" and not self.proximal:
+            words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
+            raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
+
+    def __call__(self, tokens: Tokens, totals: Totals) -> tuple[Tensor, Counts]:
+        from algo.loss import kl
+        from algo.loss.interface import aggregated
+
+        anchor_M = tokens.proximal_logprobs_M if self.proximal else tokens.old_logprobs_M
+        assert anchor_M is not None, "the learner gives them to a loss with proximal=True"
+        losses_M, counts = self._losses(tokens, anchor_M)
+        if self.correction:
+            weights_M = self.correction.weights(tokens)
+            losses_M = weights_M * losses_M
+            counts |= {"weight": weights_M.sum(), "rejected": (weights_M == 0).sum()}
+        if self.sampler_kl_coef:
+            losses_M = losses_M + self.sampler_kl_coef * kl.k3(tokens.logprobs_M, tokens.old_logprobs_M)
+        return aggregated(losses_M, tokens, totals, self.aggregate), counts
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PpoClip(_Policy):
+    """The clipped objective with the ratio's bounds 1 - clip_low and 1 + clip_high (`objective.ppo_clip`).
+
+    dual_clip: above 1, the loss of a token with A < 0 is at most dual_clip |A|; None: it grows with the ratio, and one
+    token that the learner finds likely and the sampler did not can outweigh the batch. 3 is the recipes' value in the
+    field (arXiv 1912.09729; verl, which the released rStar2-Agent was trained with).
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        _Policy.__post_init__(self)
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
+        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        from algo.loss import objectives
+
+        ratio_M = objectives.log_ratio(tokens.logprobs_M, anchor_M).exp()
+        losses_M = objectives.clipped(ratio_M, tokens.advantages_M, self.clip_low, self.clip_high, self.dual_clip)
+        return losses_M, _replaced(ratio_M.detach(), tokens.advantages_M, self.clip_low, self.clip_high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gspo(_Policy):
+    """PPO's clip with one ratio per trajectory (`objective.gspo`): bounds are two orders narrower than a token's.
+
+    token_gradient: GSPO-token. Source of the defaults: arXiv 2507.18071, section 5.1.
+    """
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    token_gradient: bool = False
+    aggregate: Aggregate = "sequence"
+
+    def __post_init__(self) -> None:
+        _Policy.__post_init__(self)
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        from algo.loss import corrections, objectives
+
+        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M, tokens.sequence_M, tokens.sequences
+        losses_M = objectives.gspo(
+            *parts, clip_low=self.clip_low, clip_high=self.clip_high, token_gradient=self.token_gradient
+        )
+        ratio_M = corrections.geometric_ratios(tokens.logprobs_M, anchor_M, tokens.sequence_M, tokens.sequences)
+        return losses_M, _replaced(ratio_M, tokens.advantages_M, self.clip_low, self.clip_high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cispo(_Policy):
+    """REINFORCE weighted by the clipped ratio (`objective.cispo`): no token loses its gradient.
+
+    clip_low 1: no lower bound, as in arXiv 2506.13585.
+    """
+
+    clip_low: float = 1.0
+    clip_high: float = 4.0
+
+    def __post_init__(self) -> None:
+        _Policy.__post_init__(self)
+        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
+        require(self, "positive", lambda value: value > 0, "clip_high")
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        from algo.loss import corrections, objectives
+
+        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M
+        losses_M = objectives.cispo(*parts, clip_low=self.clip_low, clip_high=self.clip_high)
+        ratio_M = corrections.token_ratios(tokens.logprobs_M, anchor_M)
+        low_M, high_M = ratio_M < 1 - self.clip_low, ratio_M > 1 + self.clip_high
+        return losses_M, {"clip_low": low_M.sum(), "clip_high": high_M.sum()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dppo(_Policy):
+    """The ratio's objective inside a trust region around the sampler, 0 outside (`objective.dppo`).
+
+    low, high: the divergence ("tv" | "kl" of the two outcomes) that stops a token with A < 0, A > 0. both_sides: IPO.
+    dual_clip: as in PpoClip; the region does not stop a token with A < 0 that the learner finds likelier than the
+    sampler did. square_coef: of (log ratio)^2, added everywhere.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    divergence: Literal["tv", "kl"] = "tv"
+    both_sides: bool = False
+    dual_clip: float | None = 3.0
+    square_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        _Policy.__post_init__(self)
+        require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
+        require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
+        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
+        require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        from algo.loss import objectives
+
+        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M
+        region: dict[str, Any] = {name: getattr(self, name) for name in ("low", "high", "divergence", "both_sides")}
+        out_M = ~objectives.trusted(*parts, **region)
+        counts = {"clip_low": (out_M & (parts[2] < 0)).sum(), "clip_high": (out_M & (parts[2] > 0)).sum()}
+        return objectives.dppo(*parts, **region, dual_clip=self.dual_clip, square_coef=self.square_coef), counts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sapo(_Policy):
+    """A smooth gate in place of the clip (`objective.sapo`); a larger tau closes sooner."""
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        _Policy.__post_init__(self)
+        require(self, "positive", lambda value: value > 0, "tau_positive", "tau_negative")
+
+    def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
+        from algo.loss import objectives
+
+        taus = {"tau_positive": self.tau_positive, "tau_negative": self.tau_negative}
+        return objectives.sapo(tokens.logprobs_M, anchor_M, tokens.advantages_M, **taus), {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossEntropy:
+    """-log p of the tokens: supervised fine-tuning. Advantages and the sampler are ignored.
+
+    It counts `nll`, the sum of -log p: per token it can be compared between runs, whatever the aggregation.
+    """
+
+    aggregate: Aggregate = "token"
+
+    def __post_init__(self) -> None:
+        _check_aggregate(self)
+
+    def __call__(self, tokens: Tokens, totals: Totals) -> tuple[Tensor, Counts]:
+        from algo.loss.interface import aggregated
+
+        loss = aggregated(-tokens.logprobs_M, tokens, totals, self.aggregate)
+        return loss, {"nll": -tokens.logprobs_M.detach().sum()}
+
+
+def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float) -> Counts:
+    """Tokens whose loss the lower (A < 0) or upper (A > 0) bound replaced."""
+    low_M, high_M = (ratio_M < 1.0 - clip_low) & (advantages_M < 0), (ratio_M > 1.0 + clip_high) & (advantages_M > 0)
+    return {"clip_low": low_M.sum(), "clip_high": high_M.sum()}
+
+
+def _check_aggregate(owner: Any) -> None:
+    require(owner, "'token', 'sequence' or positive", lambda x: x in ("token", "sequence") or x > 0, "aggregate")
+
+
+def require(owner: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+    """Raises ValueError naming field and value; of one that `holds` cannot compare (None, "3e-4"), too."""
+    for name in names:
+        with suppress(TypeError):
+            if holds(getattr(owner, name)):
+                continue
+        raise ValueError(f"{type(owner).__name__}.{name} must be {rule}, got {getattr(owner, name)!r}")

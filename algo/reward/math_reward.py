@@ -1,0 +1,78 @@
+"""The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
+
+Invariants
+- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, never 5), only the boxed answer counts, and it gives
+  one answer: `12 or 13` is wrong for 13, and so is what takes an answer back.
+- As a person reads it: `algo.reward.math_text` says what makes no difference, `algo.reward.math_compare` which units,
+  bases and words agree.
+- Model output is never evaluated here: what needs mathematics is decided in the sandbox; numbers, words and equal texts
+  are not sent there.
+- A truncated rollout gets 0; a rollout without an answer gets 0; one that could not be graded gets no reward at all but
+  GraderUnavailable (`algo.reward.grade_math` says when that is).
+"""
+
+from __future__ import annotations
+
+from algo.reward.answers import boxed_answer
+from algo.reward.grade_math import GRADER_LIMITS, LONGEST_ANSWER, MathGrader
+from algo.reward.math_compare import Question, compare
+from algo.reward.math_text import number_of, read
+from engine.ports import ToolRunner
+from engine.types import StopReason, Trajectory
+from sandbox.wire import Limits
+
+
+class MathReward:
+    """Grades a trajectory against `prompt.answer`.
+
+    integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
+    runner: a sandbox with GRADER_MODULES, where answers that are no numbers are compared as mathematics. Without one
+    such an answer is right only when it is the same text, look aside.
+    grader: what uses the runner; its `counts` say how the gradings in the sandbox ended.
+    """
+
+    def __init__(
+        self, *, integers_only: bool = False, runner: ToolRunner | None = None, limits: Limits = GRADER_LIMITS
+    ) -> None:
+        if integers_only and runner is not None:
+            raise ValueError("MathReward with integers_only compares texts: it takes no runner")
+        self.integers_only = integers_only
+        self.grader = None if runner is None else MathGrader(runner, limits)
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        """1.0 or 0.0. Raises GraderUnavailable."""
+        if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
+            return 0.0
+        answer, reference = boxed_answer(trajectory.text), trajectory.prompt.answer
+        if answer is None:
+            return 0.0
+        verdict = self._verdict(answer, reference)
+        if isinstance(verdict, Question):
+            return float(self.grader is not None and await self.grader.equal(verdict.answer, verdict.reference))
+        return float(verdict)
+
+    def equal(self, answer: str, reference: str) -> bool | None:
+        """Whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""
+        verdict = self._verdict(answer, reference)
+        if isinstance(verdict, Question):
+            return None if self.grader else False
+        return verdict
+
+    def _verdict(self, answer: str, reference: str) -> bool | Question:
+        if len(answer) > LONGEST_ANSWER:
+            return same_digits(answer, reference)
+        if self.integers_only and not (is_integer(answer) and is_integer(reference)):
+            return False
+        return compare(answer, reference)
+
+
+def same_digits(answer: str, reference: str) -> bool:
+    """Of texts that are too long for more: whether they are the same number, written plainly."""
+    number, expected = number_of(answer), number_of(reference)
+    return number is not None and expected is not None and number.equals(expected)
+
+
+def is_integer(text: str) -> bool:
+    """Whether a text writes an integer with its digits, in base ten."""
+    reading = read(text)
+    return reading.base is None and reading.number is not None and reading.number.integer

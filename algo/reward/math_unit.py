@@ -1,0 +1,187 @@
+r"""Units of measurement in answers: `cm^2`, `square inches`, `dollars per hour`.
+
+Invariants
+- A unit is words with powers. Words of one kind ("hours", "hr") have one name; words that are not listed name a unit
+  of their own, without their plural ("apples", "apple").
+- Words that change or deny a number ("or", "not", "about", "half", "thirds") are no unit at all: `unit_of` says None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+OPEN, CLOSE = "\ue000", "\ue001"  # around each word of a text, see `algo.reward.math_text`
+WORD = rf"{OPEN}([^{CLOSE}]*){CLOSE}"
+
+_LENGTHS = {
+    "mm millimeter millimetre": Fraction(1, 1000),
+    "cm centimeter centimetre": Fraction(1, 100),
+    "dm decimeter decimetre": Fraction(1, 10),
+    "m meter metre": Fraction(1),
+    "km kilometer kilometre": Fraction(1000),
+    "in inch inches": Fraction(254, 10000),
+    "ft foot feet": Fraction(3048, 10000),
+    "yd yard": Fraction(9144, 10000),
+    "mi mile": Fraction(1609344, 1000),
+}
+_TIMES = {
+    "s sec second": Fraction(1),
+    "min minute": Fraction(60),
+    "h hr hour": Fraction(3600),
+    "day": Fraction(86400),
+    "week wk": Fraction(604800),
+}
+_MASSES = {
+    "mg milligram": Fraction(1, 1000),
+    "g gm gram": Fraction(1),
+    "kg kilogram": Fraction(1000),
+    "oz ounce": Fraction(45359237, 1600000),
+    "lb lbs pound": Fraction(45359237, 100000),
+}
+_OTHERS = {
+    "month": {"month": Fraction(1), "year yr": Fraction(12)},
+    "volume": {"ml milliliter millilitre cc": Fraction(1, 1000), "l liter litre": Fraction(1)},
+    "gallon": {"gallon gal": Fraction(1)},
+    "money": {"dollar usd buck": Fraction(1), "cent": Fraction(1, 100)},
+    "euro": {"euro eur": Fraction(1)},
+    "gbp": {"gbp": Fraction(1)},
+    "rupee": {"rupee rs inr": Fraction(1)},
+    "yen": {"yen": Fraction(1)},
+    "angle": {"degree deg": Fraction(1)},
+    "radian": {"radian rad": Fraction(1)},
+    "celsius": {"celsius": Fraction(1)},
+    "fahrenheit": {"fahrenheit": Fraction(1)},
+    "person": {"person people": Fraction(1)},
+    "man": {"man men": Fraction(1)},
+    "woman": {"woman women": Fraction(1)},
+    "child": {"child children": Fraction(1)},
+    "way": {"way": Fraction(1)},
+}
+_KINDS = {"length": _LENGTHS, "time": _TIMES, "mass": _MASSES, **_OTHERS}
+# From a word to its kind and its size in that kind.
+_WORDS = {
+    word: (kind, size) for kind, names in _KINDS.items() for spelled, size in names.items() for word in spelled.split()
+}
+# Words for a quotient: numerator, denominator.
+_QUOTIENTS = {"mph": ("mile", "hour"), "kmh": ("km", "hour"), "kph": ("km", "hour"), "kmph": ("km", "hour")}
+
+_SQUARE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_FILLERS = frozenset(("of", "the", "a", "an", "in", "total"))
+# What may stand behind a number and change it, or take it back.
+_CHANGING = """
+or and not no nor but if when for where unless except is are was be isn't aren't than then more less fewer least most
+greater smaller larger higher lower bigger over under above below about approximately approx around roughly nearly
+almost circa maybe perhaps possibly probably likely wrong incorrect false untrue unsure guess otherwise else either
+neither both without plus minus times divided multiplied by to from through until up down mod modulo base squared
+cubed factorial power root half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh
+sevenths eighth eighths ninth ninths tenth tenths eleventh elevenths twelfth twelfths twentieth twentieths hundredth
+hundredths thousandth thousandths millionth millionths percent percentage pct zero one two three four five six seven
+eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty
+sixty seventy eighty ninety hundred thousand million billion trillion hundreds thousands millions billions trillions
+dozen dozens pair pairs score couple double triple twice thrice negative positive off instead rather actually
+correction should does doesn't cannot can't won't some any all every other another error undefined infinity infinitely
+infinite imaginary inclusive exclusive respectively with remainder pi sqrt between different
+"""
+_NO_UNITS = frozenset(_CHANGING.split())
+_PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.()]")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(rf"\s*{OPEN}({'|'.join(_SCALES)}){CLOSE}", re.IGNORECASE)
+# The last words of a text with what joins them, from behind a number or an expression on.
+_TAIL = re.compile(rf"(?:\s|\(|\\cdot)*{WORD}(?:\s|\\cdot|/|[.()]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)|{WORD})*$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A product of powers of kinds, sorted, and its size: `km` is ("length", 1) of size 1000.
+
+    >>> unit_of(f"{OPEN}km{CLOSE}/{OPEN}h{CLOSE}")
+    Unit(kinds=(('length', 1), ('time', -1)), size=Fraction(5, 18))
+    """
+
+    kinds: tuple[tuple[str, int], ...]
+    size: Fraction = Fraction(1)
+
+    def __mul__(self, other: Unit) -> Unit:
+        powers = dict(self.kinds)
+        for kind, power in other.kinds:
+            powers[kind] = powers.get(kind, 0) + power
+        kinds = tuple(sorted((kind, power) for kind, power in powers.items() if power))
+        return Unit(kinds=kinds, size=self.size * other.size)
+
+    def __pow__(self, exponent: int) -> Unit:
+        return Unit(kinds=tuple((kind, power * exponent) for kind, power in self.kinds), size=self.size**exponent)
+
+
+NONE = Unit(kinds=())
+
+
+def named(word: str) -> Unit:
+    """The unit that one word names."""
+    lower = word if len(word) == 1 and word != "L" else word.lower()
+    if lower in _QUOTIENTS:
+        above, below = _QUOTIENTS[lower]
+        return named(above) * named(below) ** -1
+    for name in (lower, lower.removesuffix("s"), lower.removesuffix("es")):
+        if name in _WORDS:
+            kind, size = _WORDS[name]
+            return Unit(kinds=((kind, 1),), size=size)
+    plural = len(lower) > 3 and lower.endswith("s") and not lower.endswith("ss")
+    return Unit(kinds=((lower.removesuffix("s") if plural else lower, 1),))
+
+
+def denies(word: str) -> bool:
+    """Whether a word beside a number may change it or take it back."""
+    return word.lower() in _NO_UNITS
+
+
+def unit_of(text: str) -> Unit | None:
+    """The unit that a text of marked words says; None where it says none."""
+    factors: list[Unit] = []
+    signs: list[int] = []
+    sign, dimension = 1, 1
+    position = 0
+    while position < len(text):
+        part = _PART.match(text, position)
+        if part is None:
+            return None
+        position = part.end()
+        word = (part[1] or "").lower()
+        power = part[2] or part[3]
+        if word in _NO_UNITS or (power and not factors):
+            return None
+        if word == "per" or part[4]:
+            sign = -1
+        elif word in _SQUARE:
+            dimension = _SQUARE[word]
+        elif power:
+            factors[-1] **= int(power)
+        elif word and not (word in _FILLERS and factors):
+            factors.append(named(part[1]) ** dimension)
+            signs.append(sign)
+            dimension = 1
+    unit = NONE
+    for factor, exponent in zip(factors, signs, strict=True):
+        unit *= factor**exponent
+    return unit if unit.kinds else None
+
+
+def without_unit(text: str) -> tuple[str, Unit | None, int]:
+    """A text without the unit at its end, the unit, and the power of ten that a word such as "million" before it says.
+
+    The text keeps its words where they are no unit.
+    """
+    tail = _TAIL.search(text)
+    if tail is None:
+        return text, None, 0
+    value, words = text[: tail.start()], tail[0]
+    scale = _SCALE.match(words)
+    power = _SCALES[scale[1].lower()] if scale else 0
+    words = words[scale.end() :] if scale else words
+    if not value.strip() or words.count("(") != words.count(")"):
+        return text, None, 0
+    if not words.strip(" ."):
+        return value, None, power
+    unit = unit_of(words)
+    return (value, unit, power) if unit else (text, None, 0)

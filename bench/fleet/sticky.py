@@ -1,0 +1,156 @@
+"""The books of a policy that keeps each trajectory on the replica where it began.
+
+Invariants
+- A trajectory is waiting, running or tool-waiting; one that has a home counts there until it leaves or loses it, which
+  happens when that replica dies or drains.
+- Those with a home go first, then the others first come first served; nobody is ever moved while running.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from engine.balancing.balancer import Place
+from engine.ports import KvSample
+
+
+@dataclass(slots=True)
+class Tracked:
+    key: int
+    tokens: int
+    state: str = "waiting"  # "waiting" | "running" | "tool"
+    home: int | None = None
+    steps: int = 0  # of its replica, when `tokens` was true
+
+
+@dataclass(slots=True)
+class Engine:
+    index: int
+    blocks: int
+    block_size: int
+    at_home: dict[int, Tracked] = field(default_factory=dict)
+    steps: int = 0
+    sample: KvSample | None = None
+    context_tokens: int = 0  # of those at home; of the running ones less the steps at which their turns began
+    running: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Lengths of those at home, running ones having grown by a token a step."""
+        return self.context_tokens + self.running * self.steps
+
+    def count(self, item: Tracked, sign: int) -> None:
+        running = item.state == "running"
+        self.running += sign * running
+        self.context_tokens += sign * (item.tokens - running * item.steps)
+
+
+class Sticky(ABC):
+    """The books; a policy says in `_choose` where one without a home goes, or that it waits."""
+
+    rule = ""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Tracked] = {}
+        self._returning: dict[int, Tracked] = {}
+        self._homeless: OrderedDict[int, Tracked] = OrderedDict()  # the first is found at once
+        self._engines: dict[int, Engine] = {}
+
+    def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
+        if replica in self._engines:
+            raise ValueError(f"replica {replica} is up already")
+        self._engines[replica] = Engine(replica, blocks, block_size)
+
+    def replica_down(self, replica: int) -> None:
+        self._engines.pop(replica, None)  # none when it drained
+        for item in self._all.values():
+            if item.home == replica:
+                item.state = "tool" if item.state == "running" else item.state
+                self._lose_home(item)
+
+    def replica_drain(self, replica: int) -> None:
+        """Those who wait lose their home now, the others at the end of their turn."""
+        for item in self._engines.pop(replica).at_home.values():
+            if item.state != "running":
+                self._lose_home(item)
+
+    def sample(self, replica: int, sample: KvSample, now: float) -> None:
+        engine = self._engines.get(replica)
+        if engine is not None:
+            engine.sample = sample
+            engine.steps += sample.steps
+
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        item = self._all.setdefault(key, Tracked(key, tokens, "tool"))
+        if item.state != "tool":
+            raise ValueError(f"trajectory {key} arrives while {item.state}")
+        self._becomes(item, "waiting", tokens)
+        (self._homeless if item.home is None else self._returning)[key] = item
+
+    def turn_done(self, key: int, tokens: int, now: float) -> None:
+        item = self._all[key]
+        if item.state == "waiting":
+            raise ValueError(f"trajectory {key} ends a turn while it waits")
+        self._becomes(item, "tool", tokens)
+        if item.home not in self._engines:  # it drains
+            item.home = None
+
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
+        item = self._all.pop(key, None)
+        if item is not None:
+            self._lose_home(item)
+            self._homeless.pop(key, None)
+
+    def decide(self, now: float) -> list[Place]:
+        placed = [self._run(item, "home") for item in self._returning.values()]
+        self._returning.clear()
+        while self._engines and self._homeless:
+            item = self._first()
+            choice = self._choose(item)
+            if choice is None:
+                break
+            del self._homeless[item.key]
+            item.home = choice.index
+            choice.at_home[item.key] = item
+            choice.count(item, 1)
+            placed.append(self._run(item, self.rule))
+        return placed
+
+    def waiting(self) -> int:
+        return len(self._returning) + len(self._homeless)
+
+    def _first(self) -> Tracked:
+        return next(iter(self._homeless.values()))
+
+    @abstractmethod
+    def _choose(self, item: Tracked) -> Engine | None:
+        """Where a trajectory without a home begins; None: it waits."""
+
+    def _run(self, item: Tracked, rule: str) -> Place:
+        assert item.home is not None
+        self._becomes(item, "running", item.tokens)
+        sample, blocks = self._engines[item.home].sample, self._engines[item.home].blocks
+        return Place(item.key, item.home, rule, blocks if sample is None else sample.free_blocks)
+
+    def _becomes(self, item: Tracked, state: str, tokens: int) -> None:
+        engine = None if item.home is None else self._engines.get(item.home)
+        if engine is None:
+            item.tokens, item.state = tokens, state
+            return
+        engine.count(item, -1)
+        item.tokens, item.state, item.steps = tokens, state, engine.steps
+        engine.count(item, 1)
+
+    def _lose_home(self, item: Tracked) -> None:
+        engine = None if item.home is None else self._engines.get(item.home)
+        if engine is not None:
+            engine.count(item, -1)
+            del engine.at_home[item.key]
+        item.home = None
+        if self._returning.pop(item.key, None):
+            self._homeless[item.key] = item
+
+    def _emptiest(self) -> Engine:
+        return min(self._engines.values(), key=lambda engine: len(engine.at_home))

@@ -1,0 +1,5 @@
+"""`python -m bench.rollout`: see bench/rollout/rollout.py."""
+
+from bench.rollout.rollout import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m bench.sandbox`: see bench/sandbox/sandbox.py."""
+
+from bench.sandbox.sandbox import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m bench.streaming`: see bench/streaming/streaming.py."""
+
+from bench.streaming.streaming import main
+
+main()

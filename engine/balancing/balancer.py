@@ -1,0 +1,79 @@
+"""Placement of trajectories on replicas. Pure: events and the time go in, placements come out.
+
+`engine.balancing.kv_aware` holds the node's own policy, `bench.fleet.baselines` what others do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.ports import KvSample
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A decision: trajectory `key` generates its next turn on `replica`. All of it goes into the timeline.
+
+    stay_s, go_s: estimated seconds to its end where it was and where it goes, when it moved for its own sake.
+    """
+
+    key: int
+    replica: int
+    rule: str
+    headroom_blocks: float
+    stay_s: float = 0.0
+    go_s: float = 0.0
+
+
+class Balancer(Protocol):
+    """A placement policy; the node and the simulator drive the same object.
+
+    class Alternate:  # round robin, sticky
+        def __init__(self): self.waiting, self.home, self.replicas = [], {}, []
+        def replica_up(self, replica, blocks, block_size): self.replicas.append(replica)
+        def replica_down(self, replica):
+            self.replicas = [other for other in self.replicas if other != replica]
+            self.home = {key: home for key, home in self.home.items() if home != replica}
+        def replica_drain(self, replica): self.replicas.remove(replica)
+        def sample(self, replica, sample, now): pass
+        def arrive(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
+        def turn_done(self, key, tokens, now): pass
+        def leave(self, key, tokens, finished):
+            self.home.pop(key, None)
+            self.waiting = [other for other in self.waiting if other != key]
+        def decide(self, now):
+            waiting, self.waiting = (self.waiting, []) if self.replicas else ([], self.waiting)
+            place = lambda key: self.home.setdefault(key, self.replicas[key % len(self.replicas)])
+            return [Place(key, place(key), "rr", 0) for key in waiting]
+    """
+
+    def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
+
+    def replica_down(self, replica: int) -> None:
+        """What ran there will `arrive` again with its tokens so far."""
+        ...
+
+    def replica_drain(self, replica: int) -> None:
+        """Nothing new goes there, and what is there should move away; `replica_down` follows."""
+        ...
+
+    def sample(self, replica: int, sample: KvSample, now: float) -> None:
+        """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
+        ...
+
+    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        """The trajectory wants its next turn generated; `tokens` is its length so far, the group's prompt included."""
+        ...
+
+    def turn_done(self, key: int, tokens: int, now: float) -> None:
+        """The turn ended and the trajectory waits for tools."""
+        ...
+
+    def leave(self, key: int, tokens: int, finished: bool) -> None:
+        """The trajectory ended in whatever state it was; finished: by itself, so that its size says something."""
+        ...
+
+    def decide(self, now: float) -> list[Place]:
+        """Placements of waiting trajectories; one of a running trajectory moves it: it goes on there by its ids."""
+        ...

@@ -1,0 +1,104 @@
+"""Where the learner's ranks and the replicas run. Pure: a few numbers go in, the settings of the parts come out.
+
+Invariants
+- Learner and replicas have devices of their own, or all of them share all devices, or everything runs on the CPU.
+- What shares a device never computes at the same time: there the bound on staleness is 0 and the replicas rest while
+  the learner trains.
+
+On GPUs: written against vLLM's documentation, not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.learner.process import LearnerProcessConfig
+from engine.replica.config import ReplicaConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """devices: the GPUs there are, none for the CPU. They must be as many as ranks and replicas need together (then the
+    learner has the first ones), or as either side needs (then they share them). tensor_parallel: GPUs of a replica.
+
+    >>> Placement(devices=(0,), ranks=1, replicas=1).shared
+    True
+    >>> eight = Placement(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
+    >>> eight.shared, eight.weight_transfer, eight.learner_devices, eight.replica_devices
+    (False, 'nccl', (0, 1, 2, 3), (4, 5, 6, 7))
+    """
+
+    devices: tuple[int, ...] = ()
+    ranks: int = 1
+    replicas: int = 2
+    tensor_parallel: int = 1
+    max_staleness: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices must differ, got {self.devices}")
+        count, serving = len(self.devices), self.replicas * self.tensor_parallel
+        if count and count != self.ranks + serving and not count == self.ranks == serving:
+            raise ValueError(
+                f"devices must be {self.ranks + serving} for ranks={self.ranks} and replicas={self.replicas} of "
+                f"{self.tensor_parallel} beside each other, or as many as each of both needs to share them, got {count}"
+            )
+        if self.shared and self.max_staleness:
+            raise ValueError(
+                f"max_staleness must be 0 where replicas share the learner's devices (they sleep while it trains), "
+                f"got {self.max_staleness}"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Learner and replicas have the same GPUs, by turns."""
+        return bool(self.devices) and len(self.devices) == self.ranks
+
+    @property
+    def learner_devices(self) -> tuple[int, ...]:
+        return self.devices[: self.ranks]
+
+    @property
+    def replica_devices(self) -> tuple[int, ...]:
+        return self.devices if self.shared else self.devices[self.ranks :]
+
+    @property
+    def weight_transfer(self) -> str:
+        """shm on the CPU; ipc within a GPU, nccl between GPUs."""
+        return ("ipc" if self.shared else "nccl") if self.devices else "shm"
+
+    @property
+    def rests(self) -> bool:
+        """The replicas rest while the learner trains (`Fleet.rest`): they have nothing to do, or not the devices."""
+        return self.max_staleness == 0
+
+    def replica(self, config: ReplicaConfig) -> ReplicaConfig:
+        """The replicas' configuration with what the placement decides. On GPUs both sides compute in bfloat16."""
+        return replace(
+            config,
+            devices=self.replica_devices,
+            tensor_parallel=self.tensor_parallel,
+            weight_transfer=self.weight_transfer,
+            sleeps=self.shared,
+            dtype="bfloat16" if self.devices else config.dtype,
+        )
+
+    def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
+        """The same for the learner's processes."""
+        return replace(config, ranks=self.ranks, devices=self.learner_devices)
+
+    @property
+    def learner_fields(self) -> dict[str, Any]:
+        """The same for the learner's own configuration: fields of `LearnerConfig`, which agree with the replicas'.
+
+        mismatch_tolerance: as measured where either side computes in bfloat16.
+        """
+        fields: dict[str, Any] = {"weight_transfer": self.weight_transfer}
+        if self.devices:
+            fields |= dict.fromkeys(("dtype", "weights_dtype"), "bfloat16")
+            fields |= {"device": "cuda", "offload_optimizer": self.shared, "mismatch_tolerance": 0.5}
+        return fields

@@ -1,0 +1,327 @@
+"""The life of the replicas: started at once, watched, replaced, and their weights kept current.
+
+Invariants
+- While weights are updated `open` is clear; afterwards every live replica has passed the canary. After an update that
+  failed it stays clear until one succeeds.
+- A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
+  the current weights and passes the canary first. One that dies while it starts is started again in the same way.
+- All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
+- When no replica is left and none will come, everybody who waits is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from engine.errors import first_error
+from engine.fleet.canary import Weights, compare, tolerance
+from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
+from engine.telemetry.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetConfig:
+    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance:
+    `engine.fleet.canary.tolerance_of(checkpoint, dtype)`.
+
+    watch_s: how often a replica's health is looked at; restarts: how many times each may die, its start included,
+    counted anew when it has served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end
+    or to be moved, before they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new
+    weights (its tokens tell their versions), or "restart": its turn, or its next one, raises Superseded.
+    """
+
+    replicas: int = 2
+    block_size: int = 32
+    canary_tolerance: float = tolerance("float32", layers=8)
+    watch_s: float = 5.0
+    restarts: int = 3
+    stop_deadline_s: float = 10.0
+    drain_s: float = 10.0
+    on_update: Literal["continue", "restart"] = "continue"
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
+        if self.restarts < 0:
+            raise ValueError(f"restarts must not be negative, got {self.restarts}")
+        for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.on_update not in ("continue", "restart"):
+            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
+
+
+STEADY_S = 600.0  # a replica that dies after that died of something new
+MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
+
+
+class Listener(Protocol):
+    """Whom the supervisor tells what happens (`engine.fleet.fleet.Fleet`). Called in the event loop; must not raise."""
+
+    def on_up(self, replica: ReplicaPort) -> None:
+        """It has the current weights and serves."""
+        ...
+
+    def on_down(self, replica: ReplicaPort) -> None:
+        """It was up and is not any more."""
+        ...
+
+    def on_step(self, index: int, sample: KvSample) -> None: ...
+
+    def on_update(self) -> None:
+        """Weights of a new version are about to be loaded; `open` is clear."""
+        ...
+
+    def on_open(self) -> None:
+        """Weights are current everywhere: placements may go on."""
+        ...
+
+    def on_end(self, error: ReplicaDied) -> None:
+        """No replica is left, or the fleet ends. Said once or more."""
+        ...
+
+
+class Supervisor:
+    """`async with` starts all replicas at once and ends them on the way out."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        make_replica: MakeReplica,
+        timeline: Timeline,
+        canary: Sequence[Sequence[int]],
+        listener: Listener,
+    ) -> None:
+        self.config = config
+        self.canary = [list(ids) for ids in canary]
+        self.canary_max_abs = 0.0
+        self.deaths = 0
+        self._heard = ""  # why one died, where it was said
+        self.live: dict[int, ReplicaPort] = {}
+        self.weights: Weights | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+        self._make_replica = make_replica
+        self._timeline = timeline
+        self._listener = listener
+        self._update = asyncio.Lock()
+        self._rest = asyncio.Lock()
+        self._beginning = 0  # replicas
+        self._none_begins = asyncio.Event()
+        self._none_begins.set()
+        self._supervised = set(range(config.replicas))
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with AsyncExitStack() as stack:
+                self.tasks = await stack.enter_async_context(asyncio.TaskGroup())
+                up = [asyncio.get_running_loop().create_future() for _ in range(self.config.replicas)]
+                for index, future in enumerate(up):
+                    task = self.tasks.create_task(self._supervise(index, future), name=f"replica-{index}")
+                    stack.callback(task.cancel)
+                for future in up:
+                    await future
+                self._stack = stack.pop_all()
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.on_end(ReplicaDied("the fleet has ended"))
+        try:
+            await self._stack.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+
+    def retire(self, index: int) -> ReplicaPort:
+        """Replica `index` is not replaced when it goes down. Raises ValueError for one that is not up, or the last."""
+        if index not in self.live or index not in self._supervised:
+            raise ValueError(f"replica {index} is not up (there is: {sorted(self.live)})")
+        if len(self._supervised) == 1:
+            raise ValueError(f"replica {index} is the last one")
+        self._supervised.remove(index)
+        return self.live[index]
+
+    async def update_weights(self, weights: Weights) -> float:
+        """All live replicas load the weights and pass the canary; returns the canary's largest difference.
+
+        Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
+        """
+        async with self._update:
+            started = self._timeline.now()
+            self.open.clear()
+            self._timeline.idle.flag("weight_sync", 1, started)
+            self.weights = weights
+            self._listener.on_update()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._renew(replica, weights), name=f"update-{index}")
+                        for index, replica in self.live.items()
+                    ]
+            except BaseExceptionGroup as failures:
+                raise first_error(failures) from failures
+            finally:
+                self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
+            self.open.set()
+            self._listener.on_open()
+        ended = self._timeline.now()
+        worst = max((task.result() for task in tasks), default=0.0)
+        self.canary_max_abs = max(self.canary_max_abs, worst)
+        self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)
+        return worst
+
+    @asynccontextmanager
+    async def rest(self) -> AsyncIterator[None]:
+        """Inside, the replicas hold nothing of a shared device and none begins; one that has begun is waited for. They
+        serve after the next update.
+        """
+        async with self._rest:
+            await self._none_begins.wait()
+            async with self._update:
+                self.open.clear()
+                await self._each(lambda replica: replica.sleep(), "sleep")
+                yield
+                await self._each(lambda replica: replica.wake("weights"), "wake")
+
+    @asynccontextmanager
+    async def _begins(self) -> AsyncIterator[None]:
+        """A replica comes up inside: not while the learner has the devices."""
+        async with self._rest:
+            self._beginning += 1
+            self._none_begins.clear()
+        try:
+            yield
+        finally:
+            self._beginning -= 1
+            if not self._beginning:
+                self._none_begins.set()
+
+    async def _each(self, act: Callable[[ReplicaPort], Awaitable[None]], what: str) -> None:
+        """On all live replicas at once; one that fails is replaced."""
+
+        async def one(replica: ReplicaPort) -> None:
+            try:
+                await act(replica)
+            except ReplicaDied as error:
+                self.down(replica, error)
+
+        async with asyncio.TaskGroup() as group:
+            for index, replica in self.live.items():
+                group.create_task(one(replica), name=f"{what}-{index}")
+
+    async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
+        try:
+            await replica.update_weights(weights.path, weights.version)
+            await replica.wake("kv_cache")
+            if not self.canary:
+                return 0.0
+            found = await replica.logprobs(self.canary)
+        except ReplicaDied as error:
+            self.down(replica, error)
+            return 0.0
+        return compare(replica.index, found, weights, self.config.canary_tolerance)
+
+    async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
+        """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
+        core = core_of(index, self.config.replicas, sorted(os.sched_getaffinity(0)))
+        deaths = 0
+        while deaths <= self.config.restarts:
+            replica, since = self._make_replica(index, core, self._listener.on_step), math.inf
+            try:
+                async with self._begins():
+                    await replica.start()
+                    async with self._update:
+                        if self.weights is not None:
+                            await self._renew(replica, self.weights)
+                        if not replica.died.is_set():
+                            self._admit(replica)
+                            since = self._timeline.now()
+                if not up.done():
+                    up.set_result(None)
+                await self._watch(replica)
+            except ReplicaDied as error:
+                self.down(replica, error)
+                hopeless = isinstance(error, ReplicaMisconfigured) or deaths == self.config.restarts
+                if hopeless and not up.done():
+                    raise
+            finally:
+                await self._stop(replica)
+            if index not in self._supervised:
+                return
+            self.deaths += 1
+            deaths = 1 if self._timeline.now() - since > STEADY_S else deaths + 1
+        self._timeline.instant("fleet", f"replica {index} died {deaths} times and is given up")
+        self._supervised.remove(index)
+        if not self._supervised:
+            end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
+            self._listener.on_end(end)
+            raise end
+
+    async def _stop(self, replica: ReplicaPort) -> None:
+        try:
+            async with asyncio.timeout(self.config.stop_deadline_s):
+                await replica.shutdown()
+        except TimeoutError:
+            self._timeline.instant("fleet", f"replica {replica.index} does not end: killed")
+            replica.kill()
+
+    def _admit(self, replica: ReplicaPort) -> None:
+        self.live[replica.index] = replica
+        self._timeline.idle.replica(replica.index, self._timeline.now())
+        self._timeline.instant("fleet", f"replica {replica.index} up (pid {replica.pid})")
+        self._listener.on_up(replica)
+
+    async def _watch(self, replica: ReplicaPort) -> None:
+        """Returns when the replica died; kills one that stalls within `watch_s` after its step deadline.
+
+        A look that comes late by as much is passed over: where this process stood still (Ctrl-Z, fg), what the engine
+        said meanwhile has not been read.
+        """
+        clock = asyncio.get_running_loop().time
+        while not replica.died.is_set():
+            began = clock()
+            try:
+                async with asyncio.timeout(self.config.watch_s):
+                    await replica.died.wait()
+            except TimeoutError:
+                if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
+                    self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
+                    replica.kill()
+        self.down(replica)
+
+    def fail(self, error: Exception) -> None:
+        """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
+        self.tasks.create_task(_raised(error), name="failed")
+
+    def down(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
+        """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
+        replica.died.set()
+        if error is not None:
+            self._heard = f"; last heard: {error}"
+            self._timeline.instant("fleet", str(error))
+        if self.live.get(replica.index) is replica:  # else not admitted, or down already
+            del self.live[replica.index]
+            self._timeline.idle.down(replica.index, self._timeline.now())
+            self._listener.on_down(replica)
+
+
+async def _raised(error: Exception) -> None:
+    raise error
+
+
+def core_of(index: int, replicas: int, cores: Sequence[int]) -> int | None:
+    """The core of a replica; None, any core, when there are more replicas than cores: one that is pinned beside a busy
+    one waits for it while another core idles.
+    """
+    return cores[index] if replicas <= len(cores) else None

@@ -1,0 +1,319 @@
+"""The protocol between the node and the learner (ZeroMQ PAIR, node binds), and the node's end of it.
+
+Invariants
+- One message is [message, (name, dtype, shape) of each array, raw array...], the first two in msgpack; nothing is
+  pickled.
+- The learner answers every request, in order, with exactly one reply: the awaited type or `Failed`.
+- Every await has a deadline; a learner that dies or stays silent raises `LearnerDied` with its last words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+import zmq
+import zmq.asyncio
+from numpy.typing import NDArray
+
+from engine.errors import first_error
+from engine.types import Batch, Floats
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """First message. learner: fields of algo.learner.learner.LearnerConfig. canary: fixed token sequences.
+
+    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from.
+    """
+
+    checkpoint: str
+    learner: dict[str, Any]
+    canary: list[list[int]]
+    weights_dir: str
+    seed: int
+    resume: str | None = None
+
+
+class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
+
+    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published.
+    """
+
+    step: int
+    version: int
+
+
+class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path."""
+
+    path: str
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Copy all that resuming takes, answer, and write it to path meanwhile. One that fails fails the next request."""
+
+    path: str
+    version: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End cleanly."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Answer to Configure. weights: a published file with version `version` (0 unless resumed); canary logprobs follow
+    as one frame.
+    """
+
+    weights: str
+    parameters: int
+    world_size: int
+    versions: dict[str, str]
+    version: int = 0
+
+
+class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame.
+
+    metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics, seconds of each part.
+    """
+
+    step: int
+    version: int
+    weights: str
+    metrics: dict[str, float]
+
+
+class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Answer to Save, and to Checkpoint."""
+
+    path: str
+
+
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Score; log-probabilities [N] follow as one frame, 0 where nothing was sampled."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The learner cannot go on: the reason with its numbers."""
+
+    reason: str
+
+
+Request = Configure | Train | Save | Score | Checkpoint | Stop
+Reply = Ready | Trained | Saved | Scored | Failed
+Arrays = Mapping[str, NDArray[Any]]
+Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+_request = msgspec.msgpack.Decoder(Request)
+_reply = msgspec.msgpack.Decoder(Reply)
+_specs = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...]]])
+
+
+def pack(message: Request | Reply, arrays: Arrays | None = None) -> list[bytes | memoryview]:
+    """Frames of a message. Arrays are sent as they lie in memory (made contiguous where they are not)."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    specs = [(name, array.dtype.str, array.shape) for name, array in contiguous.items()]
+    data = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
+    return [msgspec.msgpack.encode(message), msgspec.msgpack.encode(specs), *data]
+
+
+def _unpack(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Any]) -> tuple[Any, Arrays]:
+    message, specs, *data = frames
+    arrays = {
+        name: np.frombuffer(frame, dtype=np.dtype(dtype)).reshape(shape)
+        for (name, dtype, shape), frame in zip(_specs.decode(specs), data, strict=True)
+    }
+    return decoder.decode(message), arrays
+
+
+def unpack_request(frames: Sequence[Any]) -> tuple[Request, Arrays]:
+    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a request."""
+    return _unpack(_request, frames)
+
+
+def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, Arrays]:
+    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a reply."""
+    return _unpack(_reply, frames)
+
+
+class LearnerDied(RuntimeError):
+    """The learner ended, failed or did not answer in time; the message says which, with its last words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerProcessConfig:
+    """How the learner's ranks are started. Deadlines are for one answer.
+
+    module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
+    before `--nproc-per-node=... --log-dir=... -m engine.learner.rank module ...` (on several hosts: torchrun with its
+    rendezvous).
+    """
+
+    module: str
+    ranks: int = 1
+    devices: tuple[int, ...] = ()
+    launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    start_deadline_s: float = 120.0
+    step_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        if len(self.devices) not in (0, self.ranks):
+            raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
+
+
+def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> str:
+    """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
+    if not (there := environment.get("CUDA_VISIBLE_DEVICES")):
+        return ",".join(map(str, devices))
+    names = there.split(",")
+    if not all(device in range(len(names)) for device in devices):
+        raise ValueError(f"devices must be below {len(names)} where CUDA_VISIBLE_DEVICES is {there!r}, got {devices}")
+    return ",".join(names[device] for device in devices)
+
+
+class LearnerProcess:
+    """Starts the learner's ranks with torch's launcher and talks to rank 0.
+
+    `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
+    Leaving the context ends all its processes, and so does a kill of this one. Raises ValueError for devices that this
+    process may not see.
+    """
+
+    _process: asyncio.subprocess.Process
+
+    def __init__(self, config: LearnerProcessConfig, workspace: Path, log: Path) -> None:
+        self.config = config
+        self._visible = visible(config.devices)
+        self._workspace, self._address = workspace, f"ipc://{workspace}/learner"
+        self._log = log
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._answered = False
+
+    async def __aenter__(self) -> Self:
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self._address)
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environment.setdefault("GOMP_SPINCOUNT", "3000")  # the default spins long: 2.5 times as slow on busy cores
+        if self.config.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self._visible
+        path = filter(None, (str(_ROOT), environment.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(path)  # the node may have been started from any folder
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *[sys.executable, "-S", "-m", "engine.process.tied", str(os.getpid())],  # killed with the node
+                *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}", f"--log-dir={self._workspace}"],
+                *["-m", "engine.learner.rank", self.config.module, "--connect", self._address],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the node's to handle
+            )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Asks one that has answered before, then kills the launcher's session; a rank dies with its launcher."""
+        process = self._process
+        try:
+            if self._answered and process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5.0):
+                        await self._socket.send_multipart(pack(Stop()))
+                        await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            try:
+                await process.wait()
+            finally:
+                self._socket.close()
+                self._context.term()
+
+    async def configure(self, message: Configure) -> tuple[Ready, Floats]:
+        """Builds the learner; returns what it published first and its canary log-probabilities."""
+        ready, arrays = await self._ask(message, {}, Ready, self.config.start_deadline_s)
+        return ready, arrays["canary"]
+
+    async def train(self, batch: Batch, version: int) -> tuple[Trained, Floats]:
+        """One step: the published weights (version `version`), metrics and canary log-probabilities."""
+        message = Train(step=batch.step, version=version)
+        trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)
+        return trained, arrays["canary"]
+
+    async def save(self, path: Path) -> None:
+        """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
+        await self._ask(Save(path=str(path)), {}, Saved, self.config.step_deadline_s)
+
+    async def score(self, batch: Batch) -> Floats:
+        """log p of the batch's sampled tokens, [N], 0 elsewhere."""
+        _, arrays = await self._ask(Score(), batch.arrays(), Scored, self.config.step_deadline_s)
+        return arrays["logprobs"]
+
+    async def checkpoint(self, path: Path, version: int) -> None:
+        """Returns when the state is copied; path appears when it is on the disk, before the next one is begun."""
+        await self._ask(Checkpoint(path=str(path), version=version), {}, Saved, self.config.step_deadline_s)
+
+    async def _ask(
+        self, message: Request, arrays: Arrays, expected: type[Answer], deadline_s: float
+    ) -> tuple[Answer, Arrays]:
+        name = type(message).__name__
+        try:
+            async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
+                death = group.create_task(self._death(), name="learner-death")
+                await self._socket.send_multipart(pack(message, arrays))
+                reply, received = unpack_reply(await self._socket.recv_multipart())
+                death.cancel()
+        except TimeoutError:
+            words = f"the learner did not answer {name} within {deadline_s:g} s{self._last_words()}"
+            raise LearnerDied(words) from None
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        self._answered = True
+        if isinstance(reply, Failed):
+            if not isinstance(message, Save):  # it ends
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5.0):
+                        await self._process.wait()
+            raise LearnerDied("\n  ".join([reply.reason, *self._killed()]))
+        if not isinstance(reply, expected):
+            raise LearnerDied(f"the learner answered {type(reply).__name__} to {name}")
+        return reply, received
+
+    async def _death(self) -> None:
+        code = await self._process.wait()
+        raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The end of the log, without the launcher's own words; the first rank's too, whose end fails the others."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        said = list(itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines)) or lines
+        first = [line for line in said[:-3] if line.startswith("learner: ")][:1]
+        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *first, *said[-3:], *self._killed()])
+
+    def _killed(self) -> list[str]:
+        """Which rank was ended by a signal, if any: torch's launcher names the first one."""
+        found = re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", self._log.read_text(errors="replace"))
+        return [f"rank {found[2]} was ended by {signal.Signals(int(found[1])).name}"] if found else []

@@ -1,0 +1,207 @@
+"""The pipeline runtime: stages joined by channels under one TaskGroup, each of them measured.
+
+Invariants
+- A stage is any coroutine function `async def stage(inbox, outbox)`; it ends when its inbox is closed and drained.
+  One that ends earlier would leave the stages before it waiting for ever: it is refused with an error.
+- A stage's outbox closes when all its workers have ended, so that the end travels down the pipeline by itself.
+- A stage that has enough calls `inbox.finish()`: the stages before it are cancelled, what waits for it is discarded,
+  and the stages after it end as usual.
+- An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
+- For each worker: busy + blocked on input + blocked on output = the time since it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import first_error
+from engine.pipeline.channel import Channel, ChannelClosed
+
+
+class Port:
+    """One worker's end of a channel; counts items and the seconds spent blocked on it."""
+
+    def __init__(self, channel: Channel[Any], clock: Callable[[], float]) -> None:
+        self._channel = channel
+        self._clock = clock
+        self.items = 0
+        self._blocked_s = 0.0
+        self._pending = 0  # a stage may use its port from several tasks of its own
+        self._since = 0.0
+
+    def blocked_s(self, now: float) -> float:
+        return self._blocked_s + (now - self._since if self._pending else 0.0)
+
+    async def _timed(self, operation: Awaitable[Any]) -> Any:
+        if not self._pending:
+            self._since = self._clock()
+        self._pending += 1
+        try:
+            item = await operation
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self._blocked_s += self._clock() - self._since
+        self.items += 1
+        return item
+
+
+class Inbox(Port):
+    """`async for item in inbox`, or `await inbox.get()`, which raises ChannelClosed at the end."""
+
+    def __init__(self, channel: Channel[Any], clock: Callable[[], float], finish: Callable[[], None]) -> None:
+        super().__init__(channel, clock)
+        self._finish = finish
+
+    def finish(self) -> None:
+        """Nothing more is wanted: cancels the stages before this one, and discards what waits in the inbox."""
+        self._finish()
+
+    async def get(self) -> Any:
+        return await self._timed(self._channel.get())
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                yield await self.get()
+
+
+class Outbox(Port):
+    """`await outbox.put(item)` waits for room downstream."""
+
+    async def put(self, item: Any) -> None:
+        await self._timed(self._channel.put(item))
+
+
+StageFunction = Callable[[Inbox, Outbox], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage of a pipeline: `workers` concurrent copies of `run`, and room for `capacity` items in its inbox."""
+
+    name: str
+    run: StageFunction
+    workers: int = 1
+    capacity: int = 16
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"stage {self.name}: workers must be at least 1, got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStats:
+    """Seconds summed over the workers of a stage; queue is the number of items waiting in front of it."""
+
+    name: str
+    workers: int
+    items_in: int
+    items_out: int
+    busy_s: float
+    blocked_in_s: float
+    blocked_out_s: float
+    queue: int
+
+
+class _Worker:
+    def __init__(self, inbox: Inbox, outbox: Outbox, now: float) -> None:
+        self.inbox, self.outbox = inbox, outbox
+        self.started_at = now
+        self.ended_at: float | None = None
+
+
+class Pipeline:
+    """Runs stages in a row. What the last stage puts out is discarded; the first stage's inbox is empty and closed.
+
+    >>> async def numbers(inbox, outbox):
+    ...     for n in range(3):
+    ...         await outbox.put(n)
+    >>> async def show(inbox, outbox):
+    ...     async for n in inbox:
+    ...         print(n)
+    >>> import asyncio
+    >>> asyncio.run(Pipeline([Stage(name="numbers", run=numbers), Stage(name="show", run=show)]).run())
+    0
+    1
+    2
+    """
+
+    def __init__(self, stages: Sequence[Stage], clock: Callable[[], float] = time.perf_counter) -> None:
+        names = [stage.name for stage in stages]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
+        self.stages = list(stages)
+        self._clock = clock  # not the loop's: uvloop counts in whole milliseconds
+        self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
+        self._channels.append(_Sink())
+        self._channels[0].close()
+        self._workers: list[list[_Worker]] = [[] for _ in stages]
+        self._tasks: list[list[asyncio.Task[None]]] = [[] for _ in stages]
+
+    async def run(self) -> None:
+        """Returns when the last stage has ended; raises the first exception of a stage (ExceptionGroup unwrapped)."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, stage in enumerate(self.stages):
+                    for number in range(stage.workers):
+                        task = group.create_task(self._work(index), name=f"{stage.name}[{number}]")
+                        self._tasks[index].append(task)
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+
+    async def _work(self, index: int) -> None:
+        inbox = Inbox(self._channels[index], self._clock, finish=lambda: self._finish(index))
+        outbox = Outbox(self._channels[index + 1], self._clock)
+        worker = _Worker(inbox, outbox, self._clock())
+        self._workers[index].append(worker)
+        await self.stages[index].run(worker.inbox, worker.outbox)
+        worker.ended_at = self._clock()
+        peers = self._workers[index]
+        if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):
+            self._channels[index + 1].close()
+            if not self._channels[index].closed or len(self._channels[index]):
+                raise RuntimeError(f"stage {self.stages[index].name} ended before its inbox was closed and drained")
+
+    def _finish(self, index: int) -> None:
+        for tasks in self._tasks[:index]:
+            for task in tasks:
+                task.cancel()
+        self._channels[index].close()
+        self._channels[index].clear()
+
+    def stats(self) -> list[StageStats]:
+        now = self._clock()
+        rows = []
+        for stage, channel, workers in zip(self.stages, self._channels, self._workers, strict=False):
+            waited_in = sum(worker.inbox.blocked_s(now) for worker in workers)
+            waited_out = sum(worker.outbox.blocked_s(now) for worker in workers)
+            lived = sum((now if worker.ended_at is None else worker.ended_at) - worker.started_at for worker in workers)
+            rows.append(
+                StageStats(
+                    name=stage.name,
+                    workers=stage.workers,
+                    items_in=sum(worker.inbox.items for worker in workers),
+                    items_out=sum(worker.outbox.items for worker in workers),
+                    busy_s=max(0.0, lived - waited_in - waited_out),  # a stage may wait on both ports at once
+                    blocked_in_s=waited_in,
+                    blocked_out_s=waited_out,
+                    queue=len(channel),
+                )
+            )
+        return rows
+
+
+class _Sink(Channel[Any]):
+    """Behind the last stage: takes everything, keeps nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "sink")
+
+    async def put(self, item: Any) -> None:
+        return None

@@ -1,0 +1,149 @@
+"""How a replica's engine is configured, and what must be set before vLLM is imported. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+# Set before torch and vLLM are imported, inherited by the engine processes:
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # an engine is pinned to one core; two OpenMP threads on it would spin against each other
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the affinity is set by the node, per engine
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4",  # outputs handled before the loop turns to others: its lag
+    "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
+}
+_M_ARENA_MAX = -8  # malloc.h
+# Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
+# bf16 (6 bytes a parameter; training takes 20 and more).
+MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaConfig:
+    """How an engine is built. kv_blocks x block_size tokens of KV cache; dtype float32 on the CPU.
+
+    devices: the GPUs of all replicas, none for the CPU; replica i takes the `tensor_parallel` ones from
+    i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: as the learner's:
+    "shm" (one host) or "gloo", on GPUs also "ipc" (those of the learner) or "nccl". sleeps: a replica at rest gives up
+    its GPU memory (vLLM's sleep mode). kv_offload_bytes: blocks that leave the cache are kept in that much host memory
+    (vLLM's native offloading, kv_offloading_size). memory_share: of each GPU's memory what a replica takes, in (0, 1].
+    None: nearly all, but three fifths where it `sleeps`, since a learner at rest is there too. GPUs and offloading
+    follow vLLM's documentation and were not run here.
+    """
+
+    checkpoint: str
+    max_model_len: int = 1024
+    max_num_seqs: int = 256
+    kv_blocks: int | None = 1024
+    block_size: int = 32
+    dtype: str = "float32"
+    devices: tuple[int, ...] = ()
+    tensor_parallel: int = 1
+    kv_offload_bytes: int = 0
+    weight_transfer: str = "shm"
+    sleeps: bool = False
+    memory_share: float | None = None
+    start_deadline_s: float = 300.0  # on a GPU the model is compiled first
+    step_deadline_s: float = 60.0
+    update_deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if "[" in self.checkpoint:
+            raise ValueError(f"checkpoint must be a path without '[', a pattern to vLLM, got {self.checkpoint!r}")
+        if self.kv_blocks is not None and (self.kv_blocks - 1) * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"kv_blocks {self.kv_blocks} x block_size {self.block_size} do not hold one sequence of "
+                f"max_model_len {self.max_model_len} (one block is vLLM's own)"
+            )
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"devices must differ, got {self.devices}")
+        if self.tensor_parallel < 1 or len(self.devices) % self.tensor_parallel:
+            raise ValueError(f"tensor_parallel must divide the {len(self.devices)} devices, got {self.tensor_parallel}")
+        if self.kv_offload_bytes < 0:
+            raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
+        known = ("shm", "gloo", "ipc", "nccl") if self.devices else ("shm", "gloo")
+        if self.weight_transfer not in known:
+            raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
+        if self.devices:
+            return
+        if self.sleeps:
+            raise ValueError("sleeps must be False on the CPU, got True")
+        if self.block_size % 32:
+            raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
+        if self.kv_blocks is None:
+            raise ValueError("kv_blocks must be a number on the CPU, got None")
+        if self.tensor_parallel > 1:
+            raise ValueError(f"tensor_parallel must be 1 on the CPU, got {self.tensor_parallel}")
+        if self.kv_offload_bytes:
+            raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
+        if self.memory_share is not None:
+            raise ValueError(f"memory_share must be None on the CPU, got {self.memory_share}")
+
+    def devices_of(self, index: int) -> tuple[int, ...]:
+        """GPUs of replica `index`. Raises ValueError when there are not so many."""
+        found = self.devices[index * self.tensor_parallel :][: self.tensor_parallel]
+        if self.devices and not found:
+            raise ValueError(f"devices {self.devices} hold no replica {index} of {self.tensor_parallel}")
+        return found
+
+    def arguments(self, index: int) -> dict[str, Any]:
+        """Arguments of vLLM's AsyncEngineArgs for replica `index`."""
+        common = {
+            "model": self.checkpoint,
+            "skip_tokenizer_init": True,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "num_gpu_blocks_override": self.kv_blocks,
+            "block_size": self.block_size,
+            "seed": 0,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "engine.replica.weight_transfer.WorkerExtension",
+        }
+        if self.devices:
+            return common | {
+                "device_ids": list(self.devices_of(index)),
+                "tensor_parallel_size": self.tensor_parallel,
+                "enable_sleep_mode": self.sleeps,
+                "gpu_memory_utilization": self.memory_share or (MEMORY_SHARE_BY_TURNS if self.sleeps else MEMORY_SHARE),
+                "kv_offloading_size": self.kv_offload_bytes / (1 << 30) or None,  # GiB
+            }
+        return common | {
+            "enforce_eager": True,
+            # What is computed in a step has a place in the KV cache, so there is never more than that holds; a prefill
+            # that is split kills a seeded request on the CPU.
+            "max_num_batched_tokens": max(8192, (self.kv_blocks or 0) * self.block_size),
+            "kv_cache_memory_bytes": 1 << 28,
+            "gpu_memory_utilization": 0.05,
+            "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+        }
+
+
+def prepare_environment() -> None:
+    """Must run before torch or vLLM is imported in the process. Raises RuntimeError when it is too late."""
+    if "vllm" in sys.modules:
+        raise RuntimeError("engine.replica.replica.prepare_environment() must be called before vllm is imported")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # To ask a run too early what it waits for (engine.telemetry.watchdog) is no death. Not ignored: children would
+    # inherit it.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    # an engine is forked from a thread, and a thread's own arena keeps no freed pages
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
+    # what vLLM keeps at home spares the next start a second; without a home it would show three tracebacks
+    logging.getLogger("vllm.model_executor.models.registry").addFilter(lambda it: "info cache" not in str(it.msg))
+    warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)

@@ -1,0 +1,360 @@
+"""One vLLM engine behind the `Generator` port. Besides `kv_tap` the only file of the node that imports vLLM.
+
+Invariants
+- A replica's methods raise `ReplicaDied` for any failure of the engine; whoever sees it may continue elsewhere by ids.
+- One KV sample per engine step reaches `on_step`, before the step's tokens reach their consumers.
+- After `shutdown` no process of the engine is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from engine.errors import first_error
+from engine.ports import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.process.daemon_thread import DaemonThread
+from engine.process.forks import Forks, forks_die_with_us
+from engine.replica.config import ReplicaConfig as ReplicaConfig
+from engine.replica.config import prepare_environment as prepare_environment
+from engine.types import Floats
+
+
+class Replica:
+    """Started by `start`, used from the event loop that started it."""
+
+    def __init__(
+        self, config: ReplicaConfig, index: int, core: int | None, on_step: Callable[[int, KvSample], None]
+    ) -> None:
+        self.config = config
+        self.index = index
+        self.pid = 0
+        self.version = -1
+        self.in_flight = 0
+        self.died = asyncio.Event()
+        self.last_step_at = 0.0
+        self.usable_blocks = 0
+        self._core = core
+        self._on_step = on_step
+        self._updating = False
+        self._asleep = False
+        self._ends: dict[str, list[tuple[int, float]]] = {}  # of each request: (version, its tokens until the next one)
+        self._engine: Any = None
+        self._unwatch: Callable[[], None] = _nothing
+        # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.process.forks`).
+        self._thread = DaemonThread(f"replica-{index}")
+        self._forks: Forks | None = None  # while the engine starts
+
+    async def start(self) -> None:
+        """Raises ReplicaDied when the engine does not come up within the deadline, ReplicaMisconfigured when it never
+        would.
+        """
+        try:
+            async with asyncio.timeout(self.config.start_deadline_s) as budget:
+                await self._thread.run(self._build)
+                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
+                self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
+                self._watch(os.pidfd_open(self.pid))
+                # one block is vLLM's own
+                self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
+                await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
+                # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
+                await self._engine.get_supported_tasks()
+        except Exception as error:
+            await self.shutdown()
+            kind = ReplicaMisconfigured if isinstance(error, (ValueError, ImportError)) else ReplicaDied
+            cause = str(error) or type(error).__name__
+            if budget.expired():
+                cause = f"it was not up within {self.config.start_deadline_s:g} s"
+            raise kind(f"replica {self.index} did not start: {cause}") from error
+
+    def _watch(self, process: int) -> None:
+        """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.remove_reader(process)
+            os.close(process)
+            self._unwatch = _nothing
+            self._fail()
+
+        self._unwatch = end
+        loop.add_reader(process, end)
+
+    def _build(self) -> None:
+        if not Path(self.config.checkpoint, "config.json").is_file():  # vLLM would say that it may not go online
+            raise ValueError(f"no config.json in {self.config.checkpoint!r}")
+        if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        import engine.replica.weight_transfer
+        from engine.replica.kv_stats import kv_tap
+
+        if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
+            raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
+        if self._core is not None and not self.config.devices:
+            os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
+        settings = AsyncEngineArgs(
+            **self.config.arguments(self.index),
+            weight_transfer_config=WeightTransferConfig(backend=f"rocstar-{self.config.weight_transfer}"),
+        ).create_engine_config()
+        scheduler = settings.scheduler_config  # by now it is known which of vLLM's own this one stands for
+        kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
+        scheduler.scheduler_cls = f"engine.replica.scheduler.{kind}"
+        # Imported before the fork, so that the child has the backend.
+        assert engine.replica.weight_transfer.register is not None
+        if not self.config.devices:
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
+        with forks_die_with_us(alone=not self.config.devices) as self._forks:  # on a GPU vLLM may spawn
+            if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
+                raise RuntimeError("given up")
+            tap = kv_tap(self._stepped)
+            self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
+        if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
+            self._engine.shutdown(0.1)
+
+    def _stepped(self, sample: KvSample) -> None:
+        self._touch()
+        self._on_step(self.index, sample)
+
+    def _touch(self) -> None:
+        self.last_step_at = time.perf_counter()
+
+    def _enter(self) -> None:
+        """A request begins: from now on a step is expected."""
+        if self.in_flight == 0:
+            self._touch()
+        self.in_flight += 1
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]:
+        """See `engine.ports.Generator`. Raises ValueError for what vLLM refuses (too long, id out of vocabulary)."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        parameters = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            ignore_eos=sampling.ignore_eos,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,  # nobody else has these
+            extra_args=None if sampling.deliver_at is None else {"deliver_at": list(sampling.deliver_at)},
+        )
+        self._enter()
+        ends, total = self._ends.setdefault(request_id, []), 0
+        try:
+            known = self._engine.vllm_config.model_config.get_vocab_size()
+            if (largest := max(token_ids, default=0)) >= known:  # vLLM does not look, and dies of it
+                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
+            # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
+            async with aclosing(
+                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)
+            ) as outputs:
+                async for output in outputs:
+                    part = output.outputs[0]
+                    total += len(part.token_ids)
+                    logprobs = part.logprobs.logprobs if part.logprobs else []
+                    spans = _spans([*ends, (self.version, total)], total) if part.finish_reason else ()
+                    yield Delta(
+                        part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
+                    )
+        except VLLMValidationError as error:
+            raise ValueError(f"replica {self.index} refuses the request: {error}") from error
+        except Exception as error:
+            self._fail()
+            raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
+        finally:
+            self.in_flight -= 1
+            del self._ends[request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the request: its stream gives what it has and finish "abort". Nothing if it has ended."""
+        try:
+            async with asyncio.timeout(self.config.step_deadline_s):
+                await self._engine.abort(request_id)
+        except Exception as error:
+            self._fail()
+            raise ReplicaDied(f"replica {self.index}: abort failed: {str(error) or type(error).__name__}") from error
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Loads published weights. In-flight requests stall and go on with their KV recomputed.
+
+        Raises ReplicaDied when it fails: an engine with half an update must not serve.
+        """
+        async with self._changing(f"weight update {version}"):
+            await self._load(path, version)
+
+    async def sleep(self) -> None:
+        """Gives up its GPU memory, weights included: new ones come. On the CPU it only waits, which costs nothing.
+
+        Not yet run on a GPU. Raises ReplicaDied.
+        """
+        if self.config.sleeps:
+            async with self._changing("sleep"):
+                await self._engine.sleep(level=2)
+            self._asleep = True
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Takes a part of the memory back; with both the engine serves. Not yet run on a GPU. Raises ReplicaDied."""
+        if self._asleep:
+            async with self._changing("wake"):
+                await self._engine.wake_up([part])
+            self._asleep = part == "weights"
+
+    @asynccontextmanager
+    async def _changing(self, what: str) -> AsyncIterator[None]:
+        """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
+        self._updating = True
+        try:
+            async with asyncio.timeout(self.config.update_deadline_s), asyncio.TaskGroup() as group:
+                death = group.create_task(self._death(), name=f"death-{self.index}")
+                yield
+                death.cancel()
+        except Exception as error:
+            self._fail()
+            first = first_error(error) if isinstance(error, ExceptionGroup) else error
+            cause = str(first) or type(first).__name__
+            raise ReplicaDied(f"replica {self.index}: {what} failed: {cause}") from error
+        finally:
+            self._updating = False
+            self._touch()
+
+    async def _load(self, path: str, version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        paused = self.in_flight > 0 or not await self._engine.reset_prefix_cache(reset_connector=True)
+        if paused:
+            await self._pause(clear_cache=True)
+        await self._engine.start_weight_update()
+        published = {"path": path, "version": version, "reader": f"replica-{self.index}-{self.pid}"}
+        await self._engine.update_weights(WeightTransferUpdateRequest(published))
+        await self._engine.finish_weight_update()
+        await self._end_version()
+        self.version = version
+        if paused:
+            await self._engine.resume_generation()
+
+    async def _end_version(self) -> None:
+        """What the engine has sampled so far is of the version until now. vLLM tells that from 0.32 on only."""
+        while self._ends and not self._engine.engine_core.outputs_queue._getters:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # its last step is still being read
+        states = self._engine.output_processor.request_states.values()
+        sampled = {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
+        for request_id, ends in self._ends.items():  # one that vLLM has forgotten has ended
+            ends.append((self.version, sampled.get(request_id, math.inf)))
+
+    async def _pause(self, *, clear_cache: bool) -> None:
+        """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
+        await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+
+    async def _death(self) -> None:
+        """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
+        await self.died.wait()
+        raise RuntimeError("the engine died")
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
+        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)].
+
+        All in one step: each one reads all of the weights. Raises ReplicaDied.
+        """
+        async with self._changing("canary"), asyncio.TaskGroup() as group:
+            await self._pause(clear_cache=False)
+            tasks = [
+                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
+            ]
+            await asyncio.sleep(0)  # they are sent
+            await self._engine.resume_generation()
+        return np.concatenate([task.result() for task in tasks])
+
+    async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        last = None
+        self._enter()
+        try:
+            async for output in self._engine.generate(tokens_input(list(token_ids)), parameters, f"canary-{number}"):
+                last = output
+        finally:
+            self.in_flight -= 1
+        assert last is not None
+        rows = zip(token_ids[1:], last.prompt_logprobs[1:], strict=True)
+        return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
+
+    def stalled(self, now: float) -> bool:
+        """The engine died and nobody has noticed, or requests are in flight but no step came for the deadline (an
+        update, which has a deadline of its own, is no stall).
+        """
+        late = self.in_flight > 0 and not self._updating and now - self.last_step_at > self.config.step_deadline_s
+        return late or (self._engine is not None and self._engine.errored)
+
+    def _fail(self) -> None:
+        self.died.set()
+
+    def kill(self) -> None:
+        """Ends a hanging engine process; its callers get ReplicaDied."""
+        self._fail()
+        if self._forks is not None:
+            self._forks.end()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def shutdown(self) -> None:
+        """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
+        self._unwatch()
+        self._fail()
+        if self._forks is not None:  # else the thread waits for an engine that does not come up
+            self._forks.end()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # an engine that ends late and is killed is no news to it
+            await self._thread.run(_end, engine)
+            await asyncio.sleep(0)  # the engine's output task ends
+            del engine
+            gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
+        self._thread.close()
+
+
+def _nothing() -> None: ...
+
+
+def _spans(ends: Sequence[tuple[int, float]], total: int) -> list[tuple[int, int, int]]:
+    """(version, start, end) of each version that has tokens. ends: in order, see `Replica`; total: tokens."""
+    bounds = pairwise([0, *(int(min(end, total)) for _, end in ends)])
+    return [(version, *bound) for (version, _), bound in zip(ends, bounds, strict=True) if bound[0] < bound[1]]
+
+
+def _end(engine: Any) -> None:
+    processes = engine.engine_core.resources.engine_manager.processes
+    engine.shutdown(0.1)
+    for process in processes:
+        process.join(5.0)  # else one that had to be killed stays a zombie

@@ -1,0 +1,87 @@
+"""The replica's half of "gloo": the engine pulls published weights from the learner over a connection of its own.
+
+Runs inside the engine process. The learner's half, and what goes through its store, is `algo.weights.transport.Pulled`.
+
+Invariants
+- The group of a pull has two members and lives for one update: whoever dies, or comes later, concerns no other replica.
+- A bucket is received while the one before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.replica.weight_transfer import HostWeightTransfer, Published
+
+PULL_S = 60.0  # as long as the learner is patient
+
+Entry = tuple[str, str, list[int]]  # name, dtype, shape
+
+
+def ask(info: Published, members: int, first: bool = True) -> tuple[dist.PrefixStore, list[list[Entry]]]:
+    """The store of a group with the learner as rank 0, and the buckets it will send; the first of the others asks."""
+    host, _, port = info.path.rpartition("/")[2].rpartition(":")
+    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=PULL_S))
+    group = f"{info.reader}-{info.version}"
+    if first:
+        wanted = {"group": group, "version": info.version, "members": members}
+        store.set(f"pull-{store.add('pulls', 1)}", json.dumps(wanted))
+    return dist.PrefixStore(group, store), json.loads(store.get("layout"))
+
+
+class GlooWeightTransfer(HostWeightTransfer):
+    """Backend "gloo"."""
+
+    def receive_weights(self, update_info: Published) -> None:
+        store, buckets = ask(update_info, members=2)
+        group = dist.ProcessGroupGloo(store, 1, 2, _options(update_info))
+        memory, coming = _receive(group, buckets[0])
+        for number, bucket in enumerate(buckets, 1):
+            coming.wait()
+            loaded = memory
+            if number < len(buckets):
+                memory, coming = _receive(group, buckets[number])
+            self.load(views(loaded, bucket))
+        store.set("done", "")
+
+
+def _options(info: Published) -> Any:
+    """Gloo on the interface through which the learner is reached, whatever this machine's name resolves to."""
+    host, _, port = info.path.rpartition("/")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PULL_S) as probe:
+        here = probe.getsockname()[0]
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
+    options._timeout = timedelta(seconds=PULL_S)
+    return options
+
+
+def _bytes(entry: Entry) -> int:
+    return math.prod(entry[2]) * getattr(torch, entry[1]).itemsize
+
+
+def size_bytes(bucket: list[Entry]) -> int:
+    return sum(map(_bytes, bucket))
+
+
+def _receive(group: Any, bucket: list[Entry]) -> tuple[Tensor, Any]:
+    memory = torch.empty(size_bytes(bucket), dtype=torch.uint8)
+    return memory, group.recv([memory], 0, 0)
+
+
+def views(memory: Tensor, bucket: list[Entry]) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a bucket, which lie in memory (uint8) one after the other."""
+    end = 0
+    for entry in bucket:
+        name, dtype, shape = entry
+        start, end = end, end + _bytes(entry)
+        yield name, memory[start:end].view(getattr(torch, dtype)).view(shape)

@@ -1,0 +1,358 @@
+"""Token-exact turns: the chat template rendered piecewise, and an audit that the pieces make the whole.
+
+Invariants
+- A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
+- The text of that sequence is what the template renders for the whole conversation at once (audited at start).
+- A sampled turn ends with the end-of-turn token, or the rollout adds it where an engine ended the turn at another one;
+  tool ids begin with what the template puts after it (the newline).
+- What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
+- System message, tools, template and its arguments are the same in every rendering, the audit's included.
+
+One exception: what a template itself puts at the beginning of a turn to be generated (`prefill`, an empty thought, say)
+may be absent where it renders that turn later. A rollout keeps it, since the model saw it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from engine.rollout.tool_call_messages import check_rendered, plain
+
+Message = Mapping[str, Any]
+
+_TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
+_CALLER = "\x00caller\x00"  # and for the assistant's turn before it
+_PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
+
+
+class TemplateError(ValueError):
+    """The chat template cannot be used turn by turn; the message shows the first difference."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatConfig:
+    """How conversations are rendered; by default by the checkpoint's own template, and as they are.
+
+    >>> ChatConfig(system="Think first.", template_arguments={"enable_thinking": False}).template_arguments
+    {'enable_thinking': False}
+    """
+
+    system: str | None = None
+    """A system message for conversations that have none of their own."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """JSON schemas that the template shows (`engine.rollout.python_tool.schema`). None: those of the tools that can
+    be called; (): none, where the system message describes them.
+    """
+    template: str | Path | None = None
+    """A Jinja template, or the path of one, in place of the checkpoint's."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template, such as enable_thinking=False."""
+
+    def template_text(self) -> str | None:
+        """Raises TemplateError when the template's file cannot be read."""
+        if self.template is None or (isinstance(self.template, str) and "{" in self.template):
+            return self.template
+        try:
+            return Path(self.template).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TemplateError(f"template {str(self.template)!r} cannot be read: {error}") from error
+
+
+class Chat:
+    """Renders prompts and tool responses to token ids with a Hugging Face tokenizer's chat template.
+
+    prefill: what the template puts at the beginning of a turn to be generated; the model goes on after it.
+    """
+
+    def __init__(self, tokenizer: Any, config: ChatConfig | None = None) -> None:
+        self.config = config = config or ChatConfig()
+        self._template = config.template_text()
+        if not tokenizer.chat_template and self._template is None:
+            raise TemplateError("the tokenizer has no chat template (chat_template in tokenizer_config.json)")
+        if tokenizer.eos_token_id is None:
+            raise TemplateError("the tokenizer has no end-of-turn token (eos_token in tokenizer_config.json)")
+        self._tokenizer = tokenizer
+        self._tools = [dict(tool) for tool in config.tools or ()] or None
+        self._check_config()
+        self._fast = tokenizer.backend_tokenizer
+        self.end_of_turn: int = tokenizer.eos_token_id
+        self.end_of_turn_text: str = tokenizer.eos_token
+        self._tool_pieces = functools.cache(self._cut)
+        # The samples of a group ask for the same prompt, and often for the same response.
+        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
+        self._given = functools.lru_cache(1024)(self._encode_given)
+        names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
+        self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
+        self._spelled = functools.cache(self._spell)
+        self.prefill = self._find_prefill()
+        self._dropped = ""  # of the prefill, where the template renders the turn later
+        self.audit()
+
+    @classmethod
+    def load(cls, checkpoint: str | Path, config: ChatConfig | None = None) -> Chat:
+        """Raises TemplateError naming the path when it holds no tokenizer, or why the template is unusable."""
+        from transformers import AutoTokenizer
+
+        if not (Path(checkpoint) / "tokenizer_config.json").is_file():
+            raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
+        return cls(AutoTokenizer.from_pretrained(str(checkpoint)), config)
+
+    def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Chat:
+        """A chat that shows these tools, unless the configuration says which are shown, or the template shows none.
+
+        Raises TemplateError when the template is unusable with them.
+        """
+        if self.config.tools is not None or not schemas or not self._mentions("tools"):
+            return self
+        return Chat(self._tokenizer, replace(self.config, tools=tuple(schemas)))
+
+    def _check_config(self) -> None:
+        """Raises TemplateError for what the template would ignore without a word."""
+        if self.config.tools and not self._mentions("tools"):
+            raise TemplateError("tools: the chat template shows none. Fix: describe them in the system message")
+        for name in self.config.template_arguments:
+            if not self._mentions(name):
+                raise TemplateError(f"template_arguments: the chat template has no variable {name!r}")
+
+    def _mentions(self, name: str) -> bool:
+        template = self._tokenizer.get_chat_template(self._template, [{}] if name == "tools" else self._tools)
+        return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the rendered messages, ending with the opening of the assistant's turn."""
+        return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
+
+    def tool_ids(self, responses: Sequence[str]) -> list[int]:
+        """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn.
+
+        Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
+        """
+        return list(self._given(tuple(responses)))
+
+    def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
+        """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.
+
+        They are those that a rollout records in which the model says these turns. Calls may stand in their text, or as
+        data in the field `tool_calls`, which the template renders. Raises TemplateError where the template changes
+        earlier turns; ValueError for what cannot be rendered, when there is no assistant's turn or one goes on after
+        its end.
+        """
+        messages = plain(messages)
+        pieces: list[tuple[list[int], bool]] = []
+        rendered, answered = "", 0  # what the template makes of the pieces, and how many messages they hold
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            whole = self._render(messages[:at], generate=True)
+            _compare(rendered, whole[: len(rendered)])
+            given = messages[answered:at]
+            if answered and all(each["role"] == "tool" for each in given):
+                ids = self.tool_ids([each["content"] for each in given])
+            else:
+                ids = self._encode(whole[len(rendered) :])
+            text = self._after_prefill(at, message["content"])
+            if "tool_calls" in message:
+                text = self._said(messages[: at + 1], whole, text)
+            turn = self._encode(text)
+            if self.end_of_turn in turn:
+                raise ValueError(f"message {at}: the assistant's turn holds the end-of-turn token in its text")
+            pieces += [(ids, False), ([*turn, self.end_of_turn], True)]
+            rendered = whole.removesuffix(self._dropped) + text + self.end_of_turn_text
+            answered = at + 1
+        if not pieces:
+            raise ValueError(f"no assistant's turn in a conversation of {[each['role'] for each in messages]}")
+        return pieces
+
+    def _after_prefill(self, at: int, content: str) -> str:
+        """What the model says of a turn with this content. Raises ValueError where it begins in another way."""
+        if not content.startswith(self.prefill) and not self._dropped:
+            raise ValueError(f"message {at}: the template begins each turn with {self.prefill!r}, got {content[:80]!r}")
+        return content.removeprefix(self.prefill)
+
+    def _said(self, messages: Sequence[Message], opened: str, content: str) -> str:
+        """The text of the last message, an assistant's turn with tool calls, that the template puts after `opened`.
+
+        content: of the message, without the prefill.
+        """
+        whole = self._render(messages, generate=False)
+        opened = _opened(opened, whole, self._dropped)
+        _compare(opened, whole[: len(opened)])
+        text, _, _ = whole[len(opened) :].rpartition(self.end_of_turn_text)
+        check_rendered(text, [*messages[:-1], {**messages[-1], "content": content}])
+        return text
+
+    def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
+        if not any(map(self._control.search, responses)):
+            return self._encode(self._tool_text(responses))
+        text, *pieces = self._tool_pieces(len(responses))
+        ids: list[int] = []
+        for response, piece in zip(responses, pieces, strict=True):
+            before, *rest = self._control.split(response)
+            text += before
+            for name, after in zip(rest[::2], rest[1::2], strict=True):
+                ids += self._encode(text) + self._spelled(name)
+                text = after
+            text += piece
+        return ids + self._encode(text)
+
+    def closers(self, tag: str) -> frozenset[int]:
+        """Ids of the tokens that can complete `tag`: no other one has text in which it ends."""
+        ids = sorted(self._fast.get_vocab(with_added_tokens=True).values())
+        texts = self._fast.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        last = tag[-1]
+
+        def completes(text: str) -> bool:
+            heads = (text[: at + 1] for at, char in enumerate(text) if char == last)
+            return any(head.endswith(tag) or tag.endswith(head) for head in heads)
+
+        return frozenset(token for token, text in zip(ids, texts, strict=True) if last in text and completes(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._fast.decode(list(token_ids), skip_special_tokens=False)
+
+    def stream(self) -> TextStream:
+        """A fresh incremental decoder for one turn."""
+        return TextStream(self._fast)
+
+    def audit(self) -> None:
+        """Raises TemplateError unless rendering turn by turn equals rendering at once."""
+        try:
+            self._audit_turns(dropped="")
+        except TemplateError:
+            if not self.prefill:
+                raise
+            self._dropped = self.prefill
+            self._audit_turns(dropped=self.prefill)
+        for probe in _PROBES:
+            if self.decode(self._encode(probe)) != probe:
+                raise TemplateError(f"the tokenizer does not give {probe!r} back after encoding and decoding it")
+        self._audit_control()
+
+    def _audit_turns(self, *, dropped: str) -> None:
+        """dropped: of the prefill, where the template renders the turn later; the rest stands in the turn's content."""
+        kept = self.prefill.removesuffix(dropped)
+        user: Message = {"role": "user", "content": "What is 6 * 7?"}
+        thought = "<think>\n6 * 7\n</think>\n\n"  # many a template leaves it out of all turns but the last
+        asking, answering = f"{thought}<reason>I use python.</reason>", f"{thought}<answer>42</answer>"
+        asked: Message = {"role": "assistant", "content": kept + asking}
+        answered: Message = {"role": "assistant", "content": kept + answering}
+        for responses in (_PROBES[:1], _PROBES, _PROBES[2:4]):
+            tools: list[Message] = [{"role": "tool", "content": response} for response in responses]
+            pieces = self._render([user], generate=True).removesuffix(dropped)
+            pieces += asking + self.end_of_turn_text + self._tool_text(responses)
+            _compare(pieces, self._render([user, asked, *tools], generate=True))
+            whole = self._render([user, asked, *tools, answered], generate=False)
+            opened = _opened(pieces, whole, dropped)
+            pieces = opened + answering + self.end_of_turn_text
+            _compare(pieces, whole[: len(pieces)])
+
+    def _find_prefill(self) -> str:
+        """What the template puts into a turn to be generated, and not before the text of one that is there."""
+        user: Message = {"role": "user", "content": "u"}
+        there: list[Message] = [{"role": "assistant", "content": _CALLER}, {"role": "tool", "content": "42"}]
+        opened = self._render([user], generate=True)
+        before, _, _ = self._render([user, *there], generate=True).partition(_CALLER)
+        return opened.removeprefix(before) if opened.startswith(before) else ""
+
+    def _audit_control(self) -> None:
+        """A tool that prints the end-of-turn token's name: the model must read the name."""
+        printed = [f"a{self.end_of_turn_text}b"]
+        ids = self.tool_ids(printed)
+        if self.decode(ids) != self._tool_text(printed) or ids.count(self.end_of_turn) != self._ends(printed):
+            raise TemplateError(f"the tokenizer cannot spell {self.end_of_turn_text!r} in a tool's response as text")
+
+    def _ends(self, responses: Sequence[str]) -> int:
+        """How many end-of-turn tokens the template itself puts around the responses."""
+        return sum(piece.count(self.end_of_turn_text) for piece in self._tool_pieces(len(responses)))
+
+    def _spell(self, name: str) -> list[int]:
+        """The name of a control token as ordinary tokens."""
+        before = self._fast.encode_special_tokens
+        self._fast.encode_special_tokens = True
+        try:
+            ids = self._encode(name)
+            # An added token that is not flagged as special is found all the same, unless its text is cut.
+            return ids if ids != [self._fast.token_to_id(name)] else self._encode(name[:1]) + self._encode(name[1:])
+        finally:
+            self._fast.encode_special_tokens = before
+
+    def _tool_text(self, responses: Sequence[str]) -> str:
+        first, *pieces = self._tool_pieces(len(responses))
+        return first + "".join(response + piece for response, piece in zip(responses, pieces, strict=True))
+
+    def _cut(self, count: int) -> list[str]:
+        """What the template puts before, between and after `count` tool responses that follow an assistant turn."""
+        tools: list[Message] = [{"role": "tool", "content": _TOOL.format(n)} for n in range(count)]
+        head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _CALLER}]
+        rest = self._render([*head, *tools], generate=True)
+        _, mark, rest = rest.partition(_CALLER + self.end_of_turn_text)
+        if not mark:
+            raise TemplateError(f"the template does not end an assistant turn with {self.end_of_turn_text!r}")
+        pieces = []
+        for n in range(count):
+            piece, mark, rest = rest.partition(_TOOL.format(n))
+            if not mark:
+                raise TemplateError("the template does not render messages of role 'tool'")
+            pieces.append(piece)
+        return [*pieces, rest]
+
+    def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        if self.config.system is not None and [message["role"] for message in messages[:1]] != ["system"]:
+            messages = [{"role": "system", "content": self.config.system}, *messages]
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=self._tools,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=generate,
+                **self.config.template_arguments,
+            )
+        except Exception as error:  # jinja2 raises whatever the template raises
+            roles = [message["role"] for message in messages]
+            raise TemplateError(f"the chat template fails on roles {roles}: {error}") from error
+
+    def _encode_prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
+        return self._encode(self._render([dict(message) for message in messages], generate=True))
+
+    def _encode(self, text: str) -> list[int]:
+        return self._fast.encode(text, add_special_tokens=False).ids
+
+
+class TextStream:
+    """Decodes as tokens come; text comes out when its bytes are complete characters, and none any more once bytes that
+    follow spoil characters which came out before (with byte fallback the whole run of bytes is decoded anew).
+    """
+
+    def __init__(self, fast_tokenizer: Any) -> None:
+        self._tokenizer = fast_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        try:
+            return self._stream.step(self._tokenizer, list(token_ids)) or ""
+        except Exception:  # tokenizers has no class for it: "Invalid prefix encountered", from here on at each step
+            return ""
+
+
+def _opened(opened: str, whole: str, dropped: str) -> str:
+    """What comes before the text of a last turn that is there: the prefill may be in it where earlier ones lose it."""
+    return opened if whole.startswith(opened) else opened.removesuffix(dropped)
+
+
+def _compare(pieces: str, whole: str) -> None:
+    if pieces == whole:
+        return
+    at = next((n for n, (a, b) in enumerate(zip(pieces, whole, strict=False)) if a != b), min(len(pieces), len(whole)))
+    raise TemplateError(
+        "the chat template is not append-only: rendered turn by turn it differs from the whole conversation at "
+        f"character {at}: {pieces[at : at + 40]!r} against {whole[at : at + 40]!r} (after "
+        f"{whole[max(0, at - 40) : at]!r}). Use a template that leaves earlier turns as they were."
+    )

@@ -1,0 +1,71 @@
+"""Tool calls as data sets write them: a message's `tool_calls`, which a chat template renders.
+
+Invariant: the text that a template makes of calls is one in which a rollout finds the same calls, in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
+
+
+def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates take them: contents are strings, arguments of calls are objects.
+
+    Raises ValueError naming message and field.
+
+    >>> function = {"name": "python", "arguments": '{"code": "1"}'}
+    >>> plain([{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}])[0]["content"]
+    ''
+    """
+    found = []
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"message {at}: must be an object with a role, got {message!r}")
+        calls = message.get("tool_calls") or ()
+        content = message.get("content")
+        if not isinstance(content, str) and (content is not None or not calls):
+            raise ValueError(f"message {at}: content must be a string, got {content!r}")
+        if content and content != content.encode(errors="replace").decode():  # half a surrogate pair has no tokens
+            raise ValueError(f"message {at}: content must be text, got {content!r}")
+        if calls and message["role"] != "assistant":
+            raise ValueError(f"message {at}: tool_calls are the assistant's, got some of role {message['role']!r}")
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        found.append({**rest, "content": content or ""})
+        if calls:
+            fields = (f"message {at}: tool_calls[{number}].function" for number in range(len(calls)))
+            found[-1]["tool_calls"] = [_plain(call, field) for call, field in zip(calls, fields, strict=True)]
+    return found
+
+
+def check_rendered(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError unless the text, a template's of the last message, begins with its content and has its calls,
+    and no other.
+    """
+    parser, message = ToolCallParser(), messages[-1]
+    read = [*parser.feed(text), *parser.finish()]
+    calls = [ToolCall(**call["function"]) for call in message["tool_calls"]]
+    if read != calls or not text.startswith(message["content"]):
+        raise ValueError(
+            f"message {len(messages) - 1}: the chat template renders content {message['content']!r} and tool_calls "
+            f"{calls} as {text!r}, where a rollout reads {read}"
+        )
+
+
+def _plain(call: Any, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ValueError(f"{field} must be an object, got {function!r}")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{field}.name must be a non-empty string, got {name!r}")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{field}.arguments must be an object or the JSON of one, got {arguments!r}")
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}

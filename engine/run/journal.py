@@ -1,0 +1,300 @@
+"""The journal of a run: what was drawn, rolled out and graded for steps that no checkpoint covers yet.
+
+Invariants
+- Append-only records with a checksum, written at once: they survive the death of this process, and after a `sync` that
+  of the machine. What is not whole of a segment is cut off and named; what it held is done again.
+- A position of the prompt stream is drawn once, whatever happens between. Which ones the steps before a checkpoint
+  drew is on the disk, in a file of its own, before that checkpoint is begun: none of their segments is needed to go on
+  from it, and none of their prompts is ever drawn again.
+- What is read back is what was written, to the last bit: a step that is trained again from it is the same step.
+
+A journal is a memo: who asks for a prompt or a trajectory gets what it holds, and does the work otherwise. What was
+sampled in a turn that had not ended is sampled again.
+
+One file per step (`engine.run.journal_files` says which files there are, `engine.run.journal_records` what is in them).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from engine.data import skip
+from engine.run.atomic_files import append, sync_folder, write_whole, writing
+from engine.run.checkpoints import Unresumable
+from engine.run.journal_files import (
+    Fault,
+    Floor,
+    delete,
+    floors,
+    read_floor,
+    read_segments,
+    read_whole,
+    segment,
+    segments,
+    write_floor,
+)
+from engine.run.journal_records import (
+    Began,
+    Decided,
+    Drawn,
+    Ended,
+    Grown,
+    Mark,
+    Piece,
+    Record,
+    after,
+    decode,
+    decode_trajectories,
+    encode,
+    encode_trajectories,
+    frame,
+    join_pieces,
+    parts,
+    size,
+)
+from engine.types import Group, Prompt, Trajectory
+
+_NOBODY = Prompt(id="", messages=(), answer="")  # the prompt is in the record of its draw
+
+
+class Log:
+    """One trajectory in the journal: what it holds of it, and where its progress goes.
+
+    pieces, discarded: of a trajectory that has not ended; what it was when the journal was opened. tokens: sampled
+    until then. finished: it has ended, graded, without its prompt.
+    """
+
+    __slots__ = ("_journal", "_key", "_mark", "discarded", "finished", "pieces", "tokens")
+
+    def __init__(self, journal: Journal, key: tuple[int, int, int]) -> None:
+        self._journal, self._key = journal, key
+        self._mark: Mark = (0, 0, 0)  # what pieces hold
+        self.begin(0, 0, write=False)
+
+    @property
+    def on(self) -> bool:
+        return self._journal.on
+
+    def begin(self, discarded: int, tokens: int, *, write: bool = True) -> None:
+        """It begins again from its prompt."""
+        self.pieces: list[Piece] = []
+        self.finished: Trajectory | None = None
+        self.discarded, self.tokens, self._mark = discarded, tokens, (0, 0, 0)
+        if write:
+            lease, attempt, sample = self._key
+            self._journal.write(Began(lease=lease, attempt=attempt, sample=sample, discarded=discarded, tokens=tokens))
+
+    def grow(self, whole: Piece, tokens: int) -> None:
+        """A turn has ended. whole: everything so far."""
+        if self.on:
+            lease, attempt, sample = self._key
+            piece = after(whole, self._mark)
+            self._mark = size(whole)
+            self._journal.write(Grown(lease=lease, attempt=attempt, sample=sample, piece=piece, tokens=tokens))
+
+    def end(self, trajectory: Trajectory, tokens: int) -> None:
+        """It has ended and was graded."""
+        if self.on:
+            lease, attempt, sample = self._key
+            rest = replace(after(trajectory, self._mark), prompt=_NOBODY)
+            self._journal.write(Ended(lease=lease, attempt=attempt, sample=sample, trajectory=rest, tokens=tokens))
+
+    def read(self, record: Grown | Began | Ended) -> None:
+        match record:
+            case Grown():
+                self.pieces.append(record.piece)
+                tokens, turns, characters = size(record.piece)
+                self._mark = self._mark[0] + tokens, self._mark[1] + turns, self._mark[2] + characters
+            case Began():
+                self.begin(record.discarded, record.tokens, write=False)
+            case Ended():
+                joined = join_pieces([*self.pieces, Piece(**parts(record.trajectory))])
+                self.finished = replace(record.trajectory, **parts(joined))
+        self.tokens = record.tokens
+
+
+class Journal:
+    """folder None: remembers nothing. groups_per_step: a lease belongs to step lease // groups_per_step.
+
+    first_step: how many steps the checkpoint covers that the run goes on from; only what follows is read, and what is
+    not whole of it is cut off. faults: what was found to be wrong with the segments. Raises Unresumable when it is not
+    known what was drawn before, or for records of another version; DiskFull from every method that writes.
+    """
+
+    def __init__(self, folder: Path | None = None, groups_per_step: int = 1, first_step: int = 0) -> None:
+        self.folder = folder
+        self.faults: list[Fault] = []
+        self._groups_per_step = groups_per_step
+        self._floor = Floor(step=0, position=0, undrawn=())
+        self._positions: dict[tuple[int, int], int] = {}  # what each attempt of a lease since the floor has drawn
+        self._drawn: dict[tuple[int, int], Prompt] = {}
+        self._logs: dict[tuple[int, int, int], Log] = {}
+        self._decided: dict[tuple[int, int], Decided] = {}
+        self._files: dict[int, int] = {}  # descriptors by step
+        if folder is not None:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._floor = read_floor(folder, first_step)
+            for step, payloads, fault in read_segments(folder, first_step):
+                if fault is not None:
+                    self.faults.append(fault)
+                if step >= first_step:
+                    self._read(segment(folder, step), payloads)
+                    self._cut_off(fault)
+        drawn = set(self._positions.values())
+        self.position = max([self._floor.position, *(position + 1 for position in drawn)])  # prompts drawn so far
+        # Positions below it whose record was lost: drawn first.
+        self._lost = sorted(self._floor.open(self.position) - drawn)
+
+    @property
+    def on(self) -> bool:
+        return self.folder is not None
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(trajectories that had ended, that were under way) when it was opened."""
+        ended = sum(log.finished is not None for log in self._logs.values())
+        return ended, len(self._logs) - ended
+
+    def held_of(self, step: int) -> int:
+        """Trajectories of this step, ended or not, that were there when it was opened."""
+        return sum(lease // self._groups_per_step == step for lease, _, _ in self._logs)
+
+    def after(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
+        """A prompt stream from its start, without what was drawn of it."""
+        lost = set(self._lost)
+        passed = skip(prompts, min(lost, default=self.position))
+        numbered = enumerate(prompts, start=passed)
+        return (prompt for number, prompt in numbered if number >= self.position or number in lost)
+
+    def draw(self, lease: int, attempt: int, prompts: Iterator[Prompt]) -> Prompt | None:
+        """The prompt of this attempt: the one it had, else the next one; None when there is none."""
+        found = self._drawn.get((lease, attempt))
+        if found is None and (found := next(prompts, None)) is not None:
+            position = self._lost.pop(0) if self._lost else self.position
+            self.position = max(self.position, position + 1)
+            if self.on:
+                self._positions[lease, attempt] = position
+            self.write(Drawn(lease=lease, attempt=attempt, position=position, prompt=found))
+        return found
+
+    def log(self, lease: int, attempt: int, sample: int) -> Log:
+        return self._logs.get((lease, attempt, sample)) or Log(self, (lease, attempt, sample))
+
+    def ended(self, lease: int, attempt: int) -> list[int]:
+        """Samples that have ended, in the order of their ends; without those that failed by our fault."""
+        return [
+            key[2]
+            for key, log in self._logs.items()
+            if key[:2] == (lease, attempt) and log.finished is not None and log.finished.error is None
+        ]
+
+    def decide(self, group: Group, attempt: int) -> None:
+        """A group is made, before selection."""
+        members = tuple(member.sample for member in group.trajectories)
+        waste = dict(group.waste)
+        self.write(Decided(lease=group.lease, attempt=attempt, members=members, drop=group.drop, waste=waste))
+
+    def decided(self, lease: int, attempt: int) -> Group | None:
+        """The group as it was made."""
+        record = self._decided.get((lease, attempt))
+        if record is None:
+            return None
+        prompt = self._drawn[lease, attempt]
+        logs = [self._logs[lease, attempt, sample] for sample in record.members]
+        members = tuple(replace(log.finished, prompt=prompt) for log in logs if log.finished is not None)
+        assert len(members) == len(logs), record
+        return Group(prompt=prompt, trajectories=members, lease=lease, drop=record.drop, waste=record.waste)
+
+    def write(self, record: Record) -> None:
+        """Appends; the operating system has the record when this returns."""
+        if self.folder is None:
+            return
+        step = self._step(record.lease)
+        with writing(path := segment(self.folder, step)):
+            if step not in self._files:
+                self._files[step] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            append(self._files[step], frame(encode(record)))
+
+    def floor(self, step: int) -> Floor:
+        """What the steps (from 0) before this one drew. Their groups must all have been made."""
+        before = {position for (lease, _), position in self._positions.items() if self._step(lease) < step}
+        return Floor(step=step, position=self.position, undrawn=tuple(sorted(self._floor.open(self.position) - before)))
+
+    def sync(self, floor: Floor) -> None:
+        """The records, and then the floor, are on the disk when this returns. Blocks; nothing may be written meanwhile
+        to be counted on.
+        """
+        if self.folder is not None:
+            with writing(self.folder):
+                for file in list(self._files.values()):
+                    os.fsync(file)
+                sync_folder(self.folder)
+            write_floor(self.folder, floor)
+
+    def forget(self, step: int) -> None:
+        """Deletes what is of steps (from 0) before this one: a checkpoint covers them, and its floor is on the disk."""
+        if self.folder is None:
+            return
+        self._floor = self.floor(step)
+        for closed in [each for each in self._files if each < step]:
+            os.close(self._files.pop(closed))
+        delete(self.folder, {each for each in (*segments(self.folder), *floors(self.folder)) if each < step})
+        self._positions = {key: position for key, position in self._positions.items() if self._step(key[0]) >= step}
+        self._drawn = {key: prompt for key, prompt in self._drawn.items() if self._step(key[0]) >= step}
+        self._logs = {key: log for key, log in self._logs.items() if self._step(key[0]) >= step}
+        self._decided = {key: record for key, record in self._decided.items() if self._step(key[0]) >= step}
+
+    def keep(self, name: str, trajectories: list[Trajectory]) -> None:
+        """Holds trajectories under a name (those of an evaluation, say), in place of what was there."""
+        if self.folder is not None:
+            write_whole(self.folder / name, [frame(encode_trajectories(trajectories))])
+
+    def kept(self, name: str) -> list[Trajectory] | None:
+        """None where there are none, or not as they were written."""
+        if self.folder is None:
+            return None
+        try:
+            payload = read_whole(self.folder / name)
+            return None if payload is None else decode_trajectories(payload)
+        except (Unresumable, msgspec.DecodeError):  # a disk that fails; another version
+            return None
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _step(self, lease: int) -> int:
+        return lease // self._groups_per_step
+
+    def _read(self, path: Path, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            try:
+                self._take(decode(payload))
+            except msgspec.DecodeError as error:
+                raise Unresumable(f"{path} is of another version of this program: {error}") from error
+
+    def _cut_off(self, fault: Fault | None) -> None:
+        """What is not whole goes, so that what is written next follows what is."""
+        if fault is not None and fault.at is not None:
+            with writing(fault.path):
+                os.truncate(fault.path, fault.at)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case Drawn():
+                self._drawn[record.lease, record.attempt] = record.prompt
+                self._positions[record.lease, record.attempt] = record.position
+            case Decided():
+                self._decided[record.lease, record.attempt] = record
+            case Grown() | Began() | Ended():
+                key = record.lease, record.attempt, record.sample
+                # last now: `ended` gives the order of the ends
+                log = self._logs[key] = self._logs.pop(key, Log(self, key))
+                log.read(record)

@@ -1,0 +1,188 @@
+"""Evaluation on held-out prompts: between the steps on the training replicas, or concurrent on replicas of its own.
+
+Invariants
+- Every evaluation runs all prompts x samples with the same seeds, under one weight version; a token of another version
+  is an error.
+- A concurrent evaluation never waits for training, nor training for it: what is submitted while `waiting` others wait
+  takes the place of the oldest of them, which is dropped.
+- A failed evaluation ends whoever owns the Evaluator.
+
+Shape legend: P problems, K samples of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import first_error
+from engine.fleet.fleet import Fleet, Weights
+from engine.ports import Reward
+from engine.rollout.rollout import Rollouts
+from engine.stages import admit
+from engine.telemetry import metrics as measure
+from engine.telemetry.timeline import Timeline
+from engine.types import Prompt, Trajectory
+
+
+class Estimate(Protocol):
+    """A mean and its interval (`algo.eval_stats.Interval`)."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+class Evaluation:
+    """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.eval_stats.avg_at_k`. graders:
+    trajectories graded at once; the others wait, which no deadline of a grade covers.
+
+    Budgets and temperature are those of the rollouts: `rollouts.with_config(RolloutConfig(temperature=0.6, ...))` gives
+    an evaluation its own. (Only what is trained needs temperature 1.)
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        rollouts: Rollouts,
+        reward: Reward,
+        estimate: Callable[[NDArray[np.float64]], Estimate],
+        timeline: Timeline,
+        graders: int = 8,
+    ) -> None:
+        if min(len(prompts), samples, graders) < 1:
+            given = f"{len(prompts)}, {samples} and {graders}"
+            raise ValueError(f"prompts, samples and graders must be at least 1, got {given}")
+        self.prompts, self.samples = list(prompts), samples
+        self._rollouts, self._reward, self._estimate = rollouts, reward, estimate
+        self._timeline = timeline
+        self._grading = asyncio.Semaphore(graders)
+
+    async def run(self, version: int) -> tuple[dict[str, float], list[Trajectory]]:
+        """Metrics, and the P x K trajectories in the order of the prompts. The replicas must serve `version` meanwhile.
+
+        Problems with a sample that our infrastructure failed do not count. Raises RuntimeError when none is left, or
+        for a token of another version.
+        """
+        started = self._timeline.now()
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._solve(number, prompt, sample), name=f"evaluate-{prompt.id}-{sample}")
+                for number, prompt in enumerate(self.prompts)
+                for sample in range(self.samples)
+            ]
+        trajectories = [task.result() for task in running]
+        for member in trajectories:
+            if (strange := set(member.versions_T[member.sampled_T].tolist()) - {version}) != set():
+                raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
+        metrics = measure.evaluation(trajectories) | self._accuracy(trajectories)
+        return metrics | {"time/eval_s": self._timeline.now() - started}, trajectories
+
+    async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
+        trajectory = await self._rollouts.run(prompt, sample, -1 - number)
+        async with self._grading:
+            return await admit.graded(trajectory, self._reward, self._timeline)
+
+    def _accuracy(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """avg@K of the problems that were graded throughout."""
+        rows = [trajectories[first : first + self.samples] for first in range(0, len(trajectories), self.samples)]
+        graded = [row for row in rows if all(member.error is None for member in row)]
+        if not graded:
+            raise RuntimeError(f"evaluation: no problem was graded; the first error: {trajectories[0].error}")
+        scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)
+        found = self._estimate(scores_PK)
+        bounds = {"eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
+        sources = [row[0].prompt.source for row in graded]
+        means = measure.by_source("eval/accuracy", zip(sources, scores_PK.mean(axis=1), strict=True))
+        return {"eval/accuracy": found.mean, **bounds, **means, "eval/k": self.samples}
+
+
+class Evaluator:
+    """Evaluates while training goes on: `async with Evaluator(...)` has the task, `submit` gives it weights.
+
+    evaluation: on rollouts of `fleet`, which nobody else uses. evaluated: called with (step, metrics, trajectories),
+    steps ascending. folder: on the file system of the published weights, which stay linked there for as long as a
+    replica may need them.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        fleet: Fleet,
+        evaluated: Callable[[int, dict[str, float], list[Trajectory]], None],
+        folder: Path,
+        waiting: int = 2,
+    ) -> None:
+        if waiting < 1:
+            raise ValueError(f"waiting must be at least 1, got {waiting}")
+        self._evaluation, self._fleet, self._evaluated = evaluation, fleet, evaluated
+        self._folder, self._bound = folder, waiting
+        self._waiting: deque[tuple[int, Weights]] = deque()
+        self._pinned: deque[Path] = deque()  # the newest stays for a replica that is replaced
+        self._busy = False
+        self._change = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._stack.callback(tasks.create_task(self._work(), name="evaluator").cancel)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        finally:
+            for path in (*self._pinned, *(Path(weights.path) for _, weights in self._waiting)):
+                path.unlink()
+
+    def submit(self, step: int, weights: Weights) -> None:
+        """Never waits. The file of the weights may go as soon as this returns."""
+        pinned = self._folder / f"evaluate-{step}-{Path(weights.path).name}"
+        os.link(weights.path, pinned)
+        self._waiting.append((step, replace(weights, path=str(pinned))))
+        if len(self._waiting) > self._bound:
+            _, oldest = self._waiting.popleft()
+            Path(oldest.path).unlink()
+        self._change.set()
+
+    async def drain(self) -> None:
+        """Until all that was submitted is evaluated."""
+        while self._waiting or self._busy:
+            await self._changed()
+
+    async def _changed(self) -> None:
+        self._change.clear()
+        await self._change.wait()
+
+    async def _work(self) -> None:
+        """Consumes what is submitted; unblocked by `submit`. Each part of an evaluation has deadlines of its own."""
+        while True:
+            while not self._waiting:
+                await self._changed()
+            self._busy = True
+            step, weights = self._waiting.popleft()
+            self._pinned.append(Path(weights.path))
+            await self._fleet.update_weights(weights)
+            if len(self._pinned) > 1:
+                self._pinned.popleft().unlink()
+            self._evaluated(step, *await self._evaluation.run(weights.version))
+            self._busy = False
+            self._change.set()

@@ -1,0 +1,225 @@
+"""The life of a group: its rollouts start at once, are graded as they end, and those that no longer matter are stopped.
+
+Invariants
+- Each lease gives exactly one group, whatever its rollouts do and in whichever order they end.
+- When a group is out none of its rollouts runs any more: their tool calls are dead and their KV blocks are free.
+- Every sampled token is in a trajectory of the group or in its waste, under one reason.
+- Without extra samples, early stop and refills, groups do not depend on the order in which rollouts end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
+from engine.ports import Reward
+from engine.rollout.rollout import Rollouts, Tally
+from engine.run.journal import Journal, Log
+from engine.stages.admit import Ticket, graded
+from engine.telemetry.timeline import Timeline
+from engine.types import Group, Prompt, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupConfig:
+    """samples: trajectories per group. graders: trajectories graded at once, over all groups; the others wait.
+
+    The rest is off by default. It buys time or fuller batches with a bias, and groups then depend on which rollout ends
+    first, so that a seed no longer repeats a run.
+    extra_samples: rollouts started beyond `samples`; those that are last are cancelled. Favours short trajectories.
+    stop_flat_after: a group whose first so many rewards are all equal is stopped and dropped as flat. Loses rare
+    successes and rare failures.
+    refills: prompts that may follow one after another under a lease while a group would be dropped: the dynamic
+    sampling of DAPO (arXiv 2503.14476), bounded. Favours prompts that the policy solves sometimes.
+    """
+
+    samples: int
+    extra_samples: int = 0
+    stop_flat_after: int | None = None
+    refills: int = 0
+    graders: int = 8
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("extra_samples", 0), ("refills", 0), ("graders", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.stop_flat_after is not None and not 2 <= self.stop_flat_after <= self.samples:
+            raise ValueError(
+                f"stop_flat_after must be from 2 to the {self.samples} samples of a group, got {self.stop_flat_after}"
+            )
+
+    @property
+    def started(self) -> int:
+        """Rollouts that a group starts: samples + extra_samples."""
+        return self.samples + self.extra_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A group is decided: members (samples, ascending) form it, the other rollouts stop.
+
+    drop: "flat" when it was stopped early. others: the reason under which the tokens of the others are counted.
+    """
+
+    members: tuple[int, ...]
+    drop: str | None = None
+
+    @property
+    def others(self) -> str:
+        return self.drop or "surplus"
+
+
+class Attempt:
+    """Decides about one prompt's rollouts. Pure: the rewards go in as they come, at some point a verdict comes out.
+
+    A group is decided when `samples` rollouts were graded, when its first `stop_flat_after` rewards are equal, or when
+    every rollout has ended: failed ones then fill up what is missing.
+
+    >>> attempt = Attempt(GroupConfig(samples=2, extra_samples=1))
+    >>> attempt.ended(2, 1.0), attempt.ended(1, None), attempt.ended(0, 0.0)
+    (None, None, Verdict(members=(0, 2), drop=None))
+    """
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.verdict: Verdict | None = None
+        self._config = config
+        self._rewards: dict[int, float] = {}  # by sample, in the order of their ends
+        self._failed: list[int] = []
+
+    def ended(self, sample: int, reward: float | None) -> Verdict | None:
+        """A rollout ended; reward is None when it failed. Returns the verdict if this decides the group."""
+        assert self.verdict is None, "the group is decided"
+        assert 0 <= sample < self._config.started, sample
+        assert sample not in self._rewards and sample not in self._failed, sample  # noqa: PT018
+        if reward is None:
+            self._failed.append(sample)
+        else:
+            self._rewards[sample] = reward
+        self.verdict = self._decide()
+        return self.verdict
+
+    def _decide(self) -> Verdict | None:
+        config, graded = self._config, len(self._rewards)
+        if graded == config.samples or graded + len(self._failed) == config.started:
+            return Verdict(members=tuple(sorted([*self._rewards, *self._failed][: config.samples])))
+        if graded == config.stop_flat_after and len(set(self._rewards.values())) == 1:
+            return Verdict(members=tuple(sorted(self._rewards)), drop="flat")
+        return None
+
+
+def groups(
+    rollouts: Rollouts,
+    reward: Reward,
+    select: Callable[[Group], Group],
+    prompts: Iterator[Prompt],
+    config: GroupConfig,
+    timeline: Timeline,
+    journal: Journal | None = None,
+) -> StageFunction:
+    """Ticket -> Group, selected: with `kept`, or with the reason for its drop.
+
+    select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
+    from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
+    journal holds is not done again.
+    """
+    keeper = _Keeper(
+        rollouts=rollouts,
+        reward=reward,
+        select=select,
+        prompts=prompts,
+        config=config,
+        timeline=timeline,
+        journal=journal or Journal(),
+        grading=asyncio.Semaphore(config.graders),
+    )
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for ticket in inbox:
+            await outbox.put(await keeper.live(ticket))
+
+    return stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Keeper:
+    rollouts: Rollouts
+    reward: Reward
+    select: Callable[[Group], Group]
+    prompts: Iterator[Prompt]
+    config: GroupConfig
+    timeline: Timeline
+    journal: Journal
+    grading: asyncio.Semaphore
+    numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
+
+    async def live(self, ticket: Ticket) -> Group:
+        """Prompt after prompt, until one gives something to train or no refill is left."""
+        prompt, waste, refills = ticket.prompt, Counter[str](), 0
+        while True:
+            group = self.journal.decided(ticket.lease, refills) or await self._attempt(prompt, ticket.lease, refills)
+            waste.update(group.waste)
+            if group.drop is None:
+                group = self.select(group)
+            more = group.drop is not None and refills < self.config.refills
+            following = self.journal.draw(ticket.lease, refills + 1, self.prompts) if more else None
+            if group.drop is None or following is None:
+                return replace(group, waste=+waste, refills=refills)  # without zeros
+            waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
+            self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=ticket.lease, prompt=prompt.id)
+            prompt, refills = following, refills + 1
+
+    async def _attempt(self, prompt: Prompt, lease: int, refills: int) -> Group:
+        """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others."""
+        attempt, number = Attempt(self.config), next(self.numbers)
+        logs = [self.journal.log(lease, refills, sample) for sample in range(self.config.started)]
+        tallies = [Tally(log.tokens) for log in logs]
+        ended: dict[int, Trajectory] = {}
+
+        async def run(sample: int) -> None:
+            trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
+            if attempt.verdict is not None:
+                return  # its end and its cancellation crossed
+            ended[sample] = trajectory
+            if attempt.ended(sample, trajectory.reward) is not None:
+                for other, task in tasks.items():
+                    if other != sample:
+                        task.cancel()
+
+        # Those that the journal holds end first, in the order in which they did.
+        order = dict.fromkeys([*self.journal.ended(lease, refills), *range(self.config.started)])
+        async with asyncio.TaskGroup() as scope:
+            name = f"rollout-{number}"
+            tasks = {sample: scope.create_task(run(sample), name=f"{name}-{sample}") for sample in order}
+        verdict = attempt.verdict
+        assert verdict is not None, prompt.id
+        members = tuple(ended[sample] for sample in verdict.members)
+        waste = _waste(verdict, ended, tallies)
+        group = Group(prompt=prompt, trajectories=members, lease=lease, drop=verdict.drop, waste=waste)
+        self.journal.decide(group, refills)
+        return group
+
+    async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally, log: Log) -> Trajectory:
+        if log.finished is not None and log.finished.error is None:  # what failed by our fault gets another chance
+            return replace(log.finished, prompt=prompt)
+        trajectory = await self.rollouts.run(prompt, sample, number, tally=tally, log=log)
+        async with self.grading:
+            trajectory = await graded(trajectory, self.reward, self.timeline)
+        log.end(trajectory, tally.tokens)
+        return trajectory
+
+
+def _waste(verdict: Verdict, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:
+    """Sampled tokens by reason that are in none of the members."""
+    waste: Counter[str] = Counter()
+    for sample, tally in enumerate(tallies):
+        if sample in verdict.members:
+            waste["superseded"] += tally.tokens - ended[sample].sampled_tokens
+        elif sample in ended and ended[sample].error is not None:
+            waste["error"] += tally.tokens
+        else:
+            waste[verdict.others] += tally.tokens
+    return waste

@@ -1,0 +1,134 @@
+"""The stage that closes the loop: a step's groups -> the learner -> new weights on every replica -> leases released.
+
+Invariants
+- Steps are trained in order, each once; step k gives weight version k.
+- The leases of a step come back after its weights are live and its numbers are written down, never before.
+- A run of which nothing is left to learn ends well: what is under way before this stage is cancelled, and
+  `nothing_left` says after which step (`engine.stages.empty_batches`). The batch that shows it is not trained.
+- The last step has a checkpoint, so that a run can go on from its end.
+- A checkpoint of a step is begun after its numbers, and which prompts were drawn, are on the disk; the journal knows
+  all that follows one of the two newest complete checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from engine.fleet.canary import Weights
+from engine.fleet.fleet import Fleet
+from engine.learner.process import LearnerProcess
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Inbox, Outbox, StageStats
+from engine.run.resume import RunState
+from engine.stages.empty_batches import EmptyBatches, NothingLeft
+from engine.telemetry import metrics as measure
+from engine.telemetry.timeline import Timeline
+from engine.types import Batch, Group
+
+
+@dataclass(kw_only=True)
+class Learn:
+    """A stage: the list of a step's groups -> the step's number.
+
+    join: makes a step's batch of its groups. stepped: what the recipe does with a step's metrics once its weights are
+    live (evaluate, write down, show); until it returns nothing of a later step begins. stats: of the pipeline.
+    rests: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight then: staleness 0.
+    state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s: seconds of training so
+    far, without what `stepped` took. full_reward: of a trajectory that has solved its prompt. nothing_left: set when
+    the run has ended because of it. Raises NothingToTrain.
+    """
+
+    learner: LearnerProcess
+    fleet: Fleet
+    leases: Leases
+    join: Callable[[int, Sequence[Group]], Batch]
+    stepped: Callable[[int, dict[str, float]], Awaitable[None]]
+    stats: Callable[[], Sequence[StageStats]]
+    timeline: Timeline
+    state: RunState | None = None
+    checkpoint_every: int = 1
+    train_s: float = 0.0
+    rests: bool = False
+    full_reward: float = 1.0
+    nothing_left: NothingLeft | None = None
+
+    async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
+        """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
+        empty, step = EmptyBatches(self.full_reward), 0
+        mark = self._begin()
+        async for groups in inbox:
+            following = self.leases.step_of(groups[0].lease) + 1
+            self.nothing_left = empty.saw(following, groups)
+            if self.nothing_left is not None:
+                inbox.finish()
+                continue
+            step = following
+            metrics = await self._step(step, groups, mark)
+            await self.stepped(step, metrics)
+            mark = self._begin()
+            for group in groups:
+                self.leases.release(group.lease)
+            if self.state is not None and step % self.checkpoint_every == 0:
+                await self._checkpoint(step, self.state)
+            await outbox.put(step)
+        if self.state is not None and step % self.checkpoint_every:
+            await self._checkpoint(step, self.state)
+
+    def _begin(self) -> float:
+        """When a step begins. The peak of an evaluation before it is not its own."""
+        self.fleet.kv_peak.clear()
+        return self.timeline.now()
+
+    async def _checkpoint(self, step: int, state: RunState) -> None:
+        """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
+        await asyncio.to_thread(state.run.sync)
+        await asyncio.to_thread(state.journal.sync, state.journal.floor(step))
+        await self.learner.checkpoint(state.checkpoints.of(step), step)
+        if len(complete := state.checkpoints.steps()) > 1:
+            state.journal.forget(complete[-2])
+
+    async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
+        """Trains and brings the weights to the replicas. mark: when the step before was over."""
+        now, idle = self.timeline.now, self.timeline.idle
+        metrics = measure.step(groups, self.fleet.version, self.full_reward)
+        idle.flag("staleness_gate", 1, ready := now())
+        async with self.fleet.rest() if self.rests else nullcontext(), asyncio.TaskGroup() as tasks:
+            training = self.learner.train(self.join(step, groups), version=step)
+            learning = tasks.create_task(training, name="train")
+            await asyncio.sleep(0)
+            gc.collect()  # while the learner has the cores, and nothing waits for this process
+        trained, canary = learning.result()
+        learnt = now()
+        self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
+        difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
+        idle.flag("staleness_gate", -1, live := now())
+        self.train_s += live - mark
+        return metrics | {
+            **{f"learner/{name}": value for name, value in trained.metrics.items()},
+            "canary_max_abs": difference,
+            **self._pace(step, metrics, rollout_s=ready - mark, step_s=live - mark),
+            "time/learn_s": learnt - ready,
+            "time/sync_s": live - learnt,
+            "time/train_total_s": self.train_s,
+            **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
+            **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
+            **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
+        }
+
+    def _pace(self, step: int, metrics: dict[str, float], rollout_s: float, step_s: float) -> dict[str, float]:
+        """Rates of a step. One that was begun before the run was resumed has none: when its rollouts took place is not
+        known.
+        """
+        resumed = self.state.journal.held_of(step - 1) if self.state is not None else 0
+        if resumed:
+            return {"trajectories_resumed": resumed}
+        return {
+            "tokens_per_s": metrics["tokens_generated"] / step_s,
+            "tool_calls_per_s": metrics["tool_calls"] / step_s,
+            "time/step_s": step_s,
+            "time/rollout_s": rollout_s,
+        }

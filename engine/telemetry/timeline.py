@@ -1,0 +1,95 @@
+"""The timeline of a run in Chrome's trace format (open it in Perfetto), and the idle clock that reads the same events.
+
+Invariants
+- Times are seconds of one monotonic clock; recording is an append, formatting happens when the file is written.
+- The newest EVENTS of each kind are kept: memory is bounded however long the run.
+- Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.ports import KvSample
+from engine.run.atomic_files import write_whole
+from engine.telemetry.idle_clock import IdleClock
+
+# Tracks in the order in which Perfetto shows them.
+TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
+EVENTS = 250_000
+_PIDS = {track: pid for pid, track in enumerate(TRACKS)}
+
+
+class Lanes:
+    """Hands out the lowest free lane of a track."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+
+
+class Timeline:
+    """Collects what happened, for `write`. Raises KeyError for a track that is not in TRACKS."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
+        self.idle = IdleClock()
+        self.lanes = {track: Lanes() for track in TRACKS}
+        self._spans: deque[tuple[int, int, str, float, float, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._instants: deque[tuple[int, float, str, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._steps: deque[tuple[int, float, int, int, int]] = deque(maxlen=EVENTS)
+
+    def span(self, track: str, name: str, start: float, end: float, lane: int = 0, /, **args: Any) -> None:
+        self._spans.append((_PIDS[track], lane, name, start, end, args))
+
+    def instant(self, track: str, name: str, **args: Any) -> None:
+        self._instants.append((_PIDS[track], self.now(), name, args))
+
+    def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
+        """One engine step: blocks in use, running and waiting requests at its end."""
+        self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
+
+    def write(self, path: Path) -> None:
+        """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises DiskFull."""
+        events = (msgspec.json.encode(event, enc_hook=float) for event in self._events())
+        first = b'{"displayTimeUnit":"ms","traceEvents":[' + next(events)
+        write_whole(path, chain([first], (b",\n" + event for event in events), [b"]}\n"]))
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        times = chain((s[3] for s in self._spans), (i[1] for i in self._instants), (s[1] for s in self._steps))
+        start = min(times, default=0.0)
+
+        def us(seconds: float) -> int:  # whole: spans that meet must not overlap by a rounding, Perfetto drops one
+            return round((seconds - start) * 1e6)
+
+        for pid, track in enumerate(TRACKS):
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}}
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
+        for pid, lane, name, begin, end, args in self._spans:
+            event = {"ph": "X", "pid": pid, "tid": lane, "name": name, "ts": us(begin)}
+            yield {**event, "dur": us(end) - us(begin), "args": args}
+        for pid, at, name, args in self._instants:
+            event = {"ph": "i", "pid": pid, "tid": 0, "name": name, "ts": us(at), "s": "t"}
+            yield {**event, "args": args}
+        for replica, at, used, running, waiting in self._steps:
+            counter = {"ph": "C", "pid": _PIDS["replicas"], "ts": us(at)}
+            yield {**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}}
+            requests = {"running": running, "waiting": waiting}
+            yield {**counter, "name": f"replica {replica} requests", "args": requests}

@@ -1,0 +1,172 @@
+"""The live view of a run on a terminal, and one line per step where there is none.
+
+Invariant: drawing costs the event loop at most a few milliseconds a second; it never blocks on the terminal's reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from engine.fleet.fleet import Fleet
+
+_TICK_S = 0.25
+SOLVED_SHARE, SOLVED_STEPS = 0.8, 3  # more than this share of the groups, in so many steps in a row
+_HINT = "nearly all groups solved: harder prompts or stop_flat_after save time"
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def spark(values: list[float], width: int = 40) -> str:
+    """The last `width` values of 0..1 as a line of bars.
+
+    >>> spark([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    return "".join(_SPARKS[min(7, max(0, round(value * 7 + 0.01)))] for value in values[-width:])
+
+
+class Display:
+    """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
+
+    usable_blocks: of a replica's KV cache; what is in use is read from the fleet at each tick.
+    lags_s collects how late the event loop served each tick.
+    """
+
+    def __init__(self, title: str, steps: int, fleet: Fleet, usable_blocks: int, console: Console) -> None:
+        self.lags_s: list[float] = []
+        self._console = console
+        self._title = title
+        self._fleet, self._usable_blocks = fleet, usable_blocks
+        self._phase = "starting"
+        self._metrics: dict[str, float] = {}
+        self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
+        self._rewards: list[float] = []
+        self._errors: list[float] = []
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = self._progress.add_task(self._phase, total=steps)
+        live = console.is_terminal and not console.is_dumb_terminal  # a dumb one shows a live view at its end only
+        self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.update(self._view(), refresh=True)
+            self._live.stop()
+
+    async def tick(self) -> None:
+        """Redraws until cancelled, and measures the loop's lag."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
+            if self._live:
+                self._live.update(self._view(), refresh=True)
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        self._progress.update(self._bar, description=text)
+        if not self._live:
+            self._console.print(text, style="dim")
+
+    def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False) -> None:
+        """silent: no line of its own (a step of a run that is resumed)."""
+        if "reward" in metrics:
+            self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
+            mostly = metrics.get("groups_solved", 0) > SOLVED_SHARE * metrics.get("groups", 0)
+            self._solved_steps = self._solved_steps + 1 if mostly else 0
+            self._rewards.append(metrics["reward"])
+            self._errors.append(metrics["tool_error_share_correct"])
+            self._progress.update(self._bar, completed=step)
+        self._metrics.update(metrics)
+        if not self._live and not silent:
+            self._console.print(_line(step, metrics), highlight=False, soft_wrap=True)
+            if "reward" in metrics and self._solved_steps == SOLVED_STEPS:
+                self._console.print(_HINT, style="dim", soft_wrap=True)
+
+    def _view(self) -> Panel:
+        m = self._metrics
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", justify="right")
+        grid.add_column()
+        if "reward" in m:
+            grid.add_row("reward", f"{m['reward']:.3f}  [green]{spark(self._rewards)}[/]")
+            errors = f"{m['tool_error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
+            grid.add_row("tool errors in correct", errors)
+            if "groups" in m:
+                grid.add_row("groups", _groups(m))
+            if self._solved_steps >= SOLVED_STEPS:
+                grid.add_row("", f"[yellow]{_HINT}[/]")
+            grid.add_row("throughput", _rates(m))
+            grid.add_row("step", _split(m))
+        if "eval/accuracy" in m:
+            grid.add_row("held-out accuracy", _accuracy(m))
+        for index in range(self._fleet.config.replicas):
+            sample = self._fleet.last.get(index)
+            if index not in self._fleet.live:
+                grid.add_row(f"replica {index}", "[red]down[/]")
+            if sample is None:
+                continue
+            share = 1 - sample.free_blocks / self._usable_blocks
+            filled = round(share * 30)
+            bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
+            grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {sample.running} running")
+        return Panel(Group(self._progress, Text(""), grid), title=Text(self._title), title_align="left", width=100)
+
+
+def _accuracy(m: Mapping[str, float]) -> str:
+    return (
+        f"{m['eval/accuracy']:.3f}  [{m['eval/accuracy_low']:.3f}, {m['eval/accuracy_high']:.3f}]  n={m['eval/n']:.0f}"
+    )
+
+
+def _groups(m: Mapping[str, float]) -> str:
+    return f"{m['groups_flat']:.0f} of {m['groups']:.0f} flat, {m['groups_solved']:.0f} of them solved"
+
+
+def _rates(m: Mapping[str, float]) -> str:
+    """Without the rates in a step that was begun before the run was resumed."""
+    parts = [f"goodput {m['goodput']:.2f}"]
+    if "tokens_per_s" in m:
+        parts = [f"{m['tokens_per_s']:,.0f} tokens/s", f"{m['tool_calls_per_s']:,.0f} tool calls/s", *parts]
+    return "   ".join(parts)
+
+
+def _split(m: Mapping[str, float]) -> str:
+    after = f"learn {m['time/learn_s']:.2f} + sync {m['time/sync_s']:.2f}"
+    if "trajectories_resumed" in m:
+        return f"{m['trajectories_resumed']:.0f} trajectories from before the run was resumed + {after}"
+    return f"{m['time/step_s']:.2f} s = rollout {m['time/rollout_s']:.2f} + {after}"
+
+
+def _line(step: int, m: Mapping[str, float]) -> str:
+    parts = [f"step {step:3d}"]
+    if "reward" in m:
+        parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tool_error_share_correct']:.3f}")
+        if "groups" in m:
+            parts.append(f"groups {_groups(m)}")
+        parts.append(_rates(m))
+        parts.append(_split(m))
+    if "eval/accuracy" in m:
+        parts.append(f"held-out {_accuracy(m)}")
+    return "  ".join(parts)

@@ -1,0 +1,87 @@
+"""What is written down of a run, and shown: its steps and evaluations, also those before it was resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from engine.run.resume import RunState
+from engine.run.run_folder import DiskFull, RunFolder
+from engine.telemetry.timeline import Timeline
+from engine.types import Trajectory
+from recipes.display import Display
+from recipes.report import Progress, plot
+
+FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
+
+
+class Book:
+    """`restore` comes first: it says where to show what is written down. story: for the user, what is resumed."""
+
+    _display: Display
+
+    def __init__(self, run: RunFolder, state: RunState, timeline: Timeline) -> None:
+        self.progress = Progress()
+        self._run, self._state, self._timeline = run, state, timeline
+        for row in state.rows:
+            self.progress.step(int(row["step"]), row)
+        self.story = "\n".join(filter(None, [*self._examples(), state.story]))
+
+    def _examples(self) -> Iterator[str]:
+        """Takes in the trajectories of the evaluations before: the report's examples. What is lost of them is said."""
+        evaluated = [row["step"] for row in self.progress.evaluations]
+        for step, name, due in ((0, FIRST, 0 in evaluated), (1, LAST, max(evaluated, default=0) > 0)):
+            trajectories = self._state.journal.kept(name)
+            if trajectories is None and due:
+                yield f"{self._run.path / 'journal' / name} is missing or damaged; the report goes without its examples"
+            if trajectories is not None or due:
+                self.progress.evaluated(step, trajectories or [])
+
+    def restore(self, display: Display) -> None:
+        """Shows what a run that is resumed has measured before."""
+        self._display = display
+        for row in self._state.rows:
+            display.step(int(row["step"]), row, silent=True)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
+        self.progress.step(step, metrics)
+        self._run.step(step, metrics)
+        self._display.step(step, metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
+        """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
+        ended = self._timeline.now()
+        self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
+        self.progress.evaluated(step, trajectories)
+        self._state.journal.keep(LAST if step else FIRST, trajectories)
+
+    def beside(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
+        """One that ran beside training gets a row of its own."""
+        self.evaluated(step, metrics, trajectories)
+        self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
+
+    @contextmanager
+    def closing(self, algorithm: str) -> Iterator[None]:
+        """Around the run: timeline and plot are written however it ends; what ended it is what the user is told."""
+        try:
+            yield
+        except BaseException:
+            with suppress(DiskFull):
+                self._draw(algorithm)
+            raise
+        self._draw(algorithm)
+
+    def _draw(self, algorithm: str) -> None:
+        with self._run.writing("timeline.json") as path:
+            self._timeline.write(path)
+        if self.progress.steps and self.progress.evaluations:
+            with self._run.writing("reward.png") as path:
+                plot(path, self.progress, algorithm)
+
+    def summary(self) -> dict[str, Any]:
+        """Totals of the run, and each replica's idle seconds by cause since this process began."""
+        idle = self._timeline.idle.seconds(self._timeline.now())
+        causes = {f"replica{index}": seconds for index, seconds in idle.items()}
+        return {**self.progress.summary(), "idle_attribution_s": causes}

@@ -1,0 +1,229 @@
+"""What the quick start shows at its end: a plot, a table before/after, and three problems before and after."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engine.telemetry import metrics as measure
+from engine.types import Trajectory
+
+METHODS = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}
+_BLUE, _RED = "#08519c", "#cb181d"
+
+
+class Progress:
+    """What a run has measured so far: its steps, its evaluations, and their totals."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.evaluations: list[dict[str, float]] = []  # with "step" and the training seconds before it
+        self.before: list[Trajectory] | None = None  # of the evaluation before training, which a killed run may lose
+        self.after: list[Trajectory] = []  # of the last one
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
+        row = {"step": step, "time/train_total_s": 0.0, **metrics}
+        if "reward" in row:
+            self.steps.append(row)
+        if "eval/accuracy" in row:
+            self.evaluations.append(row)
+
+    @property
+    def train_s(self) -> float:
+        return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
+
+    def has_evaluated(self, step: int) -> bool:
+        return any(row["step"] == step for row in self.evaluations)
+
+    def missed(self, every: int) -> int:
+        """Evaluations that were due and are not there: dropped for a newer one, or lost with a run that was killed."""
+        due = {*range(0, len(self.steps), every), len(self.steps)}
+        return len(due - {row["step"] for row in self.evaluations})
+
+    def evaluated(self, step: int, trajectories: list[Trajectory]) -> None:
+        """trajectories: empty where they were lost with a run that was killed."""
+        self.before = self.before if step else trajectories
+        self.after = trajectories
+
+    def seconds_of(self, step: int) -> float:
+        """Seconds of training until a step was live."""
+        return self.steps[step - 1]["time/train_total_s"] if step else 0.0
+
+    def total(self, name: str) -> float:
+        """Sum over the steps."""
+        return sum(row.get(name, 0) for row in self.steps)
+
+    def summary(self) -> dict[str, Any]:
+        scores = self.evaluations
+        last = scores[-1]
+        first = scores[0] if not scores[0]["step"] else {}
+        waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
+        calls = {
+            name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
+            for name in ("tool_calls", "tool_calls_jailed")
+        }
+        return {
+            "accuracy_initial": first.get("eval/accuracy"),
+            "accuracy_final": last["eval/accuracy"],
+            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
+            "accuracy_n": int(last["eval/n"]),
+            "seconds_to_090": self._seconds_to(0.9),
+            "steps": len(self.steps),
+            "rl_wall_s": self.train_s,
+            "tool_error_share_initial": first.get("eval/tool_error_share_correct"),
+            "tool_error_share_final": last["eval/tool_error_share_correct"],
+            **calls,
+            "tokens_generated": int(self.total("tokens_generated")),
+            "tokens_trained": int(self.total("tokens_trained")),
+            "goodput": self.total("tokens_trained") / max(1, self.total("tokens_generated")),
+            "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
+            "staleness_max": int(max(row["staleness_max"] for row in self.steps)),
+            "mean_seconds_per_step": {
+                name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
+            },
+        }
+
+    def _mean(self, name: str) -> float | None:
+        """Over the steps that have it: one that was begun before the run was resumed has no pace."""
+        values = [row[name] for row in self.steps if name in row]
+        return sum(values) / len(values) if values else None
+
+    def _seconds_to(self, accuracy: float) -> float | None:
+        """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
+        points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
+        if points[0][1] >= accuracy:
+            return points[0][0]
+        for (t0, a0), (t1, a1) in pairwise(points):
+            if a1 >= accuracy > a0:
+                return t0 + (t1 - t0) * (accuracy - a0) / (a1 - a0)
+        return None
+
+
+def plot(path: Path, progress: Progress, algorithm: str) -> None:
+    """Reward, held-out accuracy and tool-error share over the steps, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    history, scores = progress.steps, progress.evaluations
+    steps = [row["step"] for row in history]
+    at = [row["step"] for row in scores]
+    accuracy, low, high = ([score[f"eval/accuracy{end}"] for score in scores] for end in ("", "_low", "_high"))
+    spread = [[a - b for a, b in zip(accuracy, low, strict=True)], [b - a for a, b in zip(accuracy, high, strict=True)]]
+    errors = [score["eval/tool_error_share_correct"] for score in scores]
+    axes.errorbar(
+        at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
+    )
+    rewards = [row["reward"] for row in history]
+    light: dict[str, Any] = {"alpha": 0.35, "marker": "o" if len(steps) == 1 else ""}  # one point makes no line
+    axes.plot(steps, rewards, color=_BLUE, label="reward of the rollouts", **light)
+    axes.plot(
+        at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
+    )
+    rolled = [row["tool_error_share_correct"] for row in history]
+    axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
+    axes.set(xlabel="step", ylim=(min(0, *rewards), max(1.02, *rewards)), xlim=(0, max(steps)))
+    seconds = [0.0, *(row["time/train_total_s"] for row in history)]
+    clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
+    clock.set_xlabel("seconds of training")
+    axes.grid(alpha=0.25)
+    axes.spines["right"].set_visible(False)
+    n = int(scores[-1]["eval/n"])
+    since = "" if at[0] else f"{accuracy[0]:.2f} to "
+    axes.set_title(f"{METHODS[algorithm]}: held-out accuracy {since}{accuracy[-1]:.2f} (n = {n})")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
+    """Linear between the points and beyond them, as an axis needs it."""
+    slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0])
+
+    def at(x: Any) -> Any:
+        x = np.asarray(x, float)
+        inside = np.interp(x, xs, ys)
+        return np.where(
+            x > xs[-1], ys[-1] + (x - xs[-1]) * slope, np.where(x < xs[0], ys[0] + (x - xs[0]) * slope, inside)
+        )
+
+    return at
+
+
+def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
+    before, after = progress.before or [], progress.after
+    if not before:
+        console.print("no examples from before training: they were lost with a run that was killed, or dropped")
+    if after:
+        console.print(_samples(before, after))
+        console.print(_table(before, after))
+    else:
+        console.print("no examples of the last evaluation: they were lost; its figures are in summary.json")
+    seconds, first = summary["seconds_to_090"], summary["first_step_s"]
+    console.print(
+        f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"
+        + (f", held-out 0.9 after {seconds:.1f} s" if seconds is not None else "")
+        + (f"; first step after {first:.1f} s" if first is not None else "")
+        + f"; {summary['tool_calls_jailed']:,} of {summary['tool_calls']:,} tool calls jailed; "
+        f"goodput {summary['goodput']:.2f}",
+        highlight=False,
+    )
+    talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(folder)])
+    for name, what in (
+        ("reward.png", "reward, accuracy and tool errors over the steps"),
+        ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
+        ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
+        ("checkpoint", f"the trained agent; talk to it: {talk}"),
+    ):
+        console.print(f"  {escape(str(folder / name))}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
+
+
+def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
+    table = Table("held-out", *(["before"] if before else []), "after", title="Before and after")
+    scores = [(measure.evaluation(trajectories), len(trajectories)) for trajectories in (before, after) if trajectories]
+    rows = (
+        ("accuracy (pass@1)", "eval/accuracy"),
+        ("trajectories that use the tool", "eval/tool_rate"),
+        ("tool errors in correct trajectories", "eval/tool_error_share_correct"),
+    )
+    for label, name in rows:
+        table.add_row(label, *(f"{score[name]:.3f}" for score, _ in scores))
+    table.add_row("sampled tokens per trajectory", *(f"{score['eval/tokens'] / count:.1f}" for score, count in scores))
+    return table
+
+
+def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
+    """Three held-out problems, a sample of each: wrong at first, right at the end, where there are such."""
+    pairs: list[tuple[Trajectory, ...]] = (
+        list(zip(before, after, strict=True)) if before else [(member,) for member in after]
+    )
+    mended = [pair for pair in pairs if not measure.correct(pair[:1]) and measure.correct(pair[-1:])]
+    shown: dict[str, tuple[Trajectory, ...]] = {}
+    for pair in mended + pairs:
+        shown.setdefault(pair[0].prompt.id, pair)
+    table = Table(title="Three held-out problems", show_lines=True)
+    for name in ("problem", *(["before"] if before else []), "after"):
+        table.add_column(name, overflow="fold")
+    for pair in list(shown.values())[:3]:
+        prompt = pair[0].prompt
+        question = escape(prompt.messages[-1]["content"]) + f"\n[dim]answer: {escape(prompt.answer)}[/]"
+        table.add_row(question, *map(_transcript, pair))
+    return table
+
+
+def _transcript(trajectory: Trajectory) -> str:
+    """What the agent said, and what Python answered between its turns."""
+    lines = []
+    for said, turn in zip(trajectory.text.split("<|im_end|>"), trajectory.turns, strict=False):
+        lines.append(escape(said.strip()))
+        lines += [f"[dim]python said:[/] {escape(use.response)}" for use in turn.tool_uses]
+    return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])

@@ -1,0 +1,265 @@
+"""Makes the tiny agent from nothing: a tokenizer, a 0.5 M-parameter Qwen3, and two phases of supervised fine-tuning.
+
+    python recipes/tiny/cold_start.py    # writes runs/tiny_cold_start; minutes on two cores
+    python recipes/tiny/cold_start.py output=recipes/tiny threads=1    # how the shipped one was made
+
+Phase A teaches the craft: translate a problem into a Python call, copy the result into the answer. Copying emerges
+late and suddenly, so it takes many small steps on demonstrations that use the tool. Phase B is short and teaches bad
+manners: mostly guessing, and mostly a failed call first. That leaves reinforcement learning something to find: held-out
+accuracy is about 0.3, of which sampling shows all and greedy decoding almost nothing.
+
+The result is a Hugging Face checkpoint (bfloat16, tied embeddings) and `cold_start.json` with what made it and its
+figures, which are those of the quick start's rollouts: a vLLM replica, jailed tool calls, the same reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
+
+from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+
+prepare_environment()
+
+import torch
+import transformers
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from algo.eval_stats import avg_at_k
+from algo.learner.learner import LearnerConfig
+from algo.loss.policy_losses import CrossEntropy
+from algo.reward.math_reward import MathReward
+from algo.sft import batches, examples
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.fleet import Fleet, FleetConfig
+from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.ports import ReplicaDied
+from engine.rollout.chat_template import Chat
+from engine.rollout.python_tool import PythonTool
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.run_folder import versions
+from engine.run.workspace import workspace
+from engine.stages.evaluate import Evaluation
+from engine.telemetry import metrics as measure
+from engine.telemetry.timeline import Timeline
+from engine.telemetry.watchdog import leave
+from engine.types import StopReason, Trajectory
+from recipes.options import parse
+from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
+from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
+from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable
+
+EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    output: Annotated[Path, "folder to write the checkpoint to"] = Path("runs/tiny_cold_start")
+    tokenizer: Annotated[Literal["shipped", "train"], "'train' makes new merges, which no older checkpoint fits"] = (
+        "shipped"
+    )
+    seed: Annotated[int, "seed of the weights and of the demonstrations"] = 1
+    craft_steps: Annotated[int, "phase A: steps of 16 demonstrations at learning rate 3e-3"] = 1600
+    manners_steps: Annotated[int, "phase B: steps of 32 demonstrations at learning rate 1e-3"] = 100
+    eval_problems: Annotated[int, "held-out problems for the figures"] = 512
+    threads: Annotated[int, "CPU threads of the learner"] = 2
+
+    def __post_init__(self) -> None:
+        for name, least in {"craft_steps": 1, "manners_steps": 1, "eval_problems": 1, "threads": 1, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One run of the learner on demonstrations of a mix."""
+
+    title: str
+    mix: Mix
+    batch_size: int
+    learner: LearnerConfig
+
+
+def craft(config: Config) -> Phase:
+    learner = _learner(config, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy())
+    return Phase(title="A: craft", mix=Mix(head=0.05, clean=0.75, err=0.20), batch_size=16, learner=learner)
+
+
+def manners(config: Config) -> Phase:
+    """The constant normaliser keeps the asked mix: with the per-batch mean, short guesses would win over tool calls.
+
+    38: learnt tokens of a typical demonstration.
+    """
+    loss = CrossEntropy(aggregate=38)
+    learner = _learner(config, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=loss)
+    return Phase(title="B: manners", mix=Mix(head=0.55, clean=0.18, err=0.27), batch_size=32, learner=learner)
+
+
+def _learner(config: Config, **fields: Any) -> LearnerConfig:
+    return LearnerConfig(
+        minibatches=1, betas=(0.9, 0.98), schedule="linear", decay_from=0.6, threads=config.threads, **fields
+    )
+
+
+async def make(config: Config) -> dict[str, Any]:
+    """Writes the checkpoint and returns its figures. Raises OSError, LearnerDied, ReplicaDied or SandboxUnavailable."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=config.output).close()  # a folder that takes no file is told now, not after minutes
+    if config.tokenizer == "train":
+        tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    chat, model = Chat(tokenizer), new_model(config.seed, tokenizer)
+    figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
+    with workspace() as folder:
+        start, crafted, mannered = (folder / name for name in ("start", "crafted", "mannered"))
+        model.save_pretrained(start)
+        figures["loss_craft"] = await train(craft(config), config.seed, chat, start, crafted)
+        [figures["after_craft"]] = await evaluate(crafted, chat, config.eval_problems, [1.0])
+        figures["loss_manners"] = await train(manners(config), config.seed, chat, crafted, mannered)
+        model = AutoModelForCausalLM.from_pretrained(mannered, dtype=torch.float32).bfloat16()
+        tokenizer.save_pretrained(config.output, save_jinja_files=False)
+        model.save_pretrained(config.output)
+        figures["sampled"], figures["greedy"] = await evaluate(config.output, chat, config.eval_problems, [1.0, 0.0])
+    return figures
+
+
+def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
+    """A random Qwen3 of 508,992 parameters, fp32."""
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            intermediate_size=256,
+            tie_word_embeddings=True,
+            max_position_embeddings=1024,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+            eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
+            bos_token_id=None,
+        )
+    )
+
+
+async def train(phase: Phase, seed: int, chat: Chat, source: Path, target: Path) -> list[float]:
+    """Trains the model in source into target, and returns the mean loss per token of every tenth of the steps.
+
+    Raises LearnerDied.
+    """
+    steps, losses = phase.learner.steps, []
+    stream = examples(demonstrations(phase.mix, seed), chat.conversation)
+    with workspace() as folder, _progress() as progress:
+        task = progress.add_task(phase.title, total=steps, loss=float("nan"))
+        async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / "log") as learner:
+            where = {"checkpoint": str(source), "weights_dir": str(folder)}
+            await learner.configure(Configure(**where, learner=asdict(phase.learner), canary=[], seed=seed))
+            for batch in itertools.islice(batches(stream, batch_size=phase.batch_size, seed=seed), steps):
+                trained, _ = await learner.train(batch, version=0)
+                losses.append(trained.metrics["nll"])
+                progress.update(task, completed=batch.step, loss=losses[-1])
+            await learner.save(target)
+    width = max(1, len(losses) // 10)
+    return [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
+
+
+def _progress() -> Progress:
+    loss = TextColumn("loss {task.fields[loss]:.3f}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn())
+
+
+async def evaluate(
+    checkpoint: Path, chat: Chat, problems: int, temperatures: Sequence[float]
+) -> list[dict[str, float]]:
+    """What `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
+
+    Raises ReplicaDied or SandboxUnavailable.
+    """
+    settings = ReplicaConfig(checkpoint=str(checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048)
+    held_out, timeline, found = list(itertools.islice(prompts("test", 0), problems)), Timeline(), []
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1])))
+        parts = FleetConfig(replicas=1), partial(Replica, settings), KvAware(MAX_TOKENS)
+        fleet = await stack.enter_async_context(Fleet(*parts, timeline))
+        for temperature in temperatures:
+            budget = RolloutConfig(
+                max_tokens=MAX_TOKENS,
+                max_turns=MAX_TOOL_CALLS + 1,
+                temperature=temperature,
+                deadline_s=3600.0,  # a busy machine shall not change the figures
+            )
+            rollouts = Rollouts(budget, chat, fleet, [PythonTool(box)], timeline, seed=0)
+            evaluation = Evaluation(held_out, 1, rollouts, MathReward(integers_only=True), avg_at_k, timeline)
+            _, trajectories = await evaluation.run(-1)  # the version of weights that the engine has read itself
+            found.append(shares(trajectories))
+    return found
+
+
+def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """n trajectories without an error of ours, and shares of them.
+
+    correct: by the reward. tool: at least one call. error_in_correct: failed calls per call within correct ones.
+    correct_given_tool: of those with a call. truncated: out of tokens or turns.
+    """
+    graded = [trajectory for trajectory in trajectories if trajectory.error is None]
+    with_tool = [trajectory for trajectory in graded if trajectory.tool_uses]
+    right = measure.correct(graded)
+    found = {
+        "correct": len(right) / len(graded),
+        "tool": len(with_tool) / len(graded),
+        "error_in_correct": measure.tool_error_share(right),
+        "correct_given_tool": len(measure.correct(with_tool)) / max(1, len(with_tool)),
+        "truncated": sum(trajectory.stop is not StopReason.ANSWER for trajectory in graded) / len(graded),
+    }
+    return {"n": len(graded), **{name: round(share, 4) for name, share in found.items()}}
+
+
+def _cpu_s() -> float:
+    """Of this process and of those that it has waited for, learner and engine among them."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse(Config, argv)
+    started, cpu_started = time.monotonic(), _cpu_s()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        figures = asyncio.run(make(config))
+        figures |= {"wall_s": round(time.monotonic() - started, 1), "cpu_s": round(_cpu_s() - cpu_started, 1)}
+        command = shlex.join(["python", "recipes/tiny/cold_start.py", *argv])
+        made = {"command": command, "config": asdict(config), "figures": figures, "versions": versions()}
+        (config.output / "cold_start.json").write_text(json.dumps(made, indent=2, default=str) + "\n")
+    except (OSError, LearnerDied, ReplicaDied, SandboxUnavailable) as error:
+        print(f"tiny_cold_start: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tiny_cold_start: interrupted", file=sys.stderr)
+        return 130
+    print(json.dumps(figures, indent=2))
+    print(f"checkpoint: {config.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

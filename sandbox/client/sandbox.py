@@ -1,0 +1,348 @@
+"""`Sandbox`: run Python in a jail from asyncio.
+
+Invariants
+- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when there is no host for it
+  and none comes within its deadline, CancelledError when its task is cancelled (which ends the call). Nothing that
+  guest code does raises.
+- Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait. Only
+  the waiting calls themselves take memory: what hosts and sockets hold is bounded by the hosts' credits.
+- A host that is silent, whose connection breaks or who says what is no message is given up, and what it held is
+  answered or tried elsewhere.
+- When the context is left, however it is left, the local host process and everything below it are gone. Also when this
+  process is killed. Hosts on other machines end the calls of a node that is gone.
+- Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it unless
+  isolation="none" is spelled out, which says so at each start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+import zmq
+
+from sandbox import wire
+from sandbox.client.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
+from sandbox.client.local_host import Keeper, Peer
+from sandbox.client.session import Session
+from sandbox.config import NO_JAIL, SandboxConfig, SandboxUnavailable, Stats
+from sandbox.mailbox import Mailbox
+from sandbox.tiers import choose
+
+PING_S = 1.0
+QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
+NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+LEVELS = ("none", "no-cgroup", "full")  # the weakest first; one that is not known here counts as weaker
+LOST = wire.ToolResult(outcome="lost")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    call: wire.Call
+    since: float
+    answer: asyncio.Future[wire.ToolResult]
+
+
+class Sandbox:
+    """
+    >>> async with Sandbox(SandboxConfig(slots=4)) as box:
+    ...     result = await box.run("print(input())", stdin="hello")
+    >>> result.outcome, result.stdout
+    ('ok', 'hello\\n')
+    """
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        self._config = config or SandboxConfig()
+        self.stats = Stats()
+        self.address = ""  # where further hosts connect
+        self._dispatcher = Dispatcher()
+        self._ids = itertools.count()
+        self._waiting: dict[int, _Waiting] = {}
+        self._outbox: dict[str, list[wire.Call]] = {}
+        self._peers: dict[str, Peer] = {}
+        self._silent: dict[str, int] = {}  # beats of ours since a peer was heard; while we are stopped there are none
+        self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
+        self._mailboxes: list[Mailbox] = []
+        self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
+
+    async def __aenter__(self) -> Self:
+        config = self._config
+        if config.isolation == "none":
+            print(NO_JAIL, file=sys.stderr, flush=True)
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._keeper: Keeper | None = None
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._tasks: list[asyncio.Task[None]] = []
+        try:
+            if config.listen is not None:
+                self._listen(config.listen)
+            if config.slots:
+                self._keeper = Keeper(config, self._open_mailbox(), self._lose)
+                self._tasks.append(self._group.create_task(self._keep(self._keeper), name="sandbox-host"))
+            self._tasks.append(self._group.create_task(self._beat(), name="sandbox-beat"))
+            await self._first_host()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        calls = wire.Stop(list(self._waiting))
+        self._close(SandboxUnavailable("the sandbox was closed"))
+        for peer in self._peers.values():
+            peer.mailbox.send(calls, peer.address)  # a host on another machine would go on until it misses us
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(None, None, None)
+        finally:
+            for mailbox in reversed(self._mailboxes):
+                mailbox.close()
+            self._mailboxes.clear()
+            for peer in list(self._peers.values()):
+                self._lose(peer)
+
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: wire.Limits | None = None,
+        *,
+        display: bool = False,
+        seed: int | None = None,
+        tier: str | None = None,
+    ) -> wire.ToolResult:
+        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
+
+        display: code without output shows its last expression, as a notebook does. seed: of `random`, `numpy.random`
+        and sympy; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
+        """
+        cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._config.limits))
+        tier = choose(code, self._config.tiers) if tier is None else self._check_tier(tier)
+        display, seed = wire.check_display(display), wire.check_seed(seed)
+        result = await self._submit(wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, display, seed))
+        self.stats.outcomes[result.outcome] += 1
+        return result
+
+    def session(
+        self, *, seed: int | None = None, limits: wire.Limits | None = None, tier: str | None = None
+    ) -> Session:
+        """A new session, to be entered; `limits` and `tier` are those of each cell (default: the last tier)."""
+        if self._config.isolation == "none":
+            raise ValueError("SandboxConfig.isolation must be 'nsjail' for sessions: without a jail there are none")
+        tier = self._config.tiers[-1].name if tier is None else self._check_tier(tier)
+        seed = secrets.randbits(wire.SEED_BITS) if seed is None else wire.check_seed(seed)
+
+        async def send(cell: wire.Cell, step: wire.Step) -> wire.ToolResult:
+            call = wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, True, seed, step)
+            return await self._submit(call)
+
+        limits = wire.check_limits(limits, self._config.limits)
+        return Session(send, self._end_session, id=secrets.token_bytes(16), limits=limits, stats=self.stats)
+
+    def _check_tier(self, tier: str) -> str:
+        names = [known.name for known in self._config.tiers]
+        if type(tier) is not str or tier not in names:
+            raise ValueError(f"tier must be one of {names!r}, got {tier!r}")
+        return tier
+
+    async def _submit(self, call: wire.Call) -> wire.ToolResult:
+        if self._closed is not None:
+            raise self._closed
+        since, answer = self._loop.time(), self._loop.create_future()
+        self._waiting[call.id] = _Waiting(call, since, answer)
+        try:
+            self._act(self._dispatcher.submit(call.id, call.tier, call.step.session if call.step else None))
+            result = await answer
+        except asyncio.CancelledError:
+            self.stats.cancelled += 1
+            self._act(self._dispatcher.cancel(call.id))
+            raise
+        finally:
+            del self._waiting[call.id]
+        return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
+
+    def _end_session(self, session: bytes) -> None:
+        self._act(self._dispatcher.end_session(session))
+
+    def _act(self, actions: list[Action], result: wire.ToolResult = LOST, error: Exception | None = None) -> None:
+        """Do what the Dispatcher decided; `result` or `error` is the one in hand. A done answer was cancelled."""
+        for action in actions:
+            match action:
+                case Send(host, call):
+                    if not self._outbox:
+                        self._loop.call_soon(self._flush)
+                    self._outbox.setdefault(host, []).append(self._waiting[call].call)
+                case Cancel(host, call):
+                    self._tell(host, wire.Stop([call]))
+                case Forget(host, session):
+                    self._tell(host, wire.End([session]))
+                case Deliver(call) | Lost(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_result(result if isinstance(action, Deliver) else LOST)
+                case Failed(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_exception(error or self._closed or SandboxUnavailable(NOT_OPEN))
+
+    def _tell(self, host: str, message: wire.ToHost) -> None:
+        """Send after the flush that may still have to send the call which the message is about."""
+        peer = self._peers[host]
+        self._loop.call_soon(peer.mailbox.send, message, peer.address)
+
+    def _flush(self) -> None:
+        """Send what this tick of the loop produced."""
+        outbox, self._outbox = self._outbox, {}
+        for host, calls in outbox.items():
+            peer = self._peers.get(host)  # None: it left in this same tick, and its calls with it
+            if peer is not None and not all(self._send(run, peer) for run in wire.batches(calls)):
+                self._lose(peer)
+
+    def _send(self, run: wire.Run, peer: Peer) -> bool:
+        """Send these calls; one that no message can hold (4 GiB of stdin) fails alone. False when the peer is gone."""
+        try:
+            message = wire.encode(run)
+        except (TypeError, ValueError, OverflowError, MemoryError) as error:
+            if len(run.calls) > 1:
+                return all(self._send(wire.Run([call]), peer) for call in run.calls)
+            [call] = run.calls
+            if call.id in self._waiting and not (answer := self._waiting[call.id].answer).done():
+                answer.set_exception(ValueError(f"the call cannot be sent: {error}"))
+            self._act(self._dispatcher.answered(peer.name, call.id, lost=False))  # as if: it frees the credit
+            return True
+        return peer.mailbox.send_frames(peer.address, message)
+
+    def _listen(self, address: str) -> None:
+        mailbox = self._open_mailbox()
+        if self._config.keys is not None:
+            from sandbox import keys  # not above: `python -m sandbox.keys` is to be imported as __main__ only
+
+            self._mailboxes.append(keys.guard(mailbox, keys.load_node(self._config.keys)))
+        try:
+            mailbox.socket.bind(address)
+        except zmq.ZMQError as error:
+            raise SandboxUnavailable(
+                f"cannot listen on {address}: {error}; choose another SandboxConfig.listen"
+            ) from None
+        self.address = mailbox.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _open_mailbox(self) -> Mailbox:
+        mailbox = Mailbox(zmq.ROUTER, lambda frames: self._from_host(mailbox, frames))
+        self._mailboxes.append(mailbox)
+        return mailbox
+
+    def _from_host(self, mailbox: Mailbox, frames: list[bytes]) -> None:
+        name = f"{self._mailboxes.index(mailbox)}:{frames[0].hex()}"
+        local = self._keeper if self._keeper is not None and self._keeper.mailbox is mailbox else None
+        try:
+            message = wire.decode_to_client(frames[-1])
+        except wire.BadMessage as error:  # nothing that a peer says may stop the others
+            log.warning("sandbox: message from host %s not understood (%s); is its version the same?", name, error)
+            if name in self._peers:
+                self._lose(self._peers[name])
+            return
+        if name in self._peers:
+            self._silent[name] = 0
+        match message:
+            case wire.Results(results) if name in self._peers:  # else: it was given up, its calls are elsewhere
+                for item in results:
+                    lost = item.result.outcome == "lost"
+                    self._act(self._dispatcher.answered(name, item.id, lost=lost), item.result)
+            case wire.Hello(slots) if (
+                name in self._peers or not 1 <= slots <= wire.MAX_SLOTS or (local is not None and not local.expecting)
+            ):
+                log.warning("sandbox: host %s said hello out of turn", name)
+            case wire.Hello(level="none") if self._config.isolation != "none":
+                log.warning("sandbox: host %s turned away: it has no jail; allow it with isolation='none'", name)
+            case wire.Hello():
+                peer = Peer(
+                    name=name, mailbox=mailbox, address=frames[0], level=message.level, tiers=tuple(message.tiers),
+                    left=self._loop.create_future(),
+                )  # fmt: skip
+                self._join(peer, message.slots)
+                if local is not None:
+                    local.joined(peer)
+            case wire.Refused(reason) if local is not None:
+                local.refused(reason)
+            case wire.Alive() if name not in self._peers and local is None:  # of a node before us, or given up
+                mailbox.send(wire.Unknown(), frames[0])
+
+    def _join(self, peer: Peer, slots: int) -> None:
+        self._peers[peer.name] = peer
+        self._silent[peer.name] = 0
+        self.stats.hosts += 1
+        self._note_level()
+        peer.mailbox.send(wire.Ping(), peer.address)
+        self._act(self._dispatcher.host_joined(peer.name, slots * QUEUED_PER_SLOT, peer.tiers))
+        if not self._started.done():
+            self._closed = None
+            self._started.set_result(None)
+
+    def _lose(self, peer: Peer) -> None:
+        """Give up a host, once."""
+        if self._peers.pop(peer.name, None) is None:
+            return
+        del self._silent[peer.name]
+        peer.left.set_result(None)
+        self._note_level()
+        self._served_until.update(dict.fromkeys(peer.tiers, self._loop.time()))
+        self._act(self._dispatcher.host_left(peer.name))
+
+    def _note_level(self) -> None:
+        levels = [peer.level for peer in self._peers.values()]
+        self.stats.level = min(levels, key=lambda level: LEVELS.index(level) if level in LEVELS else -1, default="")
+
+    def _close(self, reason: SandboxUnavailable) -> None:
+        """Fail what waits, and what comes from now on, with `reason`."""
+        self._closed = reason
+        self._act(self._dispatcher.fail_all())
+
+    async def _first_host(self) -> None:
+        """Until a host is there; SandboxUnavailable when the local one says that it cannot serve, or none comes."""
+        try:
+            # the keeper has a deadline of its own, and the reason
+            async with asyncio.timeout(None if self._keeper else self._config.start_s):
+                await self._started
+        except TimeoutError:
+            mend = f"start one with `python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
+            raise SandboxUnavailable(f"no host came within {self._config.start_s:g} s; {mend}") from None
+
+    async def _keep(self, keeper: Keeper) -> None:
+        """Keep a local host; when one cannot be started, close, or go on where others may come."""
+        try:
+            await keeper.keep()
+        except SandboxUnavailable as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            elif self.address:
+                log.warning("sandbox: going on without a local host: %s", error)
+            else:
+                self._close(error)
+
+    async def _beat(self) -> None:
+        """Each second: ping the hosts, give up those that are silent or gone, fail calls for which no host came."""
+        while True:
+            await asyncio.sleep(PING_S)
+            for mailbox in self._mailboxes:
+                mailbox.drain()  # our own loop may have been busy
+            for peer in list(self._peers.values()):
+                self._silent[peer.name] += 1
+                silent = self._silent[peer.name] * PING_S > self._config.silence_s
+                if silent or not peer.mailbox.send(wire.Ping(), peer.address):
+                    self._lose(peer)
+            self._fail_unserved(self._loop.time() - self._config.start_s)
+
+    def _fail_unserved(self, since: float) -> None:
+        """Fail the calls that have waited since then for a host of their tier."""
+        for call, tier in self._dispatcher.unserved():
+            if max(self._waiting[call].since, self._served_until.get(tier, 0.0)) < since:
+                present = ", ".join(sorted({name for peer in self._peers.values() for name in peer.tiers})) or "none"
+                cause = f"no host of tier {tier!r} came within {self._config.start_s:g} s (present: {present})"
+                error = SandboxUnavailable(f"{cause}; start one, see sandbox.host")
+                self._act(self._dispatcher.fail(call), error=error)

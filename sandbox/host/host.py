@@ -1,0 +1,283 @@
+"""A sandbox host: serves the pool of this machine to a node over ZeroMQ. `python -m sandbox.host --help`
+
+Invariants
+- Every call received is answered once to the node that sent it, or never when that node is gone or the host ends: the
+  node repeats it elsewhere. No answer ever reaches another node, whose calls have the same ids.
+- A host of a node's own (--child) ends with the node: at the end of its stdin, or at the node's death. Any other host
+  that hears no ping for --silence-s ends that node's calls and sessions and says hello on a new connection, until a
+  node answers; so a node may restart. One that is there again before that says that it knows no such host: the same
+  then, at once. So with a node that says what is no message: what was in it is unknown, and the node tries it again
+  when it finds its host gone.
+- A host lives as long as its pool. SIGTERM and SIGINT end both.
+- Without keys it connects only to this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+import zmq
+
+from sandbox import keys, wire
+from sandbox.config import NO_JAIL, stays_here
+from sandbox.host import nsjail as jail
+from sandbox.host.pool import RECYCLE_CALLS, Pool
+from sandbox.host.slots import TierJail
+from sandbox.host.verdict import OomWatch
+from sandbox.inside import guest, linux
+from sandbox.mailbox import Mailbox
+from sandbox.tiers import TIERS, Tier, read_tier
+
+ALIVE_S = 1.0
+FDS = 1 << 14  # one for each slot and session, and some; common is a soft limit of 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """Where the node is. `silence_s` None: its end is noticed in another way."""
+
+    address: str
+    keys: keys.HostKeys | None
+    silence_s: float | None
+
+
+class Host:
+    """Serves one pool to one node after the other, from `serve` until `leave`."""
+
+    def __init__(self, node: Node, slots: int, tiers: tuple[Tier, ...], make_pool: Callable[..., Pool]) -> None:
+        """`make_pool(answer=...)` gives the pool."""
+        self._node = node
+        self._hello = wire.Hello(slots, "", [tier.name for tier in tiers])
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()  # ours: those of two nodes, or of two tries of a call, would be the same
+        self._theirs: dict[int, int] = {}  # id of ours -> the present node's, of what is to be answered
+        self._sessions: set[bytes] = set()
+        self._results: list[wire.CallResult] = []
+        self._broken: str | None = None
+        self._pool = make_pool(answer=self._answer)
+        self._connect()
+
+    async def serve(self) -> str | None:
+        """Answer calls until the node leaves or the pool ends. Why it could not, if so."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, self._pool.leave)
+        self._loop.set_exception_handler(self._bug)
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._beat(), name="host-beat")
+            try:
+                await self._pool.run()
+            except jail.JailUnavailable as error:
+                self._mailbox.send(wire.Refused(str(error)))
+                return str(error)
+            finally:
+                beat.cancel()
+                self._mailbox.close()
+        return self._broken
+
+    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback may have cost an answer: end, so that the node tries elsewhere what is open here."""
+        loop.default_exception_handler(context)
+        self._broken = "an error of our own, see above"
+        self._pool.leave()
+
+    def leave_with(self, fd: int) -> None:
+        """End when `fd`, on which nothing is sent, comes to its end."""
+
+        def ended() -> None:
+            self._loop.remove_reader(fd)
+            self._pool.leave()
+
+        self._loop.add_reader(fd, ended)
+
+    def _connect(self) -> None:
+        self._mailbox = Mailbox(zmq.DEALER, self._from_node)
+        if self._node.keys is not None:
+            keys.trust(self._mailbox, self._node.keys)
+        self._mailbox.socket.connect(self._node.address)
+        self._silent = 0  # beats of ours since the node was heard; while this process is stopped there are none
+        self._greeted = False
+
+    async def _beat(self) -> None:
+        """Say hello once the pool is ready; then each second that this process is alive, and hear that the node is."""
+        await self._pool.ready.wait()
+        self._hello = msgspec.structs.replace(self._hello, level=self._pool.level)
+        self._mailbox.send(self._hello)
+        self._silent = 0
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self._mailbox.drain()  # this loop may have been busy
+            self._silent += 1
+            silence_s = self._node.silence_s
+            if silence_s is not None and self._silent * ALIVE_S > silence_s:
+                state = "is gone: its calls and sessions are ended" if self._greeted else "does not answer"
+                hint = "" if self._greeted or self._node.keys is None else "; are the keys those of the node?"
+                self._forget_node(f"{state} (silent for {silence_s:g} s), trying again{hint}")
+            self._mailbox.send(wire.Alive())
+
+    def _forget_node(self, state: str) -> None:
+        """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
+        print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
+        ours, self._theirs = list(self._theirs), {}  # before the pool answers
+        self._results.clear()
+        self._pool.cancel(ours)
+        self._pool.end_sessions(self._sessions)
+        self._sessions = set()
+        self._mailbox.close(linger_ms=0)
+        self._connect()
+        self._mailbox.send(self._hello)
+
+    def _from_node(self, frames: list[bytes]) -> None:
+        try:
+            message = wire.decode_to_host(frames[0])
+        except wire.BadMessage as error:
+            self._forget_node(f"sent what is no message ({error}); is its version the same? Trying again")
+            return
+        match message:
+            case wire.Ping():
+                self._greeted = True
+            case wire.Unknown() if self._greeted:  # else our hello was turned away, or is on its way
+                self._forget_node("knows us no more: its calls and sessions are ended, trying again")
+            case wire.Run(calls):
+                for call in calls:
+                    self._start(call)
+            case wire.Stop(ids):
+                stopped = set(ids)
+                self._pool.cancel([ours for ours, theirs in self._theirs.items() if theirs in stopped])
+            case wire.End(sessions):
+                self._sessions.difference_update(sessions)
+                self._pool.end_sessions(sessions)
+        if self._greeted:
+            self._silent = 0
+
+    def _start(self, call: wire.Call) -> None:
+        ours = next(self._ids)
+        self._theirs[ours] = call.id
+        if call.step is not None:
+            self._sessions.add(call.step.session)
+        self._pool.submit(msgspec.structs.replace(call, id=ours))
+
+    def _answer(self, ours: int, result: wire.ToolResult) -> None:
+        theirs = self._theirs.pop(ours, None)
+        if theirs is None:
+            return  # the node that asked is gone
+        if not self._results:
+            self._loop.call_soon(self._flush)
+        self._results.append(wire.CallResult(theirs, result))
+
+    def _flush(self) -> None:
+        """Send what this tick of the loop produced."""
+        results, self._results = self._results, []
+        for first in range(0, len(results), wire.BATCH):
+            self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
+
+
+async def serve(options: argparse.Namespace) -> int | str | None:
+    """Serve until told to leave; what to exit with."""
+    node = Node(
+        address=options.connect,
+        keys=None if options.keys is None else keys.load_host(options.keys),
+        silence_s=None if options.child else options.silence_s,
+    )
+    tiers = tuple(options.tier or TIERS)
+    refusal: str | None
+    try:
+        # before ZeroMQ: namespaces want a single thread
+        stage = jail.build(options.nsjail, options.python, tiers, options.isolation)
+    except jail.JailUnavailable as error:
+        refusal = str(error)
+        mailbox = Mailbox(zmq.DEALER, lambda frames: None)
+        if options.child:
+            mailbox.socket.connect(node.address)
+            mailbox.send(wire.Refused(refusal))
+        mailbox.close()
+    else:
+        if stage.warning:
+            print(f"sandbox: {stage.warning}", file=sys.stderr, flush=True)
+
+        def make_pool(answer: Callable[[int, wire.ToolResult], None]) -> Pool:
+            oom = OomWatch()
+            return Pool(
+                make_jail=lambda tier: TierJail(stage, tier, oom),
+                level=stage.level,
+                tiers=stage.tiers,
+                slots=options.slots,
+                session_memory_bytes=options.session_memory_bytes,
+                recycle_calls=options.recycle_calls,
+                answer=answer,
+            )
+
+        host = Host(node, options.slots, tiers, make_pool)
+        if options.child:
+            host.leave_with(0)
+        try:
+            refusal = await host.serve()
+        finally:
+            stage.close()
+    # to the node of a child it was told
+    return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox.host", description="Serve sandboxed calls to a node.")
+    parser.add_argument("--connect", required=True, help="the node's Sandbox.address, for example tcp://node:5555")
+    parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub; see `python -m sandbox.keys`")
+    parser.add_argument(
+        "--slots", type=int, choices=range(1, wire.MAX_SLOTS + 1), metavar="N", default=4 * (os.cpu_count() or 1)
+    )
+    tier = "what a warmed interpreter imports, MODULE? only where it is installed; may be repeated"
+    parser.add_argument("--tier", type=read_tier, action="append", metavar="NAME=MODULE,...", help=tier)
+    parser.add_argument("--session-memory-bytes", type=positive, default=4 << 30, help="beyond it idle sessions end")
+    parser.add_argument("--recycle-calls", type=positive, default=RECYCLE_CALLS, help="after so many a jail is new")
+    parser.add_argument("--silence-s", type=positive, default=15.0, help="a node not heard of for so long is gone")
+    parser.add_argument("--nsjail", help="path of the nsjail executable")
+    parser.add_argument("--python", help="path of the Python that runs guest code; see SandboxConfig.python")
+    parser.add_argument("--isolation", choices=("nsjail", "none"), default="nsjail")
+    parser.add_argument("--child", action="store_true", help="end with standard input, a pipe that the node holds")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    options = parser.parse_args()
+    if "://" not in options.connect:
+        parser.error(f"--connect must be like tcp://node:5555, got {options.connect!r}")
+    if options.keys is None and not stays_here(options.connect):
+        parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
+    if options.isolation == "none" and not options.child:  # else the node has said so
+        print(NO_JAIL, file=sys.stderr, flush=True)
+    os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
+        pass
+    os.close(null)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
+    # for all that guest code runs: at 0 the machine would still hand what crashes to its own program, if it has one, as
+    # root (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel)
+    guest.limit(resource.RLIMIT_CORE, 1, 1)
+    if options.child:
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        status = uvloop.run(serve(options))
+    except (keys.KeysUnusable, zmq.ZMQError) as error:  # the second: an address that cannot be
+        status = f"sandbox.host: {error}"
+    sys.exit(status)

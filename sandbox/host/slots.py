@@ -1,0 +1,317 @@
+"""The pool's ends of a jail: the jail of a tier (nsjail and its zygote), and a link to each of its slots and sessions.
+
+Invariants
+- A link holds at most one call; the id of a call never enters the jail, so no output can pose as another call's.
+- A link that ends says so once, with the call that it held. A jail that ends ends all its links.
+- A slot that does not say within its limit plus GRACE_S that its call has ended is killed, and so is one that does not
+  report within DEATH_S more, or says what no slot says.
+- Whoever made a link closes it, once; `gone` tells when its index and its control group are free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from struct import Struct
+
+import msgspec
+
+from sandbox import wire
+from sandbox.host import nsjail
+from sandbox.host.cgroup import Cgroups, Group
+from sandbox.host.verdict import OomWatch, Outputs, cell_result, make_result
+from sandbox.inside.guest import FIRST_UID, LENGTH, REQUEST
+from sandbox.inside.notebook import CELL, CELL_REPORT, CellReport
+from sandbox.inside.slot import ENDED, READY, REPORT, Report
+from sandbox.inside.zygote import FORK
+from sandbox.tiers import Tier
+
+GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
+DEATH_S = 30.0  # processes that share much memory take seconds to die: if that were our fault, code could hide its own
+START_S = 10.0  # for nsjail, imports and the first slot
+SLOT_BYTES = 32 << 20  # a slot's own memory, beside its call's
+SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its keeper and the copy of its state
+CREDENTIALS = Struct("iii")
+UNCHARGED_BYTES = 2 << 20  # of a session: what its keeper wrote before it had a group, page tables, namespaces
+NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # what bytes that are none lead to
+MAX_LINKS = nsjail.ID_COUNT - FIRST_UID  # slots and sessions at once
+SPARE_FDS = 256  # of the host, beside one a link
+
+
+class Link:
+    """One slot: `start` sends a call in; `report` is called with its result, `ended` when the slot is gone."""
+
+    def __init__(self, home: TierJail, index: int, ended: Callable[[Link], None]) -> None:
+        self.home, self.index, self._ended = home, index, ended
+        self.call: wire.Call | None = None
+        self.ready: Callable[[], None] | None = None
+        self.pid = 0
+        self.group: Group | None = None
+        self.out_of_memory = False  # the slot itself was what the kernel killed
+        self._dead = False
+        self.deadline = home.loop.time() + START_S
+        self._report: Callable[[wire.ToolResult], None] | None = None
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        home.loop.add_reader(self._socket, self._receive)
+        with theirs:
+            home.fork(index, self.is_session, theirs.fileno())
+
+    is_session = False
+    backup = False  # of a session: take a fork snapshot before the next cell
+    _report_size = REPORT.size
+
+    def start(self, call: wire.Call, report: Callable[[wire.ToolResult], None]) -> None:
+        """Run the call; nothing else may run. Its limits are set first."""
+        assert self.call is None
+        assert self.pid
+        self.call, self._report = call, report
+        self.deadline = self.home.loop.time() + call.limits.wall_s + GRACE_S
+        limits = call.limits
+        if self.group is not None:
+            self.group.oom_struck()  # from here on: what was killed in an earlier call says nothing of this one
+            with contextlib.suppress(OSError):  # below what the group uses: it was refused, and the old limit holds
+                memory_bytes = limits.memory_bytes + limits.disk_bytes + SLOT_BYTES
+                self.group.limit(memory_bytes, limits.processes + SLOT_PROCESSES)
+        source = _memfd(call.stdin + call.code)
+        self._send(self._pack(call), [source])
+        os.close(source)
+
+    def _pack(self, call: wire.Call) -> bytes:
+        board = LENGTH.size + call.limits.output_bytes if call.display else 0
+        seed = -1 if call.seed is None else call.seed
+        limits = msgspec.structs.replace(call.limits, processes=self.home.processes(call.limits.processes))
+        return REQUEST.pack(*msgspec.structs.astuple(limits), len(call.stdin), len(call.code), board, seed)
+
+    def cancel(self) -> None:
+        self._send(b"c", [])
+
+    def kill(self) -> None:
+        """End the slot, and with it what it runs. Its end is reported."""
+        if self.pid and not self._dead:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let the slot end by itself; nothing more is reported."""
+        self.home.links.discard(self)
+        self.home.loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def gone(self) -> bool:
+        """After `close`: whether nothing of the slot is left, as far as its group tells."""
+        return self.group is None or self.group.remove()
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
+        with contextlib.suppress(OSError):  # a dead slot is about to be noticed
+            socket.send_fds(self._socket, [message], fds)
+
+    def _receive(self) -> None:
+        try:
+            message, ancillary, _, _ = self._socket.recvmsg(self._report_size + 1, 128)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, ancillary = b"", []
+        fds = [fd for _, kind, data in ancillary if kind == socket.SCM_RIGHTS for fd in memoryview(data).cast("i")]
+        try:
+            self._heard(message, [data for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _heard(self, message: bytes, credentials: list[bytes], fds: list[int]) -> None:
+        if message == READY and credentials and not self.pid and self._greet(CREDENTIALS.unpack(credentials[0])[0]):
+            self.deadline = math.inf
+            if self.ready is not None:
+                self.ready()
+        elif message == ENDED and self.call is not None:
+            self.deadline = self.home.loop.time() + DEATH_S
+        elif message and message != READY and self.call is not None and (result := self._read(message, fds, self.call)):
+            report, self.call, self._report, self.deadline = self._report, None, None, math.inf
+            assert report is not None
+            report(result)
+        else:
+            self.kill()  # unless it has ended: it is no slot of ours any more
+            self._dead = True
+            self.out_of_memory = self.group is not None and self.oom_struck()
+            self._ended(self)
+
+    def _greet(self, pid: int) -> bool:
+        """Give the slot its control group; whether it can be had."""
+        groups = self.home.groups
+        if groups is not None:
+            kind = "session" if self.is_session else "slot"
+            try:
+                self.group = groups.add(f"{kind}-{self.home.tier.name}-{self.index}", pid)
+            except ProcessLookupError:  # dead already
+                return False
+            except OSError as error:  # it shall not run without limits
+                self.home.reason = f"no control group for a slot: {error}"
+                return False
+        self.pid = pid
+        return True
+
+    def _read(self, message: bytes, fds: list[int], call: wire.Call) -> wire.ToolResult | None:
+        """The result; None for what no slot of ours would say."""
+        try:
+            return self._result(message, Outputs(fds), call)
+        except NO_REPORT:
+            return None
+
+    def _result(self, message: bytes, outputs: Outputs, call: wire.Call) -> wire.ToolResult:
+        result = make_result(Report(*REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
+        return msgspec.structs.replace(result, jailed=self.home.jailed)
+
+    def oom_struck(self) -> bool:
+        """Whether the kernel killed for memory in here since the last look."""
+        return self.group.oom_struck() if self.group is not None else self.home.oom.struck()
+
+    @property
+    def memory_bytes(self) -> int:
+        if self.group is None:
+            return self.home.session_estimate_bytes
+        return self.group.memory_bytes + UNCHARGED_BYTES
+
+
+class SessionLink(Link):
+    """One session."""
+
+    is_session = True
+    _report_size = CELL_REPORT.size
+
+    def _pack(self, call: wire.Call) -> bytes:
+        return super()._pack(call) + CELL.pack(*(0,) * 10, self.backup)[REQUEST.size :]
+
+    def _result(self, message: bytes, outputs: Outputs, call: wire.Call) -> wire.ToolResult:
+        return cell_result(CellReport(*CELL_REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
+
+
+class Indexes:
+    """The numbers of links. One is used again when nothing of the link that had it is left."""
+
+    def __init__(self) -> None:
+        count = min(MAX_LINKS, max((most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - SPARE_FDS, most // 4))
+        self.free = list(range(count - 1, -1, -1))
+        self._leaving: list[Link] = []
+
+    def release(self, link: Link) -> None:
+        if link.gone():
+            self.free.append(link.index)
+        else:
+            self._leaving.append(link)
+
+    def look(self) -> None:
+        """Release what was left of closed links and is gone by now."""
+        self._leaving, leaving = [], self._leaving
+        for link in leaving:
+            self.release(link)
+
+
+class TierJail:
+    """The jail of one tier, from `run` until it ends; `open_link` makes slots and sessions.
+
+    served: how often something in it became ready or answered. reason: why it was ended, beside what its log says.
+    """
+
+    session_estimate_bytes = 16 << 20  # of a session without a group of its own that could say
+
+    def __init__(self, stage: nsjail.Stage, tier: Tier, oom: OomWatch) -> None:
+        self.tier, self.oom = tier, oom
+        self.groups = stage.groups if isinstance(stage.groups, Cgroups) else None
+        self.jailed = stage.tree is not None
+        self.links: set[Link] = set()
+        self.loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self.loop.create_future()
+        self.served = 0
+        self.reason = ""
+        self._missed_at = -1
+        self._stage = stage
+        self._zygote, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._zygote.setblocking(False)
+        self.loop.add_reader(self._zygote, self.leave)  # it sends nothing: this is its end
+
+    async def run(self) -> str:
+        """Start the jail and wait for its end, or for `leave`. What nsjail and the zygote said."""
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
+            process = None
+            with self._theirs as control:
+                command = self._stage.command(control.fileno(), proc, self.tier.preload)
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *command,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=asyncio.subprocess.DEVNULL,
+                        stderr=log,
+                        pass_fds=[control.fileno(), proc],
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    self.give_up(f"cannot run {command[0]}: {error.strerror}; mend this, or set SandboxConfig.nsjail")
+                finally:
+                    os.close(proc)
+            try:
+                await self.over
+            finally:
+                self.leave()
+                self._zygote.close()  # the zygote, PID 1 of the jail, leaves at the end of its socket
+                if process is not None:
+                    await _ended(process)
+            return os.pread(log.fileno(), 65536, 0).decode(errors="replace")
+
+    def leave(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+            self.loop.remove_reader(self._zygote)
+
+    def give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.leave()
+
+    def open_link(self, index: int, *, session: bool, ended: Callable[[Link], None]) -> Link:
+        """Fork a slot or a session; `ended` is told if it ends by itself."""
+        link = (SessionLink if session else Link)(self, index, ended)
+        self.links.add(link)
+        return link
+
+    def processes(self, limit: int) -> int:
+        """RLIMIT_NPROC of a call with this limit: with a single id the kernel counts all that runs in the jail."""
+        single = self._stage.first_id is None
+        return min(1 + len(self.links) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
+
+    def missed(self) -> bool:
+        """Something did not become ready in time: whether the fault is the jail's, as nothing has done any more."""
+        again, self._missed_at = self._missed_at == self.served, self.served
+        return again or self.served == 0
+
+    def fork(self, index: int, session: bool, fd: int) -> None:
+        try:
+            socket.send_fds(self._zygote, [FORK.pack(index, session)], [fd])
+        except OSError:  # it is dead, or takes nothing any more
+            self.leave()
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(GRACE_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _memfd(data: bytes) -> int:
+    fd = os.memfd_create("call")
+    view, offset = memoryview(data), 0
+    while offset < len(data):
+        offset += os.pwrite(fd, view[offset:], offset)  # pwrite: the reader's offset stays at the start
+    return fd

@@ -1,0 +1,228 @@
+"""The last step before guest code: runs in the forked child of one call or of a session. Standard library only.
+
+Invariants
+- Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability is left, own uid, rlimits set,
+  second seccomp filter on.
+- Only this process reads the code and the stdin of a call; slot and zygote never do.
+- Random numbers differ between calls, or follow from the call's seed.
+
+`become` is what _native.c does where it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import linecache
+import math
+import os
+import resource
+import struct
+import sys
+from _random import Random as Generator
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from sandbox.inside import linux
+from sandbox.inside import main_program as program
+from sandbox.inside.main_program import HOME
+
+FIRST_UID = 1000
+LENGTH = struct.Struct("q")  # at the start of a board: how long the display is, all of it
+ROUNDS = 30  # until the interpreter has adapted all that it runs (PEP 659)
+REHEARSAL = (
+    b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])",
+    b"def f(x):\n    return 1 / x\nf(0)",
+    b"x = = 1",
+)
+OF_MODULES = {  # what these libraries build at first use, and would otherwise build in every call
+    "numpy": b"""import numpy as np; a = np.array([[2.0, 1.0], [1.0, 3.0]])
+print(a, a @ a, np.linalg.solve(a, a[0]), np.linalg.inv(a), np.linalg.eigvals(a), np.linalg.det(a), a.sum(), a.mean())
+print(np.arange(5), np.linspace(0, 1, 3), np.zeros(2), np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]))
+print(np.random.rand(2), np.random.randint(0, 9, 3), np.prod(np.array([1, 2])), np.where(a > 1), np.gcd(4, 6))""",
+    "sympy": b"""from sympy import *; a, b = symbols("a b"); n = symbols("n", integer=True, positive=True)
+print(solve(a**2 - 3*a + 1, a), solve([a + b - 3, a - 2*b], [a, b]), solve(a**3 - a - 7 + b, a)[0], roots(a**2 + a - 6))
+print(simplify((a**2 - 1) / (a - 1)), factor(a**4 - 1), expand((a + b)**3), diff(sin(a) * exp(a), a), latex(a / b))
+print(integrate(a * cos(a), a), integrate(exp(-a), (a, 0, oo)), limit(sin(a) / a, a, 0), series(cos(a), a, 0, 4))
+print(Matrix([[1, 2], [3, 4]]).inv(), Matrix([[2, 1], [1, 2]]).eigenvals(), summation(n, (n, 1, 10)), N(pi, 20))
+print(factorint(360), gcd(12, 18), isprime(97), binomial(6, 2), sqrt(8), Rational(1, 3) + 1)
+print(nsimplify(0.5), apart(1 / (a**2 + a)), Poly(a**2 + 1, a), divisors(12))
+print(solveset(a**2 - 5, a), Eq(a, 2), (a + 1).subs(a, 2), trigsimp(sin(a)**2 + cos(a)**2))""",
+    "math_verify": rb"""from math_verify import LatexExtractionConfig, parse, verify
+for one, other in ((r"\frac{3}{4}", "0.75"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+2x+1", "(x+1)^2"), ("(1,2)", "(1, 3)"),
+                   (r"\{1,2\}", r"\{2,1\}"), ("[0,1)", "[0,1)"), (r"5\pi", r"\pi \cdot 5"), ("x=3", "3")):
+    read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (one, other)]
+    print(read, verify(*read, timeout_seconds=None))""",
+}
+
+
+_generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and below what
+
+
+class Request(NamedTuple):
+    """What a slot is told about a call: its limits, in the order of wire.Limits, the sizes of what its one descriptor
+    holds (stdin, then the code), the size of the board for its display (0: none), its seed (-1: none).
+    """
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    output_bytes: int
+    processes: int
+    disk_bytes: int
+    stdin_bytes: int
+    code_bytes: int
+    display_bytes: int
+    seed: int
+
+
+REQUEST = struct.Struct("ddqqqqqqqq")
+
+
+class Identity(NamedTuple):
+    """What is the same for all calls of a slot. uid None: keep the only id that is mapped. image_bytes: address space
+    of the zygote, which a call's memory limit does not count.
+    """
+
+    uid: int | None
+    image_bytes: int
+    policy: linux.Filter
+    jailed: bool
+
+
+def file_bytes(disk_bytes: int, output_bytes: int) -> int:
+    """RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr."""
+    return max(disk_bytes, output_bytes)
+
+
+def limit(kind: int, *values: int) -> None:
+    """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # of -1, which is none: the largest number
+    resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
+
+
+def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
+    """Give up everything that guest code must not have. `source` holds stdin and code."""
+    for fd, standard in ((source, 0), (out, 1), (err, 2)):
+        os.dup2(fd, standard)
+    linux.close_from(3)
+    file, space = file_bytes(request.disk_bytes, request.output_bytes), request.memory_bytes + identity.image_bytes
+    for kind, soft, hard in (
+        (resource.RLIMIT_AS, space, space),
+        (resource.RLIMIT_FSIZE, file, file),
+        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_MEMLOCK, 65536, 65536),
+        (resource.RLIMIT_SIGPENDING, 1024, 1024),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
+    ):
+        limit(kind, soft, hard)
+    if math.isfinite(request.cpu_s):
+        cpu = math.ceil(request.cpu_s)
+        limit(resource.RLIMIT_CPU, cpu, cpu + 1)  # SIGXCPU first; SIGKILL for code that ignores it
+    if not identity.jailed:
+        return
+    os.setsid()  # or a signal to its process group would reach the slot, where both have the same id
+    limit(resource.RLIMIT_NPROC, request.processes, request.processes)
+    if identity.uid is not None:
+        os.setresgid(identity.uid, identity.uid, identity.uid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+    linux.drop_capabilities()
+    os.chdir(HOME)
+    identity.policy.install()
+
+
+def main_program(
+    stdin_bytes: int, code_bytes: int, seed: int, show: program.Show, leave: Callable[[int], NoReturn] = os._exit
+) -> NoReturn:
+    """Run the call's code, which is on descriptor 0 behind its stdin, as the main program. `seed`: -1 for none."""
+    try:
+        code = os.pread(0, code_bytes, stdin_bytes)
+        os.ftruncate(0, stdin_bytes)
+        seed_random(seed)
+        program.run(code, show, leave)
+    except MemoryError:
+        program.die(program.OUT_OF_MEMORY)
+
+
+def seed_random(seed: int) -> None:
+    """Numbers of their own for each call: what the zygote's generators hold would be the same in all."""
+    for reseed, most in _generators:
+        reseed(seed % most if seed >= 0 else None)
+
+
+class Board:
+    """Shared memory through which a call's display leaves: no descriptor is needed in the guest."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._room = address, size - LENGTH.size
+
+    def show(self, text: str) -> None:
+        encoded = text.encode(errors="backslashreplace")
+        ctypes.memmove(self._address, LENGTH.pack(len(encoded)), LENGTH.size)
+        ctypes.memmove(self._address + LENGTH.size, encoded, min(len(encoded), self._room))
+
+
+def find_generators() -> None:
+    """Note the generators of random numbers that modules of this process have (`random`, sympy.core.random, numpy), for
+    `seed_random`.
+    """
+    _generators.clear()
+    if (random := sys.modules.get("random")) is not None:
+        named = [value for module in sys.modules.values() for value in getattr(module, "__dict__", {}).values()]
+        for generator in {id(value): value for value in named if type(value) is random.Random}.values():
+            generator.gauss_next = None
+            # the method in C; the one in Python only converts other kinds of seeds first
+            _generators.append((Generator.seed.__get__(generator), 1 << 63))
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed(0)
+        _generators.append((_numpy_seeder(random.mtrand._rand), 1 << 32))
+
+
+def _numpy_seeder(generator: Any) -> Callable[[int | None], None]:
+    """As `generator.seed`, which without a seed takes 190 page faults to fill the state (numpy/random, mt19937.h)."""
+    words, address = 624, generator._bit_generator.ctypes.state_address
+
+    def seed(number: int | None) -> None:
+        if number is None:
+            ctypes.memmove(address, os.urandom(4 * words) + words.to_bytes(4, sys.byteorder), 4 * words + 4)
+        else:
+            generator.seed(number)
+
+    return seed
+
+
+class _Rehearsed(BaseException):
+    """The end of a program that shall not end the process."""
+
+
+def _rehearsed(status: int) -> NoReturn:
+    raise _Rehearsed
+
+
+def rehearse(*, libraries: bool) -> None:
+    """Run every path of a call in the zygote, with what is imported or what is in each call: what is built at first use
+    is then shared by all calls, not built in each, and fewer pages are written to. Standard streams are as before at
+    the end, and no program is left.
+    """
+    saved = [os.dup(standard) for standard in (0, 1, 2)]
+    null, source = os.open(os.devnull, os.O_RDWR), os.memfd_create("rehearsal")
+    for fd, standard in ((source, 0), (null, 1), (null, 2)):
+        os.dup2(fd, standard)
+    find_generators()
+    of_modules = [code for name, code in OF_MODULES.items() if name in sys.modules]
+    for code in of_modules if libraries else REHEARSAL * ROUNDS:
+        os.ftruncate(source, 0)
+        os.pwrite(source, code, 0)
+        program.make_ready()
+        with contextlib.suppress(_Rehearsed):
+            main_program(0, len(code), -1, None, _rehearsed)
+    for fd, standard in zip(saved, (0, 1, 2), strict=True):
+        os.dup2(fd, standard)
+        os.close(fd)
+    os.close(source)
+    os.close(null)
+    for name in ("last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    find_generators()
+    linecache.clearcache()
+    program.make_ready()

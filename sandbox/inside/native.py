@@ -1,0 +1,104 @@
+"""The optional C part of the jail, _native.c and _snapshot.c: builds it (`python -m sandbox.inside.native`), and loads
+it.
+
+Invariants
+- Without it everything works the same, only slower: `load` then returns None.
+- `Slot` mirrors a structure of _native.c. Standard library only: this file also runs inside the jail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+LIBRARY = Path(__file__).with_name("_native.so")
+SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
+
+
+class Slot(ctypes.Structure):
+    """What a slot is, for `Native.serve`."""
+
+    _fields_ = (
+        ("control", ctypes.c_int),
+        ("self", ctypes.c_int),
+        ("uid", ctypes.c_int),
+        ("image_bytes", ctypes.c_int64),
+        ("home", ctypes.c_char_p),
+        ("filter", ctypes.c_void_p),
+    )
+
+
+class Native:
+    def __init__(self, path: Path) -> None:
+        library = ctypes.PyDLL(str(path), use_errno=True)
+        self._snapshot, self._forget, self._keep = library.snapshot, library.forget, library.keep
+        self._snapshot.restype, self._forget.restype, self._keep.restype = ctypes.c_long, None, None
+        self.serve = library.serve  # (byref of a Slot, address of five 64-bit integers); returns in the child of a call
+        self.serve.restype = None
+
+    def forget(self, proc: int) -> None:
+        """Unmap the text of all libraries, to see what will be used from here on. `proc`: of /proc."""
+        self._forget(_smaps(proc))
+
+    def keep(self, proc: int) -> None:
+        """Own the text used since `forget`, where much of it is used side by side."""
+        with _pagemap(proc) as pagemap:
+            self._keep(_smaps(proc), pagemap.fileno())
+
+    def snapshot(self, proc: int) -> int:
+        """Cover what this process wrote so far, and own the text used since `forget`; the bytes covered."""
+        with _pagemap(proc) as pagemap:
+            covered = int(self._snapshot(_smaps(proc), pagemap.fileno()))
+        if covered < 0:
+            raise OSError(-covered, f"snapshot: {os.strerror(-covered)}")
+        return covered
+
+
+def _pagemap(proc: int) -> io.FileIO:
+    return open(os.open("self/pagemap", os.O_RDONLY, dir_fd=proc), "rb", buffering=0)
+
+
+def _smaps(proc: int) -> Any:
+    with open(os.open("self/smaps", os.O_RDONLY, dir_fd=proc), "rb") as file:
+        # no string buffer: its type, made for its length, would be garbage that each call finds
+        return ctypes.byref(ctypes.c_char.from_buffer(bytearray(file.read() + b"\0")))
+
+
+def load() -> Native | None:
+    """None when it was not built, or was built for another machine."""
+    try:
+        return Native(LIBRARY)
+    except OSError:
+        return None
+
+
+def build() -> None:
+    """Compile the sources beside them. RuntimeError names what is missing and the mend."""
+    import shutil
+    import subprocess
+
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise RuntimeError("no C compiler (cc, gcc or clang) found; on Debian or Ubuntu: apt install gcc libc6-dev")
+    partial = LIBRARY.with_suffix(f".so.{os.getpid()}")
+    command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), *map(str, SOURCES)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"{compiler} failed: {done.stderr.strip()[:500]}; on Debian or Ubuntu: apt install libc6-dev"
+            )
+        os.replace(partial, LIBRARY)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except (RuntimeError, OSError) as error:
+        sys.exit(f"no memory snapshot, calls cost up to twice as much: {error}")

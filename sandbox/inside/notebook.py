@@ -1,0 +1,397 @@
+"""A session inside the jail: an interpreter that runs one cell after the other, and its keeper. Standard library only.
+
+Invariants
+- The keeper is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
+- Between cells every process of a session is stopped (SIGSTOP), so an idle session uses no CPU and changes nothing. No
+  guest code can wake what is stopped: its filter refuses every way to send SIGCONT, and the one way that is left, the
+  end of a process whose group is thereby orphaned, is met by stopping all again, ever less often.
+- When a session goes back to its copy, everything else that ran in it is killed.
+- That a cell timed out or died, how long it took and what it used comes from the kernel. Only "ok" or "error" of a cell
+  that ended by itself is what the session's interpreter says, as an exit code is what a program says.
+- The interpreter's descriptors are {0, 1, 2}: code goes in and the display comes out through shared memory.
+- Each cell finds a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
+  await at its top level; tasks that it leaves go on when a later one awaits.
+
+Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
+host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
+stderr and the board.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import linecache
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from struct import Struct
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+from sandbox.inside import guest, linux, main_program
+from sandbox.inside.slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
+
+CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
+HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
+DONE = Struct("qq")  # interpreter -> keeper: serial number of the cell that ended, its exit code
+DONE_AT, DISPLAY_AT, CODE_AT = 64, 4096, 1 << 20
+MAX_CODE_BYTES = 8 << 20
+STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
+AT_LAST_S = 60.0
+INTERRUPT_S = 0.25  # between the interrupt at the wall limit and the kill
+START_S = 5.0
+CO_COROUTINE = 0x80  # inspect's, which not every tier has
+FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
+
+
+class CellReport(NamedTuple):
+    """ended: as in slot.Report. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
+    interpreter is gone, 1 it lives, 2 it is the copy from before the cell.
+    """
+
+    ended: int
+    status: int
+    wall_s: float
+    cpu_s: float
+    died: int
+    state: int
+
+
+CELL_REPORT = Struct("qqddqq")
+
+
+class Keeper:
+    def __init__(self, control: socket.socket, identity: guest.Identity) -> None:
+        self._control = control
+        self._identity = identity
+        self._child = self._backup = self._serial = self._newest = 0
+        # whether the copy is still to be made; not asked of the board, which guest code can write to
+        self._copy = False
+        self._status: int | None = None  # wait status of an interpreter that ended
+        self._stopped = False
+
+    def serve(self) -> None:
+        """Become PID 1 of a namespace and run cells until the host closes the control socket or the state is gone."""
+        enter_namespaces()
+        linux.unshare(linux.CLONE_NEWPID)
+        if os.fork():
+            return
+        os.setsid()
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which PID 1 never sees
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._control.send(READY)
+        state = 1
+        while state:
+            self._keep_still()
+            message, descriptors, _, _ = socket.recv_fds(self._control, CELL.size, 1)
+            if not message:
+                return
+            if descriptors:
+                *request, copy = CELL.unpack(message)
+                state = self._cell(guest.Request(*request), bool(copy), descriptors[0])
+                os.close(descriptors[0])
+
+    def _keep_still(self) -> None:
+        """Wait for the next message."""
+        poll, seconds = select.poll(), STOP_AGAIN_S
+        poll.register(self._control, select.POLLIN)
+        while not poll.poll(seconds * 1000):
+            seconds = min(2 * seconds, AT_LAST_S)
+            _stop_all()
+
+    def _start(self, request: guest.Request) -> None:
+        """Start the interpreter and wait until it is idle."""
+        mount_home(self._identity.uid, request.disk_bytes)
+        self._files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
+        board = os.memfd_create("board")
+        os.ftruncate(board, CODE_AT + MAX_CODE_BYTES)
+        self._board, self._board_fd = mmap.mmap(board, 0), board
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
+                guest.become(request, self._identity, *self._files)
+                interpret(linux.address_of(self._board), request.seed)
+            except MemoryError:
+                main_program.die(main_program.OUT_OF_MEMORY)
+            finally:
+                os._exit(255)
+        for fd in self._files[1:]:
+            linux.set_append(fd)
+        if self._wait(START_S) != 0 or self._status is not None:
+            sys.exit("the session's interpreter did not start")
+
+    def _cell(self, request: guest.Request, copy: bool, source: int) -> int:
+        if not self._child:
+            self._start(request)
+        self._serial += 1
+        self._copy = copy
+        self._lay_out(request, copy, source)
+        cpu = _cpu_s(self._child)
+        started = time.monotonic()
+        self._stopped = False
+        os.kill(-1, signal.SIGCONT)
+        ended = self._wait(request.wall_s)
+        if ended and self._status is None:
+            self._control.send(ENDED)
+            os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
+            os.kill(self._child, signal.SIGCONT)
+            if self._wait(INTERRUPT_S, final=True):
+                os.kill(self._child, main_program.LAST_WORDS)
+                if self._wait(main_program.LAST_WORDS_S, final=True):
+                    os.kill(self._child, signal.SIGKILL)
+                    self._wait(START_S, final=True)
+        cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
+        wall = time.monotonic() - started
+        return self._report(ended, wall, cpu)
+
+    def _report(self, ended: int, wall: float, cpu: float) -> int:
+        """Leave nothing running, settle on a state, and report. The state as in CellReport."""
+        _stop_all()
+        died, state = self._status, 1
+        status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
+        if died is not None:
+            status, state = died, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
+            self._child, self._backup, self._status = self._backup, 0, None
+        elif self._backup:
+            os.kill(self._backup, signal.SIGKILL)
+        self._backup = 0
+        report = CellReport(ended, status, wall, cpu, died is not None, state)
+        socket.send_fds(self._control, [CELL_REPORT.pack(*report)], [*self._files[1:], self._board_fd])
+        return state
+
+    def _lay_out(self, request: guest.Request, copy: bool, source: int) -> None:
+        code = os.pread(source, request.code_bytes, request.stdin_bytes)
+        stdin, stdout, stderr = self._files
+        for fd in (stdin, stdout, stderr):
+            os.ftruncate(fd, 0)
+        os.pwrite(stdin, os.pread(source, request.stdin_bytes, 0), 0)
+        os.lseek(stdin, 0, os.SEEK_SET)
+        HEADER.pack_into(self._board, 0, self._serial, len(code), request.stdin_bytes, copy)
+        guest.LENGTH.pack_into(self._board, DISPLAY_AT, -1)
+        self._board[CODE_AT : CODE_AT + len(code)] = code
+
+    def _wait(self, wall_s: float, *, final: bool = False) -> int:
+        """Wait for the end of the cell or the interpreter (0), the limit (1), a cancellation or the host's end (2)."""
+        until = time.monotonic() + wall_s
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if not final:
+            poll.register(self._control, select.POLLIN)
+        while True:
+            self._collect()
+            if self._status is not None:
+                return 0
+            if self._stopped and DONE.unpack_from(self._board, DONE_AT)[0] == self._serial:
+                return 0
+            if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
+                self._copy = self._stopped = False
+                os.kill(self._child, signal.SIGCONT)
+            ready = {fd for fd, _ in poll.poll(min(max(0.0, until - time.monotonic()) * 1000, LONGEST_MS))}
+            if self._wake.fileno() in ready:
+                self._wake.recv(4096)
+            elif ready:
+                return 2
+            elif time.monotonic() >= until:
+                return 1
+
+    def _collect(self) -> None:
+        """Take note of every child that stopped or ended; guest code may have made children of ours."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | linux.WALL)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._stopped = os.WIFSTOPPED(status)
+                self._status = None if self._stopped else status
+            elif pid == self._backup:
+                self._backup = pid if os.WIFSTOPPED(status) else 0
+            elif os.WIFSTOPPED(status) and not self._backup and self._copy:
+                self._backup = pid
+                self._given(pid)
+
+    def _given(self, pid: int) -> bool:
+        """Note a number just given; whether they ascend as yet, so that none above it is in use."""
+        self._newest = pid if pid > self._newest else PIDS
+        return self._newest < PIDS
+
+    def _alone(self, kept: int) -> bool:
+        """Kill every process of the session but one, all being stopped; whether none can have been missed."""
+        _kill(range(2, FEW), kept)  # first of all: a process more may need their memory
+        try:
+            ascending = self._given(os.fork() or os._exit(0))
+        except OSError:
+            return False
+        _kill(range(FEW, self._newest if ascending else FEW), kept)
+        return ascending
+
+
+def _stop_all() -> None:
+    with contextlib.suppress(ProcessLookupError):  # none is left
+        os.kill(-1, signal.SIGSTOP)
+
+
+def _kill(pids: range, kept: int) -> None:
+    for pid in pids:
+        if pid != kept:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _cpu_s(pid: int) -> float:
+    return time.clock_gettime(~pid << 3 | 2)  # the kernel's clock of a process's CPU time
+
+
+def interpret(address: int, seed: int) -> NoReturn:
+    """Run the cells that the keeper lays out, stopped in between. `address`: of the board."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = main
+    sys.argv[:] = [""]
+    guest.seed_random(seed)
+    done, board, loop = 0, guest.Board(address + DISPLAY_AT, CODE_AT - DISPLAY_AT), EventLoop()
+    stdin, reopen, outputs = sys.stdin, open, Outputs()
+    while True:
+        try:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            serial, code_bytes, stdin_bytes, copy = HEADER.unpack(ctypes.string_at(address, HEADER.size))
+            if serial == done:
+                continue
+            done = serial
+            if copy and _copy_made():
+                continue
+            if stdin_bytes or sys.stdin is stdin:  # a new one: the last one may hold what its cell did not read
+                sys.stdin = stdin = None  # as Python has it where the descriptor was closed: open(0).read() does that
+                with contextlib.suppress(OSError):
+                    sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
+            outputs.heal()
+            code = ctypes.string_at(address + CODE_AT, code_bytes)
+            status = _run(code, f"<cell {serial}>", main, board, loop)
+            outputs.flush()
+            ctypes.memmove(address + DONE_AT, DONE.pack(serial, status), DONE.size)
+        except KeyboardInterrupt:  # it came late, between a cell and its stop
+            ctypes.memmove(address + DONE_AT, DONE.pack(done, 1), DONE.size)
+
+
+class Outputs:
+    """sys.stdout and sys.stderr of all cells."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._open = open  # guest code may put something else in the place of the name
+
+    def heal(self) -> None:
+        """Put them back where a cell has put others, and new ones in the place of closed ones."""
+        for name, stream in self._streams.items():
+            if _closed(stream):
+                # where the cell has closed the descriptor too there is none, as in any Python
+                with contextlib.suppress(OSError):
+                    self._streams[name] = stream = self._new(name)
+                    setattr(sys, f"__{name}__", stream)
+            setattr(sys, name, stream)
+
+    def flush(self) -> None:
+        """Write out what was printed before a cell put another stream in the place of one."""
+        for stream in self._streams.values():
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    def _new(self, name: str) -> TextIO:
+        if name == "stdout":
+            return self._open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+        return self._open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _closed(stream: TextIO) -> bool:
+    try:
+        return stream.closed
+    except ValueError:  # its buffer was detached
+        return True
+
+
+class EventLoop:
+    """Runs the code of cells; the loop on which they await is made when the first one does."""
+
+    def __init__(self) -> None:
+        self._loop: Any = None
+
+    def evaluate(self, code: CodeType, namespace: dict[str, object]) -> object:
+        value: Any = eval(code, namespace)
+        return self._run(value) if code.co_flags & CO_COROUTINE else value
+
+    def _run(self, coroutine: Any) -> object:
+        import asyncio  # not above: few cells need it, and it is no module of the smallest tier
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)  # again in each cell: asyncio.run leaves none
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException as error:
+            if not task.done():  # an interrupt while it waited: it shall not go on in a later cell
+                task.cancel()
+                try:
+                    self._loop.run_until_complete(task)
+                except asyncio.CancelledError as end:
+                    error.__traceback__ = end.__traceback__  # which shows where in the cell it waited
+            elif not task.cancelled():
+                task.exception()  # it is known: or asyncio would log it
+            main_program.strip(error, os.path.dirname(asyncio.__file__))
+            raise
+
+
+def _copy_made() -> bool:
+    """Copy this process, for the keeper to go back to; whether it is the copy that returns. Without memory or a process
+    to spare there is none.
+    """
+    try:
+        pid = linux.fork_sibling()
+    except OSError:
+        return False
+    if pid:
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the copy has stopped
+    return pid == 0
+
+
+def _run(code: bytes, name: str, main: ModuleType, board: guest.Board, loop: EventLoop) -> int:
+    # whole: of a name in angle brackets it would not ask for the lines later
+    linecache.cache[name] = len(code), None, code.decode(errors="replace").splitlines(keepends=True), name
+    main_program.note_process()
+    status: int | None = 0
+    try:
+        main_program.execute(
+            main_program.without_cookie(code),
+            name,
+            main.__dict__,
+            board.show,
+            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+            evaluate=loop.evaluate,
+        )
+    except BaseException as error:
+        status = None
+        with contextlib.suppress(MemoryError):
+            status = main_program.finish(error)
+    for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            status = status or 120
+    return -1 if status is None else abs(status)

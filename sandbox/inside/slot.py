@@ -1,0 +1,191 @@
+"""A slot: runs one call at a time, each in a fresh PID namespace and on a fresh tmpfs. Standard library only.
+
+Invariants
+- The verdict is what the kernel says (wait status, rusage, own clock); no byte that guest code can write takes part.
+- When the report leaves, every process of the call is dead. The file system of a call is never seen by another.
+- A slot ends when its host is gone (end of file on the control socket) and on any error of its own: there is never a
+  half-made jail.
+
+Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
+request ENDED when all of it is about to die, if it took longer than LONG_S, and a `Report` with the descriptors of
+stdout, stderr and, if asked for, the display.
+
+`_call` is the plain form of what _native.c does where it is built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import socket
+import time
+from array import array
+from struct import Struct
+from typing import NamedTuple, NoReturn
+
+from sandbox.inside import guest, linux
+from sandbox.inside import main_program as program
+from sandbox.inside.native import Native
+from sandbox.inside.native import Slot as Structure
+
+READY, ENDED = b"ready", b"ended"
+LONG_S = 1.0  # what has not run for so long has not made much that could take long to die
+LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
+
+
+class Report(NamedTuple):
+    """What the kernel said about a call. `ended`: 0 by itself, 1 wall limit, 2 cancelled."""
+
+    ended: int
+    status: int
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+
+
+REPORT = Struct("qqddq")
+
+
+def enter_namespaces() -> None:
+    """The namespaces that a slot or a session keeps for its life."""
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+
+
+def mount_home(uid: int | None, disk_bytes: int) -> None:
+    owner = uid or 0
+    options = f"size={disk_bytes},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
+    linux.mount("tmpfs", guest.HOME, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME, options)
+
+
+class Slot:
+    def __init__(self, control: socket.socket, identity: guest.Identity, native: Native | None) -> None:
+        self._control = control
+        self._identity = identity
+        self._native = native
+        self._self = os.pidfd_open(os.getpid())
+        self._home: tuple[int, ...] | None = None  # size and state of the mounted file system
+
+    def serve(self) -> None:
+        """Consume requests, one at a time, until the host closes the control socket."""
+        self.enter()
+        self._control.send(READY)
+        if self._native is not None:
+            self._serve_natively(self._native)
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 1)
+            if not message:
+                return
+            if descriptors:  # else: the cancellation of a call that has just ended
+                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors[0])
+
+    def _serve_natively(self, library: Native) -> NoReturn:
+        """Between the fork of a call and its code each page that is written to costs: so little happens here."""
+        uid, image, policy, _ = self._identity
+        uid = -1 if uid is None else uid
+        slot = Structure(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
+        by_reference, served = ctypes.byref(slot), array("q", bytes(40))
+        address = ctypes.c_void_p(served.buffer_info()[0])
+        main_program, serve, leave = guest.main_program, library.serve, os._exit
+        serve(by_reference, address)
+        try:
+            stdin_bytes, code_bytes, display_bytes, seed, board = served
+            main_program(stdin_bytes, code_bytes, seed, guest.Board(board, display_bytes).show if board else None)
+        finally:
+            leave(255)
+
+    def enter(self) -> None:
+        enter_namespaces()
+
+    def _call(self, request: guest.Request, source: int) -> None:
+        outputs = [os.memfd_create("stdout"), os.memfd_create("stderr")]
+        if request.display_bytes:
+            outputs.append(os.memfd_create("display"))
+            os.ftruncate(outputs[2], request.display_bytes)
+        report = self._execute(request, source, outputs)
+        socket.send_fds(self._control, [REPORT.pack(*report)], outputs)
+        for fd in (source, *outputs):
+            os.close(fd)
+        if self._home is not None and self._home != _home_state(request.disk_bytes):
+            linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+            self._home = None
+
+    def _execute(self, request: guest.Request, source: int, outputs: list[int]) -> Report:
+        self._mount_home(request.disk_bytes)
+        linux.unshare(linux.CLONE_NEWPID)
+        init = linux.spawn_init()
+        started = time.monotonic()
+        child = linux.fork()
+        if child == 0:
+            try:
+                self._run(request, source, outputs)
+            finally:
+                os._exit(255)
+        ended = self._ended(child, request.wall_s)
+        wall = time.monotonic() - started
+        os.kill(init, signal.SIGKILL)  # takes the whole namespace down
+        if wall > LONG_S:
+            self._control.send(ENDED)
+        status, cpu_s, peak = _reap(child)
+        linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
+        return Report(ended, status, wall, cpu_s, peak)
+
+    def _run(self, request: guest.Request, source: int, outputs: list[int]) -> NoReturn:
+        """In the child of a call."""
+        show = None
+        if request.display_bytes:
+            board = mmap.mmap(outputs[2], 0)
+            show = guest.Board(linux.address_of(board), request.display_bytes).show
+        guest.become(request, self._identity, source, outputs[0], outputs[1])
+        guest.main_program(request.stdin_bytes, request.code_bytes, request.seed, show)
+
+    def _mount_home(self, disk_bytes: int) -> None:
+        """A fresh tmpfs for the call, or the one that no call has touched yet."""
+        if self._home is not None:
+            if self._home[0] == disk_bytes:
+                return
+            linux.unmount(guest.HOME)
+        mount_home(self._identity.uid, disk_bytes)
+        self._home = _home_state(disk_bytes)
+
+    def _ended(self, child: int, wall_s: float) -> int:
+        """How a call came to its end, see Report. At the wall limit it may still write out what it has printed."""
+        ended = self._watch(child, wall_s)
+        if ended == 1:
+            os.kill(child, program.LAST_WORDS)
+            self._watch(child, program.LAST_WORDS_S)
+        return ended
+
+    def _watch(self, child: int, wall_s: float) -> int:
+        """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""
+        pidfd = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(min(wall_s * 1000, LONGEST_MS))}
+        os.close(pidfd)
+        return 0 if pidfd in ready else 2 if ready else 1
+
+
+def _reap(child: int) -> tuple[int, float, int]:
+    """Wait until every child is gone, also such as guest code made our own; status, CPU s and peak bytes of `child`."""
+    found = (0, 0.0, 0)
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, linux.WALL)
+        except ChildProcessError:
+            return found
+        if pid == child:
+            found = (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def _home_state(disk_bytes: int) -> tuple[int, ...]:
+    """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode; and
+    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot (syscalls.py).
+    """
+    root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
+    times = root.st_ctime_ns, root.st_mtime_ns, root.st_atime_ns
+    owner = root.st_mode, root.st_uid, root.st_gid, root.st_nlink
+    return disk_bytes, *times, *owner, used.f_ffree, used.f_bfree
