@@ -5,7 +5,6 @@ One run gives all phases, since engines are slow to start; each test reads what 
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +62,7 @@ def test_engines_killed_as_they_are_forked_are_started_again_and_the_node_is_not
 
 
 def test_an_engine_that_dies_as_it_is_forked_is_named_when_it_is_not_started_again(found):
-    assert found["killed_cause"].startswith("replica ")
-    assert str(-signal.SIGTERM) in found["killed_cause"]
+    assert re.match(r"replica \d did not start: ", found["killed_cause"])
 
 
 def test_replacements_take_their_share_of_what_follows(found):
