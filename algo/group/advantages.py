@@ -1,7 +1,7 @@
 """Group-normalised advantages.
 
 Invariants
-- Everything is float64; the result of a group depends on that group alone, and on a deviation that the caller gives.
+- Everything is float64; the result of a group depends on that group alone, unless the scale is that of the batch.
 - A flat group (max - min == 0, a group of one included) gets exactly 0: no rounding noise divided by a tiny deviation.
 
 Shape legend: G trajectories of a group.
@@ -9,8 +9,60 @@ Shape legend: G trajectories of a group.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
 import numpy as np
 from numpy.typing import NDArray
+
+Baseline = Literal["mean", "leave_one_out"]
+Scale = Literal["group", "batch", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advantage:
+    """How rewards become advantages; a recipe gives the same one to `algo.group.batch.prepare` and
+    `algo.group.batch.join`.
+
+    GRPO is the default; RLOO is Advantage(baseline="leave_one_out", scale="none"), Dr. GRPO Advantage(scale="none").
+
+    >>> Advantage(baseline="first")
+    Traceback (most recent call last):
+    ValueError: Advantage.baseline must be one of ('mean', 'leave_one_out'), got 'first'
+    """
+
+    baseline: Baseline = "mean"
+    """What is taken off a reward: the mean of its group, or that of the group's others."""
+    scale: Scale = "group"
+    """What divides the rest: the deviation within the group, that of the rest over the whole batch, or nothing."""
+    eps: float = 1e-6
+    """Added to the deviation."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("baseline", get_args(Baseline)), ("scale", get_args(Scale))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"Advantage.{name} must be one of {known}, got {getattr(self, name)!r}")
+        if not 0 <= self.eps < math.inf:
+            raise ValueError(f"Advantage.eps must be at least 0 and finite, got {self.eps!r}")
+
+    def of_group(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of one group; with the scale of the batch, what `of_batch` has still to divide."""
+        return group_advantages(
+            rewards_G,
+            divide_by_std=self.scale == "group",
+            leave_one_out=self.baseline == "leave_one_out",
+            eps=self.eps,
+        )
+
+    def of_batch(self, rewards: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """Of the groups of a batch, whose flat groups are gone, each [G]."""
+        centred = [self.of_group(rewards_G) for rewards_G in rewards]
+        if self.scale != "batch" or not centred:
+            return centred
+        deviation = float(np.concatenate(centred).std(ddof=1))
+        return [centred_G / (deviation + self.eps) for centred_G in centred]
 
 
 def is_flat(rewards_G: NDArray[np.float64], tolerance: float = 0.0) -> bool:
@@ -26,10 +78,9 @@ def group_advantages(
     *,
     divide_by_std: bool = True,
     leave_one_out: bool = False,
-    std: float | None = None,
     eps: float = 1e-6,
 ) -> NDArray[np.float64]:
-    """(r - mean) / (std + eps) with the group's sample deviation (ddof = 1), unless `std` gives another one.
+    """(r - mean) / (std + eps) with the group's sample deviation (ddof = 1).
 
     divide_by_std False: r - mean as in Dr. GRPO. leave_one_out: the mean is that of the others, G / (G - 1) times as
     far away; without the division that is RLOO. std: that of all centred rewards of the batch, for instance.
@@ -51,4 +102,4 @@ def group_advantages(
         centred_G *= len(rewards_G) / (len(rewards_G) - 1)
     if not divide_by_std:
         return centred_G
-    return centred_G / ((rewards_G.std(ddof=1) if std is None else std) + eps)
+    return centred_G / (rewards_G.std(ddof=1) + eps)

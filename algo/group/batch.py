@@ -12,17 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from algo.group.advantages import group_advantages, is_flat
+from algo.group.advantages import Advantage, is_flat
 from engine.ports import Selector
 from engine.types import Batch, Group
 
+GRPO = Advantage()
 
-def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
+
+def prepare(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Callable[[Group], Group]:
     """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
     ValueError for a selector that gives an index twice.
 
-    Advantages are normalised over the kept trajectories (rStar2-Agent, arXiv 2508.20722: over the G that RoC keeps).
+    Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
+    keeps). With the scale of a batch there are none before `join`, which then has to be told the same:
+
+        advantage = Advantage(scale="batch")
+        select, join_batch = prepare(selector, seed, advantage=advantage), partial(join, advantage=advantage)
     """
 
     def select(group: Group) -> Group:
@@ -35,22 +42,41 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
         kept = [usable[index] for index in chosen]
         if len(set(kept)) < len(kept):  # a mask, or drawn with replacement: trained twice, and counted as sampled twice
             raise ValueError(f"the selector must give different indices, got {chosen}")
-        rewards_K = np.asarray([group.trajectories[index].reward for index in kept], np.float64)
+        group = replace(group, kept=tuple(kept))
+        rewards_K = rewards(group)
         if is_flat(rewards_K):
-            return replace(group, drop="flat")
-        return replace(group, kept=tuple(kept), advantages_K=group_advantages(rewards_K, divide_by_std=divide_by_std))
+            return replace(group, kept=(), drop="flat")
+        if advantage.scale == "batch":
+            return group
+        return replace(group, advantages_K=advantage.of_group(rewards_K))
 
     return select
 
 
-def join(step: int, groups: Sequence[Group]) -> Batch:
+def rewards(group: Group) -> NDArray[np.float64]:
+    """Of the kept trajectories, [K]."""
+    return np.asarray([group.trajectories[index].reward for index in group.kept], np.float64)
+
+
+def join(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
 
     Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,
-    so that it would be trained as if it had been sampled with these, and no check could see it.
+    so that it would be trained as if it had been sampled with these, and no check could see it. And for groups that
+    were prepared with another scale than that of this advantage.
     """
+    trained = [group for group in groups if group.kept]
+    by_batch = advantage.scale == "batch"
+    if wrong := [group for group in trained if (group.advantages_K is None) is not by_batch]:
+        raise ValueError(
+            f"Advantage.scale is {advantage.scale!r} for join and was not for prepare (prompt {wrong[0].prompt.id!r}). "
+            "Fix: give both the same advantage"
+        )
     kept = [group.trajectories[index] for group in groups for index in group.kept]
     if others := {member.temperature for member in kept} - {1.0}:
         raise ValueError(f"only what temperature 1 sampled can be trained (RolloutConfig.temperature), got {others}")
-    advantages = [value for group in groups if group.advantages_K is not None for value in group.advantages_K]
-    return Batch.of(step, kept, np.asarray(advantages, np.float32))
+    found = [group.advantages_K for group in trained if group.advantages_K is not None]
+    if by_batch:
+        found = advantage.of_batch([rewards(group) for group in trained])
+    advantages_B = np.concatenate(found) if found else np.zeros(0)
+    return Batch.of(step, kept, advantages_B.astype(np.float32))

@@ -47,6 +47,8 @@ Compat = Literal["paper", "release"]
 class RoC:
     """Selector of `keep` trajectories; a positive is one with reward > 0.
 
+    A penalty in the reward can make a right answer a failure: with DAPO's (`algo.reward.overlong`) one that is as long
+    as allowed has 1 - 1 = 0, counts among the negatives and is drawn uniformly. A factor below 1 prevents it.
     smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
     A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
     compat: "release" selects as the published code does (`algo.group.roc_release`), which keeps nothing of a group

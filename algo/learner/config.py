@@ -31,16 +31,16 @@ class LearnerConfig:
     `dataclasses.asdict` of this is what the learner is sent. The old log-probabilities are the sampler's: sampling must
     be at temperature 1. reference_kl_coef: of an estimate of KL(learner || reference) per token, added to the loss with
     the average that the loss has (its `aggregate`, else over tokens). The reference is the run's checkpoint, frozen
-    (`algo.reference`), also after a resume; it is scored once a step, and without adapters it is a second model in
-    memory. reference_kl: the estimator (`algo.loss.kl`); "k3" is the field's, "k2" has the divergence's own gradient.
-    Metric: reference_kl. mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the
-    step's first minibatch may have whose trajectory the weights under training sampled (`Trainer.train`: at a staleness
-    of 1 or more these are few); beyond it the learner ends before it updates. None: not checked. The default holds for
-    float32 on both sides; where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch` measures it).
-    dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all ranks, a GPU each.
-    fp32_head: with dtype bfloat16, logits are computed and kept in fp32, as MiniMax-M1 found necessary (arXiv
-    2506.13585); rounding them to bf16 is an error of 0.006 of a log-probability, more where logits are large. It costs
-    an fp32 copy of the head in a pass.
+    (`algo.learner.reference`), also after a resume; it is scored once a step, and without adapters it is a second model
+    in memory. reference_kl: the estimator (`algo.loss.kl`); "k3" is the field's, "k2" has the divergence's own
+    gradient. Metric: reference_kl. mismatch_tolerance: the largest |learner - sampler| of a log-probability that a
+    token in the step's first minibatch may have whose trajectory the weights under training sampled (`Trainer.train`:
+    at a staleness of 1 or more these are few); beyond it the learner ends before it updates. None: not checked. The
+    default holds for float32 on both sides; where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch`
+    measures it). dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all
+    ranks, a GPU each. fp32_head: with dtype bfloat16, logits are computed and kept in fp32, as MiniMax-M1 found
+    necessary (arXiv 2506.13585); rounding them to bf16 is an error of 0.006 of a log-probability, more where logits are
+    large. It costs an fp32 copy of the head in a pass.
     attention: "packed" (`algo.learner.attention`), or what transformers calls an implementation ("sdpa",
     "flash_attention_2"). activation_checkpointing: keep only each layer's input for the backward pass, and compute the
     rest again. offload_optimizer: its state leaves the device when weights are published, until the next step

@@ -66,19 +66,6 @@ def icepop(ratios_M: Tensor, lower: float | None, upper: float | None) -> Tensor
     return ratios_M * within(ratios_M, lower, upper)
 
 
-def normalised(weights_M: Tensor) -> Tensor:
-    """Weights with mean 1 over the tokens; of no token, or where all are 0, they stay as they are."""
-    mean = weights_M.mean() if weights_M.numel() else weights_M.sum()
-    return torch.where(mean > 0, weights_M / mean, weights_M)
-
-
-def normalised_by_sequence(weights_M: Tensor, sequence_M: Tensor, sequences: int) -> Tensor:
-    """Sequence weights, equal at all tokens of one, with mean 1 over the sequences that have a token."""
-    present = torch.bincount(sequence_M, minlength=sequences).clamp(max=1).sum().clamp(min=1)
-    mean = over_sequence(weights_M, sequence_M, sequences, "mean").sum() / present
-    return torch.where(mean > 0, weights_M / mean, weights_M)
-
-
 def no_outlier(
     ratios_M: Tensor, sequence_M: Tensor, sequences: int, *, lower: float | None = None, upper: float | None = None
 ) -> Tensor:

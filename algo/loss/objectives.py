@@ -152,10 +152,10 @@ def dppo(
     square_coef: float = 0.0,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-r A inside the region of `trusted`, for A < 0 at most -dual_clip A; 0 outside; plus square_coef (log r)^2
-    everywhere.
+    """-r A inside the region of `trusted`, 0 outside; plus square_coef (log r)^2 everywhere.
 
-    The bound is not the source's: there the loss of such a token grows with its ratio.
+    dual_clip: for A < 0 the first term is at most -dual_clip A. The bound is not the source's: there the
+    loss of such a token grows with its ratio.
     """
     log_ratio_M = log_ratio(logprobs_M, rollout_logprobs_M, clamp)
     keep_M = trusted(

@@ -39,7 +39,9 @@ class Correction:
     level: whose ratio, the token's, the product or the geometric mean of its trajectory's. kind: "clamp" holds the
     ratio to the bounds (truncated importance sampling), "icepop" makes it 0 outside of them, "mask" weighs 1 inside and
     0 outside. lower, upper: bounds of the ratio, None holds nothing. veto: a trajectory with one token whose ratio is
-    below it weighs 0. The ratio is proximal / sampler where the loss has `proximal`, else learner / sampler.
+    below it weighs 0. drift: a failure (A < 0) weighs 0 when its tokens have become less likely by more than this
+    many nats on average (DeepSeek-V3.2, arXiv 2512.02556). The ratio is proximal / sampler where the loss has
+    `proximal`, else learner / sampler.
 
     >>> Correction(level="geometric", kind="mask", lower=1.1, upper=1.01)
     Traceback (most recent call last):
@@ -51,13 +53,15 @@ class Correction:
     lower: float | None = None
     upper: float | None = 2.0
     veto: float | None = None
+    drift: float | None = None
 
     def __post_init__(self) -> None:
         require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
         require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
-        require(self, "None or at least 0", lambda value: value is None or value >= 0, "lower", "upper", "veto")
-        if self.lower is None and self.upper is None and self.veto is None:
-            raise ValueError("Correction.upper must be a number where lower and veto are None, got None")
+        limits = ("lower", "upper", "veto", "drift")
+        require(self, "None or at least 0", lambda value: value is None or value >= 0, *limits)
+        if all(getattr(self, name) is None for name in limits):
+            raise ValueError("Correction.upper must be a number where lower, veto and drift are None, got None")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ValueError(f"Correction.lower must be at most upper ({self.upper}), got {self.lower}")
 
@@ -82,6 +86,8 @@ class Correction:
                 weights_M = corrections.within(ratios_M, *bounds).to(ratios_M.dtype)
         if self.veto is not None:
             weights_M = weights_M * corrections.no_outlier(token_ratios_M, *where, lower=self.veto)
+        if self.drift is not None:
+            weights_M = weights_M * corrections.not_drifted(*pair, tokens.advantages_M, *where, self.drift)
         return weights_M
 
 

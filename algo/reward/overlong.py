@@ -2,9 +2,43 @@
 
 Source: DAPO (arXiv 2503.14476, section 3.4, eq. 13). Its other rule, no loss for a response that was cut off, is
 `algo.group.selection.KeepFinished`.
+
+With RoC: a reward of 0 or less is a failure there, and in the accuracies (`engine.ports.Reward`). A right answer of
+reward 1 that loses 1 for its length becomes one: it is drawn uniformly among the failures, not by its tool errors. A
+factor below 1 keeps right answers above 0.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.ports import Reward
+from engine.types import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlongPenalty:
+    """A reward that grades as `reward` does and takes off `overlong_penalty` for the sampled tokens of all turns.
+
+        reward = OverlongPenalty(reward=MathReward(), longest=8192, buffer=2048, factor=0.5)
+
+    Raises ValueError as `overlong_penalty`, when it is made.
+    """
+
+    reward: Reward
+    longest: int
+    buffer: int
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._penalty(0)
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        """Raises GraderUnavailable."""
+        return await self.reward(trajectory) + self._penalty(trajectory.sampled_tokens)
+
+    def _penalty(self, length: int) -> float:
+        return overlong_penalty(length, longest=self.longest, buffer=self.buffer, factor=self.factor)
 
 
 def overlong_penalty(length: int, *, longest: int, buffer: int, factor: float = 1.0) -> float:

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import _imp
 import ctypes
 import fcntl
 import mmap
@@ -109,10 +110,14 @@ def spawn_init() -> int:
 def fork_sibling() -> int:
     """Fork a child of the caller's parent. In it Python's own hooks have run, as after `os.fork`."""
     number = 56 if os.uname().machine == "x86_64" else 220
-    pid = _checked("clone", _syscall(number, ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), None, None, None, None))
+    # as os.fork does before: the hooks in the child release it, and from Python 3.13 on that fails for a free lock
+    _imp.acquire_lock()
+    pid: int = _syscall(number, ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), None, None, None, None)
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
-    return pid
+    else:
+        _imp.release_lock()
+    return _checked("clone", pid)
 
 
 def fork() -> int:

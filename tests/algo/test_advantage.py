@@ -1,22 +1,32 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from algo_fakes import trajectory
 from algo_golden import name, numbers, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.group.advantages import group_advantages, is_flat
+from algo.group.advantages import Advantage, group_advantages, is_flat
+from algo.group.batch import join, prepare
+from algo.group.selection import KeepAll
+from engine.types import Group
+
+RLOO = Advantage(baseline="leave_one_out", scale="none")
 
 
-def standardised(rewards_G, params, centred_B):
-    """The peer's definition by ours."""
+def standardised(index, rewards, params):
+    """The peer's definition by ours, of one of the batch's groups."""
+    rewards_G = rewards[index]
     definition, eps = params["definition"], params.get("eps") or 1e-6
     if definition in ("grpo_nostd", "grpo_nostd_wholerow"):
-        return group_advantages(rewards_G, divide_by_std=False)
+        return Advantage(scale="none").of_group(rewards_G)
     if definition in ("rloo", "loo_mean", "loo_no_std"):
-        return group_advantages(rewards_G, divide_by_std=False, leave_one_out=True)
+        return RLOO.of_group(rewards_G)
     if definition == "grpo_mean_group_std_batch":
-        return group_advantages(rewards_G, std=float(np.std(centred_B, ddof=1)), eps=eps)
-    return group_advantages(rewards_G, leave_one_out=definition.startswith("loo"), eps=eps)
+        return Advantage(scale="batch", eps=eps).of_batch(rewards)[index]
+    baseline = "leave_one_out" if definition.startswith("loo") else "mean"
+    return Advantage(baseline=baseline, eps=eps).of_group(rewards_G)
 
 
 def peer_differs(rewards_G, params):
@@ -37,9 +47,9 @@ def test_matches_golden(row):
     if params["definition"].endswith("wholerow") or params["definition"] == "batch_norm":
         groups = [0] * len(groups)
     members_of = {group: [index for index, other in enumerate(groups) if other == group] for group in groups}
-    centred = [group_advantages(rewards_B[members], divide_by_std=False) for members in members_of.values()]
-    for members in members_of.values():
-        ours = standardised(rewards_B[members], params, np.concatenate(centred))
+    rewards = [rewards_B[members] for members in members_of.values()]
+    for number, members in enumerate(members_of.values()):
+        ours = standardised(number, rewards, params)
         if peer_differs(rewards_B[members], params):
             assert not ours.any()
             continue
@@ -100,3 +110,70 @@ def test_refuses_what_is_not_a_group():
         group_advantages(np.asarray([0.0, np.nan]))
     with pytest.raises(ValueError, match="one group"):
         group_advantages(np.zeros((2, 2)))
+
+
+def graded(*rewards, number=0):
+    """A group as the rollouts hand it over, of a prompt of its own."""
+    members = [trajectory(reward=reward) for reward in rewards]
+    prompt = replace(members[0].prompt, id=f"p{number}")
+    return Group(prompt=prompt, trajectories=tuple(replace(each, prompt=prompt) for each in members), lease=number)
+
+
+def advantages_of(advantage, *groups):
+    """What the learner is sent, through the functions that a recipe uses."""
+    select = prepare(KeepAll(), seed=0, advantage=advantage)
+    return join(1, [select(group) for group in groups], advantage=advantage).advantages_B.tolist()
+
+
+GROUPS = graded(1.0, 0.0, 0.0), graded(1.0, 1.0, number=1), graded(4.0, 0.0, number=2)  # the second one is flat
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [
+        (Advantage(), [2 / 3 / 3**-0.5, -1 / 3 / 3**-0.5, -1 / 3 / 3**-0.5, 2 / 8**0.5, -2 / 8**0.5]),
+        (Advantage(scale="none"), [2 / 3, -1 / 3, -1 / 3, 2.0, -2.0]),
+        (RLOO, [1.0, -0.5, -0.5, 4.0, -4.0]),
+        (
+            Advantage(eps=1.0),
+            [
+                2 / 3 / (1 + 3**-0.5),
+                -1 / 3 / (1 + 3**-0.5),
+                -1 / 3 / (1 + 3**-0.5),
+                2 / (1 + 8**0.5),
+                -2 / (1 + 8**0.5),
+            ],
+        ),
+    ],
+)
+def test_a_recipe_chooses_baseline_scale_and_eps(advantage, expected):
+    assert advantages_of(advantage, *GROUPS) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_the_scale_of_the_batch_is_that_of_all_that_is_trained(baseline):
+    """Centred within the groups: (2 -1 -1)/3 and (2 -2), or 3/2 and 2 times as far out."""
+    centred = advantages_of(Advantage(baseline=baseline, scale="none"), *GROUPS)
+    found = advantages_of(Advantage(baseline=baseline, scale="batch", eps=0.5), *GROUPS)
+    assert found == pytest.approx([value / (np.std(centred, ddof=1) + 0.5) for value in centred], rel=1e-6)
+
+
+def test_nothing_is_trained_of_a_batch_of_flat_groups_at_any_scale():
+    for scale in ("group", "batch", "none"):
+        assert advantages_of(Advantage(scale=scale), graded(1.0, 1.0), graded(0.0, 0.0, number=1)) == []
+
+
+@pytest.mark.parametrize("scales", [("batch", "group"), ("group", "batch"), ("batch", "none")])
+def test_two_functions_that_were_told_different_scales_are_refused(scales):
+    """Else a batch would be trained undivided, or divided twice."""
+    group = prepare(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
+    with pytest.raises(ValueError, match=rf"Advantage\.scale is '{scales[1]}' for join .*'p0'"):
+        join(1, [group], advantage=Advantage(scale=scales[1]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("baseline", "median"), ("scale", None), ("eps", -1e-6), ("eps", float("inf"))]
+)
+def test_an_advantage_names_its_wrong_field(field, value):
+    with pytest.raises(ValueError, match=rf"Advantage\.{field} must be .*{value}"):
+        Advantage(**{field: value})

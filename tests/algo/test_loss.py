@@ -15,7 +15,7 @@ from algo.loss.interface import Tokens, Totals, aggregated, statistics
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
 from tests.contracts import check_loss
 
-MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4)
+MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4, drift=0.01)
 LOSSES = [
     PpoClip(),
     PpoClip(dual_clip=1.5, aggregate="sequence", sampler_kl_coef=0.1, correction=MASK),
@@ -190,10 +190,35 @@ def test_averages_differ_in_what_they_divide_by():
         (Correction(kind="mask", upper=3.0), [1.0] * 4),
         (Correction(kind="mask", upper=None, veto=2.5), [0.0] * 4),
         (Correction(upper=None, veto=0.5), [2.0] * 4),
+        (Correction(kind="mask", upper=None, drift=0.0), [1.0] * 4),
     ],
 )
 def test_a_correction_weighs_by_its_level_kind_and_bounds(correction, weights):
     assert correction.weights(few()).tolist() == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "weights"), [((-1.0, -1.0), (0, 0, 1, 1)), ((1.0, -1.0), (1, 1, 1, 1)), ((-1.0, 1.0), (0, 0, 1, 1))]
+)
+def test_a_failure_that_has_become_unlikely_already_is_left_alone(advantages, weights):
+    """The first trajectory is less likely than when it was sampled, by 0.75 nats a token; the second likelier."""
+    old_M = few().logprobs_M.detach() + torch.tensor([1.0, 0.5, -0.3, -0.3])
+    advantages_M = torch.tensor([advantages[0]] * 2 + [advantages[1]] * 2)
+    tokens = few(old_logprobs_M=old_M, advantages_M=advantages_M)
+    correction = Correction(kind="mask", upper=None, drift=0.7)
+    assert tuple(correction.weights(tokens).tolist()) == weights
+    assert correction.weights(tokens._replace(advantages_M=-advantages_M.abs())).tolist() == [0, 0, 1, 1]
+    assert Correction(kind="mask", upper=None, drift=0.8).weights(tokens).tolist() == [1] * 4
+    _, counts = PpoClip(correction=correction)(tokens, Totals(tokens=4, sequences=2))
+    assert counts["rejected"] == weights.count(0)
+
+
+@pytest.mark.parametrize("row", rows("off_policy", definition="opsm"), ids=name)
+def test_a_correction_by_drift_matches_golden(row):
+    chosen = Chosen.of(row)
+    tokens = tokens_of(chosen, "old_log_prob")
+    weights_M = Correction(kind="mask", upper=None, drift=row["params"]["delta"]).weights(tokens)
+    chosen.check_tokens(weights_M, expected(row)["opsm_mask"], 0)
 
 
 def test_a_veto_is_for_its_trajectory_and_a_rejected_token_still_counts():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sandbox_processes import ROOT
 
-from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable, Tier, doctor
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier, doctor
 from sandbox.host import interpreter
 from sandbox.tiers import BARE, read_tier, write_tier
 
@@ -211,6 +211,10 @@ async def test_the_guests_version_may_differ_from_the_nodes(tmp_path: Path) -> N
             assert "NameError" in (await box.run("def f():\n    yield g()\nlist(f())")).stderr
             async with box.session() as session:
                 assert (await session.run("x = 20")).outcome == "ok"
+                late = await session.run("while True: pass", limits=Limits(wall_s=0.5))
+                assert (late.outcome, late.session_state) == ("timeout", "kept")
+                lost = await session.run("x = 0; import os; os._exit(0)")  # after an interrupted cell a copy is kept
+                assert (lost.outcome, lost.session_state) == ("killed", "restored")
                 assert (await session.run("x + 22")).display == "42"
 
 
