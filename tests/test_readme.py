@@ -104,8 +104,8 @@ def test_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_selector() -> None:
     selector = defined("selector")["ShortestSuccesses"](keep=1)
-    group = [solved("42", 1.0, sampled=9), solved("41", 0.0), solved("42", 1.0, sampled=3)]
-    assert selector(group, np.random.default_rng(0)) == [1, 2]
+    group = [solved("42", 1.0, sampled=3), solved("41", 0.0), solved("42", 1.0, sampled=9)]
+    assert selector(group, np.random.default_rng(0)) == [0, 1]
     check_selector(selector, [group, group[:1], []])
 
 
