@@ -1,8 +1,10 @@
-"""The README's examples, run as they are written."""
+"""The documents: their examples run as they are written, their links lead somewhere, their tables are complete."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,12 +15,17 @@ import numpy as np
 import pytest
 
 from engine.pipeline.pipeline import Pipeline, Stage
+from engine.telemetry import metrics
 from engine.types import Group, Trajectory
-from tests.contracts import check_loss, check_reward, check_tool
+from tests.contracts import check_loss, check_reward, check_selector, check_stateful_tool, check_tool
 from tests.fakes import a_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+COMING = ("algo/README.md", "bench/README.md", "sandbox/README.md")  # written on other branches
+READMES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))) if path.is_file()]
+TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in READMES}
+WITH_EXAMPLES = [TEXT[name] for name in ("README.md", "recipes/README.md", "sandbox/README.md") if name in TEXT]
+BLOCKS = re.findall(r"```python\n(.*?)```", "\n".join(WITH_EXAMPLES), re.DOTALL)
 
 
 def example(word: str) -> str:
@@ -32,13 +39,19 @@ def defined(word: str) -> dict:
     return names
 
 
-def solved(answer: str, reward: float | None = None) -> Trajectory:
-    return replace(a_trajectory(sampled=5, reward=reward), text=f"<answer>\\boxed{{{answer}}}</answer>")
+def solved(answer: str, reward: float | None = None, sampled: int = 5) -> Trajectory:
+    return replace(a_trajectory(sampled=sampled, reward=reward), text=f"<answer>\\boxed{{{answer}}}</answer>")
 
 
-@pytest.mark.parametrize("word", ["stage", "tool", "reward", "loss"])
+@pytest.mark.parametrize("word", ["stage", "tool", "stateful tool", "reward", "loss", "selector", "data"])
 def test_examples_are_short(word: str) -> None:
-    assert len(example(word).splitlines()) < 20
+    assert len(example(word).splitlines()) < 28
+
+
+def test_every_example_is_python() -> None:
+    assert BLOCKS
+    for block in BLOCKS:
+        ast.parse(block)
 
 
 async def test_the_stage() -> None:
@@ -65,6 +78,16 @@ async def test_the_tool() -> None:
     await check_tool(tool, {"word": "roc"})
 
 
+async def test_the_stateful_tool() -> None:
+    notes = defined("stateful tool")["Notes"]()
+    async with notes.open() as pad:
+        await pad({"text": "one"})
+        assert (await pad({"text": "two"})).text == "one\ntwo"
+    async with notes.open() as pad:
+        assert (await pad({"text": "three"})).text == "three"
+    await check_stateful_tool(notes, {"text": "one"})
+
+
 async def test_the_reward() -> None:
     brief = defined("reward")["Brief"]()
     assert await brief(solved("42")) == pytest.approx(0.995)
@@ -79,7 +102,87 @@ def test_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_loss(importlib.import_module("readme_loss").Hinge(margin=0.5))
 
 
+def test_the_selector() -> None:
+    selector = defined("selector")["ShortestSuccesses"](keep=1)
+    group = [solved("42", 1.0, sampled=3), solved("41", 0.0), solved("42", 1.0, sampled=9)]
+    assert selector(group, np.random.default_rng(0)) == [0, 1]
+    check_selector(selector, [group, group[:1], []])
+
+
+def test_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(name: str, rows: list[dict]) -> None:
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    write("word_problems.jsonl", [{"question": f"{n} + 1?", "answer": n + 1} for n in range(6)])
+    write("puzzles.jsonl", [{"text": "Which bird?", "solution": "roc"}])
+    monkeypatch.chdir(tmp_path)
+    names = defined("data")
+    drawn = [next(names["prompts"]) for _ in range(8)]
+    assert [prompt.source for prompt in drawn].count("puzzles") == 2
+    assert not {prompt.id.partition("#")[0] for prompt in drawn} & {prompt.id for prompt in names["held_out"]}
+
+
+@pytest.mark.skipif("sandbox/README.md" not in TEXT, reason="sandbox/README.md is written on another branch")
 def test_the_sandbox_alone() -> None:
-    [block] = [block for block in BLOCKS if "Sandbox(" in block]
+    [block] = [block for block in BLOCKS if "asyncio.run(" in block]
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout == "ok 42\n\n21\n", done.stderr
+
+
+def test_the_first_page_is_for_a_reader_with_one_minute() -> None:
+    assert len(TEXT["README.md"].splitlines()) <= 200
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_links_lead_somewhere(name: str) -> None:
+    lost = []
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT[name]):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = ((ROOT / name).parent / file).resolve() if file else ROOT / name
+        page = path.relative_to(ROOT).as_posix()
+        if page in COMING and not path.exists():
+            continue
+        if not path.exists() or (anchor and anchor not in headings(path.read_text())):
+            lost.append(target)
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_files_that_a_page_names_exist(name: str) -> None:
+    """Paths of ours in backticks: from the root, or from the folder of the page."""
+    named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|json|md|c|cfg|kafel|lock|png))`", TEXT[name])
+    ours = [file for file in named if not file.startswith("runs/") and file not in COMING]
+    folders = (ROOT, (ROOT / name).parent)
+    assert [file for file in ours if not any((folder / file).exists() for folder in folders)] == []
+
+
+def test_options_of_the_quick_start_that_pages_name_exist() -> None:
+    command = [sys.executable, "recipes/quickstart.py", "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True).stdout
+    calls = re.findall(r'(?:recipes/quickstart\.py|make quickstart ARGS=")([^`"\n]*)', "\n".join(TEXT.values()))
+    table = TEXT["recipes/README.md"].partition("## Options")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = set(re.findall(r"(?:^|\s)([\w.]+)=", " ".join(calls)))
+    named |= {word for row in rows for word in re.findall(r"`([\w.]+)", row)} - {"grpo", "random"}
+    assert named
+    assert [option for option in sorted(named) if f"\n  {option}: " not in known] == []
+
+
+def test_every_metric_of_a_step_and_of_an_evaluation_is_in_the_glossary() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", TEXT["recipes/README.md"], re.MULTILINE)
+    patterns = [word.replace("*", r"[\w ]+") for row in rows for word in re.findall(r"`([^`]+)`", row)]
+    members = (solved("42", 1.0), solved("41", 0.0))
+    members = tuple(replace(member, prompt=replace(member.prompt, source="gsm8k")) for member in members)
+    group = Group(prompt=members[0].prompt, trajectories=members, lease=0, drop="flat")
+    names = {*metrics.step([group], version=0), *metrics.evaluation(members)}
+    assert len(names) > 30
+    assert [name for name in sorted(names) if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []
