@@ -29,7 +29,8 @@ from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
-from engine.stages import admit as stages
+from engine.stages.admit import admit
+from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
@@ -196,9 +197,9 @@ class Life:
         )
         pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(prompts, leases, self.steps, journal)),
+                Stage(name="admit", run=admit(prompts, leases, self.steps, journal)),
                 Stage(name="groups", run=grouped, workers=leases.capacity),
-                Stage(name="batch", run=stages.batch(leases)),
+                Stage(name="batch", run=batch_groups(leases)),
                 Stage(name="learn", run=learn),
             ]
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from recipes.options import overrides, parse
+from engine.console.options import overrides, parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

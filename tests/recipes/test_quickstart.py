@@ -433,7 +433,7 @@ def test_a_run_has_ended_when_its_timeline_and_plot_are_there(tmp_path: Path) ->
 
 OPTIONS = """
 import sys
-from recipes.options import parse
+from engine.console.options import parse
 from recipes.quickstart import Config
 for word in sys.argv[1:]:
     try:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from engine.console.recorder import FIRST, LAST, Book
+from engine.console.report import print_report
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.timeline import Timeline
-from recipes.recorder import FIRST, LAST, Book
-from recipes.report import print_report
 from tests.fakes import Clock, a_prompt, a_trajectory
 
 CONFIG = {"steps": 1}

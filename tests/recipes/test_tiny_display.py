@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from engine.console.display import SOLVED_STEPS, Display
 from engine.ports import KvSample
-from recipes.display import SOLVED_STEPS, Display
 
 
 def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):

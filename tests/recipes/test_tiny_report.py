@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from engine.console.report import Progress, plot, print_report
 from engine.types import Prompt
-from recipes.report import Progress, plot, print_report
 from tests.fakes import a_prompt, a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
