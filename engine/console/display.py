@@ -71,8 +71,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.redraw()
         if self._live:
-            self._live.update(self._view(), refresh=True)
             self._live.stop()
 
     async def tick(self) -> None:
@@ -81,8 +81,11 @@ class Display:
             before = time.perf_counter()
             await asyncio.sleep(_TICK_S)
             self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
-            if self._live:
-                self._live.update(self._view(), refresh=True)
+            self.redraw()
+
+    def redraw(self) -> None:
+        if self._live:
+            self._live.update(self._view(), refresh=True)
 
     def phase(self, text: str) -> None:
         self._phase = text

@@ -36,7 +36,7 @@ def main(
     called with it and the run's folder. Returns the exit code.
     """
     streams.outlive_readers()
-    program = Path(sys.argv[0]).stem
+    program = _program(train)
     invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
     invocation = invocation.named(program)
     identity = {name: value for name, value in flat(config).items() if name != "steps"}
@@ -57,6 +57,12 @@ def main(
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
         return 130
     return 0
+
+
+def _program(train: Train) -> str:
+    """The recipe's name: that of its file."""
+    module = train.__module__.rpartition(".")[2]
+    return Path(sys.argv[0]).stem if module == "__main__" else module
 
 
 async def _begin(
@@ -95,7 +101,5 @@ def _interrupted(run: RunFolder | None, invocation: Invocation, config: Any) -> 
 def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
     """With which a run of these options is begun, or gone on with."""
     given = {name: value for name, value in values.items() if name != "fresh"}
-    program = Path(sys.argv[0]).stem
-    named = {name: value for name, value in given.items() if not (name == "name" and value == program)}
-    words = [*overrides(Invocation, named), *overrides(config_class, given)]
+    words = [*overrides(Invocation, given), *overrides(config_class, given)]
     return shlex.join([sys.executable, sys.argv[0], *words])

@@ -54,7 +54,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "num_gpus": ("devices",),
     "output_dir": ("runs", "output", "folder"),
     "max_length": ("rollout.max_tokens", "max_tokens"),
-    **dict.fromkeys(("dataset", "kl", "kl_coef", "wandb"), ()),
+    **dict.fromkeys(("dataset", "kl", "kl_coef", "loss", "temperature", "wandb"), ()),
 }
 _NEAR = 0.6  # of difflib: what is less alike is no typing error
 

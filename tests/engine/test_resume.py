@@ -274,7 +274,7 @@ async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
     life = Life(tmp_path, steps=6)
     rows, trained = await life.live()
     assert life.state.step == int(older.name[-6:]) > 0
-    assert f"checkpoint {newest} is damaged" in life.state.story
+    assert f"checkpoint {newest} is damaged" in life.state.resume_message
     assert [step for step, _, _ in trained] == [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     (tmp_path / "run" / "summary.json").unlink()
     for path in folder.iterdir():
@@ -293,7 +293,7 @@ async def test_a_row_that_is_damaged_is_measured_again_from_the_checkpoint_befor
     life = Life(tmp_path / "killed", steps=4)
     assert await life.live() == wanted
     assert life.state.step == 2
-    assert str(path) in life.state.story
+    assert str(path) in life.state.resume_message
 
 
 class Killed(Exception):
@@ -349,7 +349,7 @@ async def ended_or_refused(folder, path, **options):
     """
     life = Life(folder, steps=5, **options)
     try:
-        return await life.live(), life.prompts, life.state.story
+        return await life.live(), life.prompts, life.state.resume_message
     except Unresumable as error:
         return None if path.name in str(error) else pytest.fail(f"{path}: {error}")
 
