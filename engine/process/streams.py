@@ -58,10 +58,14 @@ class LastingStream(io.TextIOWrapper):
             listener(self.lost)
 
 
-def prepare() -> None:
-    """For the very start of a program: before imports open files, and before anything is printed."""
+def prepare_descriptors() -> None:
+    """For the very start of a program, before imports open files."""
     _open_closed_descriptors()
     _read_text_as_utf8()
+
+
+def outlive_readers() -> None:
+    """From now on a write to a standard stream never raises. Before anything is printed."""
     stdout = LastingStream.over(sys.stdout, "standard output")
     stderr = LastingStream.over(sys.stderr, "standard error")
     stdout.listeners.append(lambda line: print(line, file=stderr, flush=True))
@@ -70,7 +74,7 @@ def prepare() -> None:
 
 
 def listen(listener: Callable[[str], None]) -> None:
-    """Calls listener with a line for each standard stream that is lost, or was lost before. Needs `prepare`."""
+    """Calls listener with a line for each standard stream that is lost, or was lost before. Needs `outlive_readers`."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, LastingStream):
             stream.listeners.append(listener)

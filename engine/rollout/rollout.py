@@ -127,6 +127,10 @@ class Rollouts:
         other.config = config
         return other
 
+    def on(self, fleet: Fleet, timeline: Timeline) -> Rollouts:
+        """The same on another fleet, which nobody else uses."""
+        return Rollouts(self.config, self._chat, fleet, self._tools, timeline, self.seed)
+
     def _offer(self, names: tuple[str, ...] | None, prompt_id: str = "") -> _Offer:
         """What a prompt that names these tools is offered. Raises ValueError for a tool that is not there."""
         if names not in self._offers:

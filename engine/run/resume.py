@@ -28,7 +28,7 @@ class RunState:
     run: RunFolder
     journal: Journal
     checkpoints: CheckpointFolder
-    story: str  # for the user: what is resumed, and what was wrong; empty for a new run
+    resume_message: str  # for the user: what is resumed, and what was wrong; empty for a new run
 
     @classmethod
     def open(cls, run: RunFolder, groups_per_step: int) -> Self:
@@ -38,19 +38,19 @@ class RunState:
         step, faults = _newest(run, checkpoints, folder)
         journal = Journal(folder, groups_per_step, step)
         checkpoints.clear_after(step)
-        story = [f"{fault}; the state before it is used" for fault in faults]
-        story += map(str, journal.faults)
+        lines = [f"{fault}; the state before it is used" for fault in faults]
+        lines += map(str, journal.faults)
         if run.resumed:
             ended, begun = journal.held
             held = f"{ended} finished and {begun} unfinished trajectories in the journal"
-            story.append(f"resuming {run.path} at step {step}: {held}")
+            lines.append(f"resuming {run.path} at step {step}: {held}")
         return cls(
             step=step,
             rows=run.resume(step) if run.resumed else [],
             run=run,
             journal=journal,
             checkpoints=checkpoints,
-            story="\n".join(story),
+            resume_message="\n".join(lines),
         )
 
     @property

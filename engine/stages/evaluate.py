@@ -29,7 +29,7 @@ from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Weights
 from engine.ports import Reward
 from engine.rollout.rollout import Rollouts
-from engine.stages import admit
+from engine.stages.grading import graded
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, Trajectory
@@ -95,7 +95,7 @@ class Evaluation:
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
         trajectory = await self._rollouts.run(prompt, sample, -1 - number)
         async with self._grading:
-            return await admit.graded(trajectory, self._reward, self._timeline)
+            return await graded(trajectory, self._reward, self._timeline)
 
     def _accuracy(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """avg@K of the problems that were graded throughout."""

@@ -19,7 +19,8 @@ from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.ports import Reward
 from engine.rollout.rollout import Rollouts, Tally
 from engine.run.journal import Journal, Log
-from engine.stages.admit import Ticket, graded
+from engine.stages.admit import AdmittedPrompt
+from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, Trajectory
 
@@ -120,7 +121,7 @@ def groups(
     timeline: Timeline,
     journal: Journal | None = None,
 ) -> StageFunction:
-    """Ticket -> Group, selected: with `kept`, or with the reason for its drop.
+    """AdmittedPrompt -> Group, selected: with `kept`, or with the reason for its drop.
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
     from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
@@ -156,7 +157,7 @@ class _Keeper:
     grading: asyncio.Semaphore
     numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
 
-    async def live(self, ticket: Ticket) -> Group:
+    async def live(self, ticket: AdmittedPrompt) -> Group:
         """Prompt after prompt, until one gives something to train or no refill is left."""
         prompt, waste, refills = ticket.prompt, Counter[str](), 0
         while True:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 
 from rich.console import Console
 
+from engine.console.options import parse
 from engine.ports import ReplicaDied, Sampling, Tool
 from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
 from engine.rollout.chat_template import Chat
@@ -30,7 +31,6 @@ from engine.rollout.python_tool import PythonTool
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import leave
-from recipes.options import parse
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
 

@@ -47,6 +47,7 @@ from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
 from engine.balancing.kv_aware import KvAware
+from engine.console.options import parse
 from engine.fleet.fleet import Fleet, FleetConfig
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied
@@ -60,7 +61,6 @@ from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import leave
 from engine.types import StopReason, Trajectory
-from recipes.options import parse
 from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable

@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from algo.eval_stats import Interval, paired_difference
-from recipes.options import parse
-from recipes.report import METHODS
+from engine.console.options import parse
+from recipes.tiny.task import METHODS
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart.py"
 METRICS = {

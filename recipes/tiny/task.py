@@ -36,6 +36,7 @@ from sandbox import Limits
 Split = Literal["train", "test"]
 Message = dict[str, str]
 
+METHODS = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}  # names for people
 SHIPPED = Path(__file__).resolve().parent / "agent"  # the agent that reinforcement learning starts from
 
 TOOL_NAME = "python"

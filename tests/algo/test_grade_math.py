@@ -11,7 +11,7 @@ from algo_fakes import trajectory
 from algo.reward.grade_math import GRADER_LIMITS, GRADER_MODULES, LONGEST_ANSWER, PROGRAM, MathGrader, end_of
 from algo.reward.math_reward import MathReward
 from engine.ports import GraderUnavailable
-from engine.stages import admit
+from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, StopReason
 from sandbox.wire import Limits, ToolResult
@@ -146,7 +146,7 @@ def test_no_verdict(result, expected):
 async def test_what_could_not_be_graded_is_an_infrastructure_error(failure):
     runner = Says(failure)
     reward = MathReward(runner=runner)
-    done = await admit.graded(boxed(r"\frac{2}{4}", HALF), reward, Timeline(Clock()))
+    done = await graded(boxed(r"\frac{2}{4}", HALF), reward, Timeline(Clock()))
     assert (done.reward, done.error.boundary, done.stop) == (None, Boundary.REWARD, StopReason.ERROR)
     assert reward.grader.counts == {"unavailable": 1}
     runner.results = [said("ready", "right")]

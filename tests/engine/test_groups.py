@@ -15,7 +15,7 @@ from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
 from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig, Rollouts
-from engine.stages.admit import Ticket
+from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import Attempt, GroupConfig, Verdict, groups
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
@@ -160,7 +160,7 @@ class Leased:
 
     async def __aenter__(self):
         stage = groups(self.rollouts, *self.parts)
-        tickets = [Ticket(prompt=next(self.prompts), lease=lease) for lease in range(self.leases)]
+        tickets = [AdmittedPrompt(prompt=next(self.prompts), lease=lease) for lease in range(self.leases)]
 
         async def admit(inbox, outbox):
             for ticket in tickets:

@@ -16,7 +16,7 @@ from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
 from engine.run.journal_files import Fault
 from engine.run.journal_records import Piece, join_pieces, parts
-from engine.stages.admit import Ticket
+from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
@@ -422,7 +422,7 @@ async def group_of(journal):
         return 1.0
 
     async def source(inbox, outbox):
-        await outbox.put(Ticket(prompt=journal.draw(0, 0, iter([a_prompt()])), lease=0))
+        await outbox.put(AdmittedPrompt(prompt=journal.draw(0, 0, iter([a_prompt()])), lease=0))
 
     async def sink(inbox, outbox):
         out.extend([group async for group in inbox])

@@ -29,7 +29,8 @@ from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
-from engine.stages import admit as stages
+from engine.stages.admit import admit
+from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
@@ -196,9 +197,9 @@ class Life:
         )
         pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(prompts, leases, self.steps, journal)),
+                Stage(name="admit", run=admit(prompts, leases, self.steps, journal)),
                 Stage(name="groups", run=grouped, workers=leases.capacity),
-                Stage(name="batch", run=stages.batch(leases)),
+                Stage(name="batch", run=batch_groups(leases)),
                 Stage(name="learn", run=learn),
             ]
         )
@@ -273,7 +274,7 @@ async def test_the_state_that_is_damaged_is_passed_over_or_refused(tmp_path):
     life = Life(tmp_path, steps=6)
     rows, trained = await life.live()
     assert life.state.step == int(older.name[-6:]) > 0
-    assert f"checkpoint {newest} is damaged" in life.state.story
+    assert f"checkpoint {newest} is damaged" in life.state.resume_message
     assert [step for step, _, _ in trained] == [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     (tmp_path / "run" / "summary.json").unlink()
     for path in folder.iterdir():
@@ -292,7 +293,7 @@ async def test_a_row_that_is_damaged_is_measured_again_from_the_checkpoint_befor
     life = Life(tmp_path / "killed", steps=4)
     assert await life.live() == wanted
     assert life.state.step == 2
-    assert str(path) in life.state.story
+    assert str(path) in life.state.resume_message
 
 
 class Killed(Exception):
@@ -348,7 +349,7 @@ async def ended_or_refused(folder, path, **options):
     """
     life = Life(folder, steps=5, **options)
     try:
-        return await life.live(), life.prompts, life.state.story
+        return await life.live(), life.prompts, life.state.resume_message
     except Unresumable as error:
         return None if path.name in str(error) else pytest.fail(f"{path}: {error}")
 

@@ -12,7 +12,9 @@ from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
 from engine.run.journal import Journal
-from engine.stages import admit as stages
+from engine.stages.admit import admit
+from engine.stages.batch import batch_groups
+from engine.stages.grading import graded
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
@@ -46,9 +48,9 @@ async def train(steps, groups_per_step, samples, max_staleness, choices):
     prompts = Prompts()
     pipeline = Pipeline(
         [
-            Stage(name="admit", run=stages.admit(prompts, leases, steps)),
+            Stage(name="admit", run=admit(prompts, leases, steps)),
             Stage(name="groups", run=groups(rollouts, one, mark, prompts, config, timeline()), workers=leases.capacity),
-            Stage(name="batch", run=stages.batch(leases)),
+            Stage(name="batch", run=batch_groups(leases)),
             Stage(name="learn", run=learn),
         ]
     )
@@ -91,7 +93,7 @@ def test_each_group_is_batched_once_and_in_order_and_none_is_too_old(
 
 
 async def test_prompts_that_run_out_are_named():
-    pipeline = Pipeline([Stage(name="admit", run=stages.admit(iter([a_prompt()]), Leases(2, 1), 3))])
+    pipeline = Pipeline([Stage(name="admit", run=admit(iter([a_prompt()]), Leases(2, 1), 3))])
     with pytest.raises(ValueError, match="the prompts ran out after 1 of 6 groups"):
         await pipeline.run()
 
@@ -100,7 +102,7 @@ async def test_a_step_that_stays_incomplete_is_an_error():
     async def source(inbox, outbox):
         await outbox.put(Group(prompt=a_prompt(), trajectories=(a_trajectory(),), lease=0))
 
-    pipeline = Pipeline([Stage(name="source", run=source), Stage(name="batch", run=stages.batch(Leases(2, 0)))])
+    pipeline = Pipeline([Stage(name="source", run=source), Stage(name="batch", run=batch_groups(Leases(2, 0)))])
     with pytest.raises(RuntimeError, match=r"within a step: steps \[0\]"):
         await pipeline.run()
 
@@ -113,14 +115,14 @@ async def test_a_trajectory_with_an_error_is_not_graded():
         raise AssertionError("graded")
 
     failed = a_trajectory(error=RolloutError(boundary=Boundary.SANDBOX, message="lost"))
-    assert await stages.graded(failed, never, timeline()) is failed
+    assert await graded(failed, never, timeline()) is failed
 
 
 async def test_a_grader_that_is_gone_is_an_error_of_ours_and_never_a_reward():
     async def gone(trajectory):
         raise GraderUnavailable("the verifier died")
 
-    found = await stages.graded(a_trajectory(), gone, timeline())
+    found = await graded(a_trajectory(), gone, timeline())
     assert (found.reward, found.stop) == (None, StopReason.ERROR)
     assert found.error == RolloutError(boundary=Boundary.REWARD, message="the verifier died")
 
@@ -129,7 +131,7 @@ async def test_a_grader_that_hangs_is_given_up():
     async def hangs(trajectory):
         await asyncio.Event().wait()
 
-    found = await stages.graded(a_trajectory(), hangs, timeline(), deadline_s=0.01)
+    found = await graded(a_trajectory(), hangs, timeline(), deadline_s=0.01)
     assert found.error == RolloutError(boundary=Boundary.REWARD, message="no grade within 0.01 s")
 
 
@@ -139,7 +141,7 @@ async def test_a_reward_that_is_not_finite_stops_the_run(value):
         return value
 
     with pytest.raises(ValueError, match=f"the reward of p0, sample 0 is {value}"):
-        await stages.graded(a_trajectory(), broken, timeline())
+        await graded(a_trajectory(), broken, timeline())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ async def test_a_reward_of_any_kind_of_number_is_read_back_from_a_journal(tmp_pa
     async def numeric(trajectory):
         return value
 
-    Journal(tmp_path).log(0, 0, 0).end(await stages.graded(a_trajectory(), numeric, timeline()), 4)
+    Journal(tmp_path).log(0, 0, 0).end(await graded(a_trajectory(), numeric, timeline()), 4)
     found = Journal(tmp_path).log(0, 0, 0).finished
     assert found is not None
     assert (type(found.reward), found.reward) == (float, 1.0)
@@ -162,7 +164,7 @@ async def test_a_bug_in_a_reward_stops_the_run(error):
 
     clock = timeline()
     with pytest.raises(type(error), match="a bug"):
-        await stages.graded(a_trajectory(), broken, clock)
+        await graded(a_trajectory(), broken, clock)
     assert clock.idle._flags["reward"] == 0
 
 
@@ -173,4 +175,4 @@ async def test_a_reward_that_awaits_what_was_cancelled_is_a_bug_and_no_interrupt
         return await look_up
 
     with pytest.raises(RuntimeError, match="the reward: something that it awaits was cancelled"):
-        await stages.graded(a_trajectory(), shared, timeline())
+        await graded(a_trajectory(), shared, timeline())

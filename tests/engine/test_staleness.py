@@ -21,7 +21,8 @@ from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import ToolReply
 from engine.rollout.rollout import RolloutConfig, Rollouts
-from engine.stages import admit as stages
+from engine.stages.admit import admit
+from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
@@ -162,9 +163,9 @@ async def train(plan, seed, may=lambda name, live: True):
         )
         pipeline = Pipeline(
             [
-                Stage(name="admit", run=stages.admit(prompts, leases, plan.steps)),
+                Stage(name="admit", run=admit(prompts, leases, plan.steps)),
                 Stage(name="groups", run=made, workers=leases.capacity),
-                Stage(name="batch", run=stages.batch(leases)),
+                Stage(name="batch", run=batch_groups(leases)),
                 Stage(name="learn", run=learn),
             ]
         )

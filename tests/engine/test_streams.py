@@ -11,8 +11,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 PRINTS = """
 import os, sys
-from engine import streams
-streams.prepare()
+from engine.process import streams
+streams.prepare_descriptors()
+streams.outlive_readers()
 from pathlib import Path
 from rich.console import Console
 

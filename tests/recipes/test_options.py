@@ -2,13 +2,14 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-from recipes.options import overrides, parse
+from engine.console.options import flat, overrides, parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +101,26 @@ def test_help_lists_fields_types_defaults_and_docs(flag, capsys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Learner:
+    lr: float = 5e-4
+    """peak of the learning rate"""
+    threads: int = 2
+    made_of: Mapping[str, int] = field(default_factory=dict)  # no type of the command line's
+
+    def __post_init__(self) -> None:
+        if self.lr * self.threads > 1:
+            raise ValueError(f"lr x threads must be at most 1, got {self.lr * self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    learning_rate: float = 5e-4
+    learner: Learner = Learner()
+    sampler: Sampler = Sampler()
     checkpoint: Path = Path("tiny")
     algorithm: str = "roc"
     prompts_per_step: int = 16
@@ -117,7 +136,7 @@ class Training:
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("lr", "learning_rate"),
+        ("learning_rate", "learner.lr"),
         ("model", "checkpoint"),
         ("batch_size", "prompts_per_step"),
         ("G", "group_size"),
@@ -136,12 +155,50 @@ def test_an_unknown_field_names_the_one_that_is_meant_or_none(word, meant, capsy
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["learning_rate=1e-06", "devices=0,1", "fast=true", "limit=none", "checkpoint=a b"], ["devices=3"]],
+    [
+        [],
+        ["learner.lr=1e-06", "sampler.threads=3", "devices=0,1", "fast=true", "limit=none", "checkpoint=a b"],
+        ["devices=3"],
+    ],
 )
 def test_the_words_that_make_a_configuration_can_be_had_from_it(words):
     config = parse(Training, words)
-    assert sorted(overrides(Training, asdict(config))) == sorted(words)
-    assert sorted(overrides(Training, json.loads(json.dumps(asdict(config), default=str)))) == sorted(words)
+    assert sorted(overrides(Training, flat(config))) == sorted(words)
+    assert sorted(overrides(Training, json.loads(json.dumps(flat(config), default=str)))) == sorted(words)
+
+
+@pytest.mark.parametrize("word", ["learner.lr=0.1", "lr=0.1"])
+def test_a_field_of_a_configuration_within_is_named_with_dots_or_by_its_last_name(word):
+    assert parse(Training, [word]) == Training(learner=Learner(lr=0.1))
+
+
+def test_fields_within_are_set_at_once():
+    """One after the other would pass through a configuration that is refused."""
+    got = parse(Training, ["lr=0.01", "learner.threads=100", "sampler.threads=5"])
+    assert got == Training(learner=Learner(lr=0.01, threads=100), sampler=Sampler(threads=5))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["threads=3"], ["'threads'", "learner.threads", "sampler.threads"]),
+        (["learner.lr=2"], ["learner", "lr x threads", "4.0"]),
+        (["learner.made_of=3"], ["'learner.made_of'"]),
+        (["lr=0.1", "learner.lr=0.2"], ["'learner.lr'", "twice"]),
+    ],
+)
+def test_a_wrong_field_within_is_named(words, told, capsys):
+    with pytest.raises(SystemExit):
+        parse(Training, words)
+    message = capsys.readouterr().err
+    for part in told:
+        assert part in message
+
+
+def test_help_shows_the_string_below_a_field(capsys):
+    with pytest.raises(SystemExit):
+        parse(Training, ["--help"])
+    assert "peak of the learning rate" in capsys.readouterr().out
 
 
 def test_help_shows_how_the_program_is_called(capsys):

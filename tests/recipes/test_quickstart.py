@@ -276,14 +276,14 @@ def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_d
     assert [(row["step"], row.get("reward")) for row in rows[:3]] == two
     assert "tokens_per_s" in rows[3], "nothing of it was there before"
     assert json.loads((folder / "summary-2.json").read_text())["steps"] == 2
-    other = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3", "learning_rate=0.001"))
+    other = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3", "lr=0.001"))
     started.append(other)
-    other.until("learning_rate")
+    other.until("learner.lr")
     told = other.output[-1]
     for part in (str(folder), "0.0005", "0.001", str(tmp_path / "quickstart-2")):
         assert part in told
     old = told.rpartition(QUICKSTART[-1])[2]
-    assert "learning_rate=" not in old
+    assert "lr=" not in old
     other.process.send_signal(signal.SIGINT)
     assert other.end() == 130, other.text()
     last = Run([*QUICKSTART, *shlex.split(old)])
@@ -294,6 +294,7 @@ def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_d
 
 BROKEN = """
 import sys
+from engine.console.main import main
 from recipes import quickstart
 
 class Broken(quickstart.MathReward):
@@ -301,7 +302,7 @@ class Broken(quickstart.MathReward):
         raise ValueError("operands could not be broadcast together")
 
 quickstart.MathReward = Broken
-sys.exit(quickstart.main(sys.argv[1:]))
+sys.exit(main(quickstart.Config, quickstart.train))
 """
 
 
@@ -317,6 +318,7 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
 LONG = """
 import sys
 from dataclasses import replace
+from engine.console.main import main
 from recipes import quickstart
 
 def prompts(split, seed, short=quickstart.prompts):
@@ -325,7 +327,7 @@ def prompts(split, seed, short=quickstart.prompts):
         yield replace(prompt, messages=({**message, "content": message["content"] * (1 if number % 2 else 9)},))
 
 quickstart.prompts = prompts
-sys.exit(quickstart.main(sys.argv[1:]))
+sys.exit(main(quickstart.Config, quickstart.train))
 """
 
 
@@ -396,44 +398,9 @@ def test_an_unknown_field_names_the_nearest() -> None:
     assert "'steps'" in message
 
 
-ENDING = """
-import sys
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
-from recipes import quickstart
-
-folder = Path(sys.argv[1])
-
-class Job(SimpleNamespace):
-    def __init__(self, *_):
-        super().__init__(book=self, progress=None, nothing_left=None)
-
-    @contextmanager
-    def closing(self, algorithm):
-        yield
-        assert not (folder / "summary.json").exists()
-
-    async def run(self):
-        return {}
-
-quickstart.Quickstart, quickstart.print_report = Job, print
-sys.exit(quickstart.main([f"runs={folder.parent}", f"name={folder.name}"]))
-"""
-
-
-def test_a_run_has_ended_when_its_timeline_and_plot_are_there(tmp_path: Path) -> None:
-    """Killed before, it is resumed."""
-    folder = tmp_path / "run"
-    words = [sys.executable, "-c", ENDING, str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "summary.json").exists()
-
-
 OPTIONS = """
 import sys
-from recipes.options import parse
+from engine.console.options import parse
 from recipes.quickstart import Config
 for word in sys.argv[1:]:
     try:
@@ -445,7 +412,7 @@ for word in sys.argv[1:]:
 
 def test_impossible_sizes_name_the_field() -> None:
     wrong = "prompts_per_step=0 group_size=1 minibatches=500 max_staleness=-1 max_tokens=0 kv_blocks=3 refills=-1 "
-    wrong += "stop_flat_after=17 learning_rate=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0 "
+    wrong += "stop_flat_after=17 lr=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0 "
     wrong += "max_staleness=41 eval_problems=100000000 eval_samples=1000 "
     wrong += "devices=0,1 name=../x name=/x name=.. name= seed=-1 seed=9223372036854775808"
     command = [sys.executable, "-c", OPTIONS, *wrong.split()]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.console.options import parse
 from engine.types import Boundary, RolloutError, StopReason
-from recipes.options import parse
 from recipes.tiny.cold_start import Config, main, shares
 from recipes.tiny.task import SHIPPED
 from tests.fakes import a_trajectory, a_use

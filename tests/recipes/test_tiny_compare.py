@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from engine.console.options import parse
 from recipes import quickstart
-from recipes.options import parse
 from recipes.tiny.compare import QUICKSTART, Config, as_json, compare, difference, main, markdown, plot, run_all
 from tests.recipes.runs import Run
 

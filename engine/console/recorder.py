@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
+from engine.console.display import Display
+from engine.console.report import Progress, plot
 from engine.run.resume import RunState
 from engine.run.run_folder import DiskFull, RunFolder
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
-from recipes.display import Display
-from recipes.report import Progress, plot
 
 FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
 
 
-class Book:
-    """`restore` comes first: it says where to show what is written down. story: for the user, what is resumed."""
+class RunRecorder:
+    """resume_message: for the user, what is resumed; empty for a new run. title: of the plot."""
 
-    _display: Display
-
-    def __init__(self, run: RunFolder, state: RunState, timeline: Timeline) -> None:
+    def __init__(self, run: RunFolder, state: RunState, timeline: Timeline, *, title: str = "") -> None:
         self.progress = Progress()
+        self._display: Display | None = None
+        self._title = title
         self._run, self._state, self._timeline = run, state, timeline
         for row in state.rows:
             self.progress.step(int(row["step"]), row)
-        self.story = "\n".join(filter(None, [*self._examples(), state.story]))
+        self.resume_message = "\n".join(filter(None, [*self._examples(), state.resume_message]))
 
     def _examples(self) -> Iterator[str]:
         """Takes in the trajectories of the evaluations before: the report's examples. What is lost of them is said."""
@@ -38,8 +38,8 @@ class Book:
             if trajectories is not None or due:
                 self.progress.evaluated(step, trajectories or [])
 
-    def restore(self, display: Display) -> None:
-        """Shows what a run that is resumed has measured before."""
+    def show_on(self, display: Display) -> None:
+        """From now on what is written down is shown; at once, what a run that is resumed has measured before."""
         self._display = display
         for row in self._state.rows:
             display.step(int(row["step"]), row, silent=True)
@@ -48,7 +48,8 @@ class Book:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
         self._run.step(step, metrics)
-        self._display.step(step, metrics)
+        if self._display is not None:
+            self._display.step(step, metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
@@ -57,28 +58,23 @@ class Book:
         self.progress.evaluated(step, trajectories)
         self._state.journal.keep(LAST if step else FIRST, trajectories)
 
-    def beside(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
+    def background_evaluation(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """One that ran beside training gets a row of its own."""
         self.evaluated(step, metrics, trajectories)
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
 
-    @contextmanager
-    def closing(self, algorithm: str) -> Iterator[None]:
-        """Around the run: timeline and plot are written however it ends; what ended it is what the user is told."""
-        try:
-            yield
-        except BaseException:
-            with suppress(DiskFull):
-                self._draw(algorithm)
-            raise
-        self._draw(algorithm)
-
-    def _draw(self, algorithm: str) -> None:
+    def draw(self) -> None:
+        """Writes the timeline and the plot. Raises DiskFull."""
         with self._run.writing("timeline.json") as path:
             self._timeline.write(path)
         if self.progress.steps and self.progress.evaluations:
             with self._run.writing("reward.png") as path:
-                plot(path, self.progress, algorithm)
+                plot(path, self.progress, self._title)
+
+    def draw_what_is_there(self) -> None:
+        """As `draw`, for a run that is ended by something else, which is what the user is told."""
+        with suppress(DiskFull):
+            self.draw()
 
     def summary(self) -> dict[str, Any]:
         """Totals of the run, and each replica's idle seconds by cause since this process began."""

@@ -4,23 +4,25 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from engine.console.display import SOLVED_STEPS, Display
 from engine.ports import KvSample
-from recipes.display import SOLVED_STEPS, Display
 
 
 def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     written = io.StringIO()
-    with Display("a run", 10, None, 100, Console(file=written, force_terminal=True, width=100)) as display:
+    with Display("a run", 10, None, Console(file=written, force_terminal=True, width=100)) as display:
         display.phase("training")
         assert written.getvalue().startswith("training")
 
 
 def test_each_replica_is_shown_with_its_kv_use_or_as_down():
-    fleet = SimpleNamespace(config=SimpleNamespace(replicas=3), live=[0, 2], last={0: KvSample(25, 7, 0, 0)})
+    fleet = SimpleNamespace(config=SimpleNamespace(replicas=3), live=[0, 2], last={0: KvSample(100, 0, 0, 0)})
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=100, color_system=None)
-    with Display("a run [/b]", 10, fleet, 100, console) as display:
+    with Display("a run [/b]", 10, fleet, console) as display:
+        display.redraw()  # all that is free at the start is what the replica can use
+        fleet.last[0] = KvSample(25, 7, 0, 0)
         display.phase("training")
         display.step(1, {"eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6, "eval/n": 64})
     lines = [line.strip("│ ") for line in written.getvalue().splitlines()]
@@ -41,7 +43,7 @@ def lines_of(*steps, live):
     fleet = SimpleNamespace(config=SimpleNamespace(replicas=0), live=[], last={})
     written = io.StringIO()
     console = Console(file=written, force_terminal=live, width=100, color_system=None)
-    with Display("a run", 10, fleet, 100, console) as display:
+    with Display("a run", 10, fleet, console) as display:
         for step, metrics in enumerate(steps, 1):
             display.step(step, metrics)
     return [line.strip("│ ") for line in written.getvalue().splitlines()]

@@ -37,15 +37,16 @@ def spark(values: list[float], width: int = 40) -> str:
 class Display:
     """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
 
-    usable_blocks: of a replica's KV cache; what is in use is read from the fleet at each tick.
+    What is in use of each replica's KV cache is read from the fleet at each tick.
     lags_s collects how late the event loop served each tick.
     """
 
-    def __init__(self, title: str, steps: int, fleet: Fleet, usable_blocks: int, console: Console) -> None:
+    def __init__(self, title: str, steps: int, fleet: Fleet, console: Console) -> None:
         self.lags_s: list[float] = []
         self._console = console
         self._title = title
-        self._fleet, self._usable_blocks = fleet, usable_blocks
+        self._fleet = fleet
+        self._usable_blocks: dict[int, int] = {}  # the most that a replica had free
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
         self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
@@ -70,8 +71,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.redraw()
         if self._live:
-            self._live.update(self._view(), refresh=True)
             self._live.stop()
 
     async def tick(self) -> None:
@@ -80,8 +81,11 @@ class Display:
             before = time.perf_counter()
             await asyncio.sleep(_TICK_S)
             self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
-            if self._live:
-                self._live.update(self._view(), refresh=True)
+            self.redraw()
+
+    def redraw(self) -> None:
+        if self._live:
+            self._live.update(self._view(), refresh=True)
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -127,11 +131,12 @@ class Display:
                 grid.add_row(f"replica {index}", "[red]down[/]")
             if sample is None:
                 continue
-            share = 1 - sample.free_blocks / self._usable_blocks
+            usable = self._usable_blocks[index] = max(sample.free_blocks, self._usable_blocks.get(index, 1))
+            share = 1 - sample.free_blocks / usable
             filled = round(share * 30)
             bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
             grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {sample.running} running")
-        return Panel(Group(self._progress, Text(""), grid), title=Text(self._title), title_align="left", width=100)
+        return Panel(Group(self._progress, Text(""), grid), title=Text(self._title), title_align="left")
 
 
 def _accuracy(m: Mapping[str, float]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +15,6 @@ from rich.table import Table
 from engine.telemetry import metrics as measure
 from engine.types import Trajectory
 
-METHODS = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}
 _BLUE, _RED = "#08519c", "#cb181d"
 
 
@@ -64,33 +61,38 @@ class Progress:
         return sum(row.get(name, 0) for row in self.steps)
 
     def summary(self) -> dict[str, Any]:
-        scores = self.evaluations
-        last = scores[-1]
-        first = scores[0] if not scores[0]["step"] else {}
+        """Figures of the whole run; those of evaluations are left out where there was none."""
         waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
         calls = {
-            name: int(self.total(name) + sum(score[f"eval/{name}"] for score in scores))
+            name: int(self.total(name) + sum(score[f"eval/{name}"] for score in self.evaluations))
             for name in ("tool_calls", "tool_calls_jailed")
         }
         return {
-            "accuracy_initial": first.get("eval/accuracy"),
-            "accuracy_final": last["eval/accuracy"],
-            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
-            "accuracy_n": int(last["eval/n"]),
-            "seconds_to_090": self._seconds_to(0.9),
+            **(self._scores() if self.evaluations else {}),
             "steps": len(self.steps),
             "rl_wall_s": self.train_s,
-            "tool_error_share_initial": first.get("eval/tool_error_share_correct"),
-            "tool_error_share_final": last["eval/tool_error_share_correct"],
             **calls,
             "tokens_generated": int(self.total("tokens_generated")),
             "tokens_trained": int(self.total("tokens_trained")),
             "goodput": self.total("tokens_trained") / max(1, self.total("tokens_generated")),
             "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
-            "staleness_max": int(max(row["staleness_max"] for row in self.steps)),
+            "staleness_max": int(max((row["staleness_max"] for row in self.steps), default=0)),
             "mean_seconds_per_step": {
                 name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
             },
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        first, last = self.evaluations[0], self.evaluations[-1]
+        before = first if not first["step"] else {}
+        return {
+            "accuracy_initial": before.get("eval/accuracy"),
+            "accuracy_final": last["eval/accuracy"],
+            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
+            "accuracy_n": int(last["eval/n"]),
+            "seconds_to_090": self._seconds_to(0.9),
+            "tool_error_share_initial": before.get("eval/tool_error_share_correct"),
+            "tool_error_share_final": last["eval/tool_error_share_correct"],
         }
 
     def _mean(self, name: str) -> float | None:
@@ -109,8 +111,8 @@ class Progress:
         return None
 
 
-def plot(path: Path, progress: Progress, algorithm: str) -> None:
-    """Reward, held-out accuracy and tool-error share over the steps, as a PNG."""
+def plot(path: Path, progress: Progress, title: str) -> None:
+    """Reward, held-out accuracy and tool-error share over the steps, as a PNG. title: what was trained."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
@@ -140,7 +142,7 @@ def plot(path: Path, progress: Progress, algorithm: str) -> None:
     axes.spines["right"].set_visible(False)
     n = int(scores[-1]["eval/n"])
     since = "" if at[0] else f"{accuracy[0]:.2f} to "
-    axes.set_title(f"{METHODS[algorithm]}: held-out accuracy {since}{accuracy[-1]:.2f} (n = {n})")
+    axes.set_title(f"{title}: held-out accuracy {since}{accuracy[-1]:.2f} (n = {n})")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
 
@@ -161,14 +163,14 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 
 def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
     before, after = progress.before or [], progress.after
-    if not before:
+    if progress.evaluations and not before:
         console.print("no examples from before training: they were lost with a run that was killed, or dropped")
     if after:
         console.print(_samples(before, after))
         console.print(_table(before, after))
-    else:
+    elif progress.evaluations:
         console.print("no examples of the last evaluation: they were lost; its figures are in summary.json")
-    seconds, first = summary["seconds_to_090"], summary["first_step_s"]
+    seconds, first = summary.get("seconds_to_090"), summary["first_step_s"]
     console.print(
         f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"
         + (f", held-out 0.9 after {seconds:.1f} s" if seconds is not None else "")
@@ -177,14 +179,15 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         f"goodput {summary['goodput']:.2f}",
         highlight=False,
     )
-    talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(folder)])
     for name, what in (
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("checkpoint", f"the trained agent; talk to it: {talk}"),
+        ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
-        console.print(f"  {escape(str(folder / name))}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
+        if (folder / name).exists():
+            path = escape(str(folder / name))
+            console.print(f"  {path}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:

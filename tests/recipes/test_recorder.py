@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from engine.console.recorder import FIRST, LAST, RunRecorder
+from engine.console.report import print_report
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.timeline import Timeline
-from recipes.recorder import FIRST, LAST, Book
-from recipes.report import print_report
 from tests.fakes import Clock, a_prompt, a_trajectory
 
 CONFIG = {"steps": 1}
@@ -44,9 +44,9 @@ def begun(folder):
     with RunFolder.open(folder, "run", CONFIG) as run:
         run.json("config.json", CONFIG)
         state = RunState.open(run, 1)
-        book = Book(run, state, Timeline(Clock()))
-        assert book.story == ""
-        book.restore(Shown())
+        book = RunRecorder(run, state, Timeline(Clock()))
+        assert book.resume_message == ""
+        book.show_on(Shown())
         book.evaluated(0, evaluation(0.25), example("as it was", 0.0))
         book.step(0, evaluation(0.25))
         book.evaluated(1, evaluation(0.75), example("as it is", 1.0))
@@ -61,11 +61,11 @@ def begun(folder):
 def resumed(folder):
     """(what it says, what the report prints, its summary, what the display shows)."""
     with RunFolder.open(folder, "run", CONFIG) as run:
-        book, shown, written = Book(run, RunState.open(run, 1), Timeline(Clock())), Shown(), io.StringIO()
-        book.restore(shown)
+        book, shown, written = RunRecorder(run, RunState.open(run, 1), Timeline(Clock())), Shown(), io.StringIO()
+        book.show_on(shown)
         summary = book.summary() | {"first_step_s": None}
         print_report(Console(file=written, width=200), run.path, summary, book.progress)
-    return book.story, written.getvalue(), summary, shown.steps
+    return book.resume_message, written.getvalue(), summary, shown.steps
 
 
 def test_a_run_that_is_resumed_shows_what_it_has_measured(tmp_path):

@@ -11,18 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from engine.console.report import Progress, plot, print_report
 from engine.types import Prompt
-from recipes.report import Progress, plot, print_report
 from tests.fakes import a_prompt, a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
 SUMMARY |= {"tool_calls_jailed": 0, "goodput": 1.0}
 
 
-def test_brackets_and_spaces_are_shown_as_they_are():
+def test_brackets_and_spaces_are_shown_as_they_are(tmp_path):
     prompt = Prompt(id="0", messages=({"role": "user", "content": "[bold]What is x[0]?[/INST]"},), answer="[/i]")
     trajectory = replace(a_trajectory(sampled=5, reward=0.0), prompt=prompt)
-    written, folder = io.StringIO(), Path("my runs/first [bold]")
+    written, folder = io.StringIO(), tmp_path / "my runs" / "first [bold]"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").touch()
     progress = Progress()
     progress.evaluated(0, [trajectory])
     print_report(Console(file=written, width=200), folder, SUMMARY, progress)
@@ -95,7 +97,7 @@ def test_an_evaluation_that_was_lost_is_counted_and_a_later_one_is_not_shown_as_
     assert not any("before" in line for line in lines[1:] if "│" in line or "┃" in line)
     assert any("accuracy (pass@1)" in line and "1.000" in line for line in lines)
     monkeypatch.setattr(Axes, "set_title", lambda self, title: titles.append(title))
-    plot(tmp_path / "plot.png", progress, "roc")
+    plot(tmp_path / "plot.png", progress, "GRPO-RoC")
     assert titles == ["GRPO-RoC: held-out accuracy 0.70 (n = 4)"]
 
 

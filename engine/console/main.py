@@ -1,0 +1,105 @@
+"""A recipe as a program: options, the run's folder, signals, one line for what is no bug, the exit code.
+
+if __name__ == "__main__":
+    exit_process(main(Config, train))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from engine.console.options import Invocation, flat, overrides, parse_all
+from engine.process import streams
+from engine.run.run_folder import RunFolder, Unfinished, versions
+from engine.telemetry.watchdog import end_on_signals
+from engine.training import EXPECTED, say
+
+Train = Callable[[Any, RunFolder], Coroutine[Any, Any, Any]]
+
+
+def main(
+    config_class: type[Any],
+    train: Train,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a recipe from the command line: options, the run's folder, signals, one line for what is no bug.
+
+    config_class: a frozen dataclass whose fields are the options, `steps` among them (`engine.console.options`). train:
+    called with it and the run's folder. Returns the exit code.
+    """
+    streams.outlive_readers()
+    program = _program(train)
+    invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
+    invocation = invocation.named(program)
+    identity = {name: value for name, value in flat(config).items() if name != "steps"}
+    run = None
+    try:
+        with (
+            RunFolder.open(
+                invocation.runs, invocation.name, None if invocation.fresh else identity, steps=config.steps
+            ) as run,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            streams.listen(run.note)
+            runner.run(_begin(config, invocation, run, train))
+    except EXPECTED as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _program(train: Train) -> str:
+    """The recipe's name: that of its file."""
+    module = train.__module__.rpartition(".")[2]
+    return Path(sys.argv[0]).stem if module == "__main__" else module
+
+
+async def _begin(
+    config: Any,
+    invocation: Invocation,
+    run: RunFolder,
+    train: Train,
+) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    end_on_signals(task)
+    console = Console()
+    values = {**flat(invocation), **flat(config)}
+    if not run.resumed:
+        if run.unfinished:
+            say(console, _another(run.unfinished, run.path, invocation, type(config)))
+        say(console, f"a new run of {config.steps} steps in {run.path}")
+        run.json("config.json", {**values, "argv": sys.argv, "versions": versions()})
+    await train(config, run)
+
+
+def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
+    """Why a new run begins although one of its name did not end, and how to go on with that one."""
+    changed = ", ".join(f"{name} ({there} there, {now} now)" for name, (there, now) in unfinished.differences.items())
+    old = _command({**unfinished.config, "runs": invocation.runs}, config_class)
+    return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
+
+
+def _interrupted(run: RunFolder | None, invocation: Invocation, config: Any) -> str:
+    if run is None or not run.path.exists():
+        return "interrupted before anything was measured; nothing is kept"
+    again = _command({**flat(invocation), **flat(config)}, type(config))
+    return f"interrupted; what was measured is in {run.path}. To go on: {again}"
+
+
+def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
+    """With which a run of these options is begun, or gone on with."""
+    given = {name: value for name, value in values.items() if name != "fresh"}
+    words = [*overrides(Invocation, given), *overrides(config_class, given)]
+    return shlex.join([sys.executable, sys.argv[0], *words])

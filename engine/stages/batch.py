@@ -1,0 +1,29 @@
+"""The stage that collects the groups of a step.
+
+Invariant: a step's batch holds the groups of that step in admission order, whatever order they finished in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
+from engine.types import Group
+
+
+def batch_groups(leases: Leases) -> StageFunction:
+    """Group -> list of the groups of one step, steps in order, groups in admission order."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        steps: dict[int, list[Group]] = defaultdict(list)
+        following = leases.first_step
+        async for group in inbox:
+            steps[leases.step_of(group.lease)].append(group)
+            while len(steps[following]) == leases.groups_per_step:
+                await outbox.put(sorted(steps.pop(following), key=lambda member: member.lease))
+                following += 1
+        if left := sorted(step for step, groups in steps.items() if groups):
+            raise RuntimeError(f"the groups ended within a step: steps {left}")
+
+    return stage

@@ -1,0 +1,479 @@
+"""What a recipe is opened with: learner, replicas, sandbox and journal, started at once and restored where a run was.
+
+    async with training(config, run) as job:
+        rollouts = job.rollouts([PythonTool(job.sandbox)])
+        reward = MathReward(runner=job.sandbox)
+        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, every=8)
+        return await job.run(
+            [
+                job.admit(prompts),
+                job.group(rollouts, reward, select_and_score(RoC(keep=8), seed=config.seed)),
+                job.batch(),
+                job.train(make_batch, evaluations=[evaluation]),
+            ]
+        )
+
+Invariants
+- The recipe is the list of stages. The parts are plain attributes that it may use or replace; each method is a few
+  lines over a public function or class, which a recipe that outgrows the method calls itself.
+- A run that was interrupted goes on by being opened again: leases, journal, learner state and metrics are restored
+  here, and the recipe does nothing for it.
+- Replicas and learner agree on the first weights before anything is sampled.
+"""
+
+from __future__ import annotations
+
+from engine.process import streams
+
+streams.prepare_descriptors()  # before other imports open files
+
+import asyncio
+import dataclasses
+import gc
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.replica.config import ReplicaConfig, prepare_environment
+
+prepare_environment()
+gc.set_threshold(50_000, 20, 1_000_000)  # imports make objects by the million; training collects the oldest once a step
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from rich.console import Console
+
+from engine.balancing.balancer import Balancer
+from engine.balancing.kv_aware import KvAware
+from engine.console.display import Display
+from engine.console.recorder import RunRecorder
+from engine.console.report import print_report
+from engine.devices import Placement
+from engine.fleet.canary import CanaryFailed, Weights, tolerance_of
+from engine.fleet.fleet import Fleet
+from engine.fleet.supervisor import FleetConfig
+from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage, StageStats
+from engine.ports import KvSample, ReplicaDied, Reward, StatefulTool, Tool
+from engine.replica.replica import Replica
+from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.atomic_files import DiskFull
+from engine.run.checkpoints import Unresumable
+from engine.run.resume import RunState
+from engine.run.run_folder import RunFolder, versions
+from engine.run.workspace import workspace
+from engine.stages.admit import admit
+from engine.stages.batch import batch_groups
+from engine.stages.empty_batches import NothingLeft, NothingToTrain
+from engine.stages.evaluate import Estimate, Evaluation, Evaluator
+from engine.stages.group import GroupConfig, groups
+from engine.stages.train import Learn
+from engine.telemetry.timeline import Timeline
+from engine.telemetry.watchdog import Stuck, dump, watch
+from engine.types import Batch, Group, Prompt
+from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
+
+# Whose log-probabilities replicas and learner must agree on after each weight update; any text does.
+CANARY = (
+    "What is 12 times 34?",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it travel?",
+    "Write a program that prints the first ten primes.",
+    "Tom has 81 coins, spends half of them and finds 38. How many has he now?",
+)
+BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
+
+
+class BudgetTooSmall(ValueError):
+    """No prompt leaves room for an answer."""
+
+
+# What ends a run with one line for the user. All else is a bug, perhaps in a stage or a reward of the recipe's, and
+# keeps its traceback.
+EXPECTED = (
+    BudgetTooSmall,
+    CanaryFailed,
+    DiskFull,
+    LearnerDied,
+    NothingToTrain,
+    ReplicaDied,
+    SandboxUnavailable,
+    Stuck,
+    TemplateError,
+    Unresumable,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """The machine of a run. What is trained on, with which tools and for what reward is in the recipe's stages."""
+
+    checkpoint: Path
+    """Hugging Face folder to start from."""
+    steps: int
+    """Optimizer batches. A run that has ended goes on when it is opened with more."""
+    prompts_per_step: int
+    """Groups per step (B)."""
+    group: GroupConfig
+    rollout: RolloutConfig
+    learner: Any
+    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`."""
+    learner_module: str = "algo.learner"
+    """What torch's launcher runs on each rank."""
+    replica: ReplicaConfig | None = None
+    """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
+    devices: Placement = field(default_factory=Placement)
+    """GPUs, ranks and replicas; by default everything runs on the CPU."""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    sandbox: SandboxConfig | None = None
+    """None: no sandbox."""
+    seed: int = 0
+    """Of sampling and of the learner. The recipe gives it to its prompts and to its selection too."""
+    max_staleness: int = 0
+    """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
+    checkpoint_every: int = 4
+    """Steps between checkpoints of the learner; the journal has what follows."""
+    full_reward: float = 1.0
+    """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
+    title: str = ""
+    """Of the plot."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_staleness > self.steps:
+            raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(
+                f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
+                "Fix: give a Hugging Face folder"
+            )
+        Leases(self.prompts_per_step, self.max_staleness)
+        self.replicas_config  # noqa: B018  its own checks, before anything starts
+
+    @property
+    def replicas_config(self) -> ReplicaConfig:
+        room = self.rollout.max_tokens + BLOCK
+        config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
+        return self.devices.replica(config)
+
+
+@dataclass(kw_only=True)
+class ScheduledEvaluation:
+    """An evaluation and the steps that it is due at: each multiple of `every`, 0 included, and the last one.
+
+    evaluator: runs it on replicas of its own beside training; None: the training replicas run it between steps.
+    """
+
+    evaluation: Evaluation
+    every: int
+    evaluator: Evaluator | None = None
+
+    def is_due(self, step: int, last: int) -> bool:
+        return step % self.every == 0 or step == last
+
+
+class Training:
+    """The parts of a run, as plain attributes. Made by `training`."""
+
+    learner: LearnerProcess
+    fleet: Fleet
+    chat: Chat
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        run: RunFolder,
+        *,
+        make_balancer: Callable[[], Balancer] | None,
+        console: Console,
+    ) -> None:
+        self.config, self.run_folder, self.console = config, run, console
+        self.state = RunState.open(run, config.prompts_per_step)
+        self.journal = self.state.journal
+        self.timeline = Timeline()
+        self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
+        self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title)
+        self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
+        self.nothing_left: NothingLeft | None = None  # set when the run ends before its last step
+        # A request that moves goes on under another seed, so that by default nothing moves.
+        self._make_balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
+        self._sandbox: Sandbox | None = None
+        self._prompts: Iterator[Prompt] = iter(())
+        self._rollouts: list[Rollouts] = []
+        self._evaluations: Sequence[ScheduledEvaluation] = ()
+        self._train: Learn | None = None
+        self._display: Display | None = None
+        self._first_step_s: float | None = None  # where all steps were trained before, there is none
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Raises ValueError where the configuration has none."""
+        if self._sandbox is None:
+            raise ValueError("TrainingConfig.sandbox must be set for a sandbox, got None")
+        return self._sandbox
+
+    def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
+        """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget."""
+        made = Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
+        self._rollouts.append(made)
+        return made
+
+    async def evaluation(
+        self,
+        prompts: Sequence[Prompt],
+        reward: Reward,
+        *,
+        rollouts: Rollouts,
+        estimate: Callable[[NDArray[np.float64]], Estimate],
+        every: int,
+        samples: int = 1,
+        replicas: int = 0,
+    ) -> ScheduledEvaluation:
+        """An evaluation on held-out prompts, for `train`. replicas: of its own, beside training; 0: the training
+        replicas run it between steps. Raises BudgetTooSmall when no prompt leaves room for an answer.
+        """
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self._check_budget(prompts, rollouts)
+        if not replicas:
+            evaluation = Evaluation(prompts, samples, rollouts, reward, estimate, self.timeline)
+            return ScheduledEvaluation(evaluation=evaluation, every=every)
+        timeline = Timeline()  # not written: its replicas have the same numbers as those that train
+        fleet = await self._stack.enter_async_context(self._fleet(replicas, timeline, pinned=False))
+        evaluation = Evaluation(prompts, samples, rollouts.on(fleet, timeline), reward, estimate, timeline)
+        evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self._workspace)
+        await self._stack.enter_async_context(evaluator)
+        return ScheduledEvaluation(evaluation=evaluation, every=every, evaluator=evaluator)
+
+    def admit(self, prompts: Iterator[Prompt]) -> Stage:
+        """prompts: the stream from its start; what a resumed run has drawn of it is passed over."""
+        self._prompts = self.journal.after(prompts)
+        return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal))
+
+    def group(self, rollouts: Rollouts, reward: Reward, select: Callable[[Group], Group]) -> Stage:
+        """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
+        run = groups(rollouts, reward, select, self._prompts, self.config.group, self.timeline, self.journal)
+        return Stage(name="groups", run=run, workers=self.config.prompts_per_step)
+
+    def batch(self) -> Stage:
+        """The groups of a step, together."""
+        return Stage(name="batch", run=batch_groups(self.leases))
+
+    def train(
+        self,
+        make_batch: Callable[[int, Sequence[Group]], Batch],
+        *,
+        evaluations: Sequence[ScheduledEvaluation] = (),
+    ) -> Stage:
+        """The learner, the new weights on all replicas, and the evaluations that are due under them."""
+        self._evaluations = evaluations
+        self._train = Learn(
+            learner=self.learner,
+            fleet=self.fleet,
+            leases=self.leases,
+            join=make_batch,
+            stepped=self._on_trained,
+            stats=lambda: self.stats(),
+            timeline=self.timeline,
+            state=self.state,
+            checkpoint_every=self.config.checkpoint_every,
+            train_s=self.recorder.progress.train_s,
+            rests=self.config.devices.rests,
+            full_reward=self.config.full_reward,
+        )
+        return Stage(name="learn", run=self._train)
+
+    async def run(self, stages: Sequence[Stage]) -> dict[str, Any]:
+        """Runs the stages to their end, saves the checkpoint, writes the run's files and returns the summary."""
+        pipeline = Pipeline(stages)
+        self.stats = pipeline.stats
+        title = f"rocstar {self.run_folder.path}"
+        with Display(title, self.config.steps, self.fleet, self.console) as self._display:
+            self.recorder.show_on(self._display)
+            async with asyncio.TaskGroup() as tasks:
+                ticking = tasks.create_task(self._display.tick(), name="display")
+                await self._run(pipeline)
+                ticking.cancel()
+        summary = self._summary()
+        self.recorder.draw()
+        self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
+        print_report(self.console, self.run_folder.path, summary, self.recorder.progress)
+        if self.nothing_left:
+            say(self.console, str(self.nothing_left))
+        return summary
+
+    async def _run(self, pipeline: Pipeline) -> None:
+        step = self.fleet.version
+        if not self.recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
+            await self._evaluate_and_record(step, self._due(step))
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch(self._tokens_sampled, self.stats), name="watch")
+            await pipeline.run()
+            watching.cancel()
+        self.nothing_left = self._train.nothing_left if self._train is not None else None
+        if self.nothing_left:  # the last weights are not those of the last step that was planned
+            step = self.fleet.version
+            left = [scheduled for scheduled in self._evaluations if scheduled not in self._due(step)]
+            await self._evaluate_and_record(step, left)
+        for scheduled in self._evaluations:
+            if scheduled.evaluator is not None:
+                self._phase("waiting for the last evaluation")
+                await scheduled.evaluator.drain()
+        self._phase("saving the checkpoint")
+        await self.learner.save(self.run_folder.path / "checkpoint")
+
+    async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
+        """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
+        if self._first_step_s is None:
+            self._first_step_s = seconds_since_start()
+        self.recorder.step(step, metrics | await self._evaluate(step, self._due(step)))
+
+    def _due(self, step: int) -> list[ScheduledEvaluation]:
+        return [scheduled for scheduled in self._evaluations if scheduled.is_due(step, self.config.steps)]
+
+    async def _evaluate_and_record(self, step: int, due: Sequence[ScheduledEvaluation]) -> None:
+        """In a row of its own."""
+        if found := await self._evaluate(step, due):
+            self.recorder.step(step, {**found, "time/train_total_s": self.recorder.progress.train_s})
+
+    async def _evaluate(self, step: int, due: Sequence[ScheduledEvaluation]) -> dict[str, float]:
+        """Metrics of the version that is live; none yet of evaluations that run beside training."""
+        metrics: dict[str, float] = {}
+        for scheduled in due:
+            if scheduled.evaluator is not None:
+                assert self.fleet.weights is not None
+                scheduled.evaluator.submit(step, self.fleet.weights)
+                continue
+            self._phase(f"evaluating on {len(scheduled.evaluation.prompts)} held-out problems")
+            found, trajectories = await scheduled.evaluation.run(step)
+            self.recorder.evaluated(step, found, trajectories)
+            metrics |= found
+        self._phase("training")
+        return metrics
+
+    def _phase(self, text: str) -> None:
+        if self._display is not None:
+            self._display.phase(text)
+
+    def _tokens_sampled(self) -> int:
+        return sum(rollouts.tokens_sampled for rollouts in self._rollouts)
+
+    def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> None:
+        budget = rollouts.config.max_tokens
+        shortest = min(len(rollouts.chat.prompt_ids(prompt.messages)) for prompt in prompts)
+        if shortest >= budget:
+            cause = f"max_tokens={budget} leaves no token for an answer: the shortest of {len(prompts)} held-out"
+            raise BudgetTooSmall(f"{cause} prompts has {shortest} tokens. Fix: a larger max_tokens")
+
+    def _fleet(self, replicas: int, timeline: Timeline, *, pinned: bool) -> Fleet:
+        """pinned: each replica has a core of its own, where there are enough."""
+        settings = self.config.replicas_config
+
+        def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
+            return Replica(settings, index, core if pinned else None, on_step)
+
+        config = FleetConfig(
+            replicas=replicas,
+            block_size=settings.block_size,
+            canary_tolerance=tolerance_of(self.config.checkpoint, settings.dtype),
+        )
+        return Fleet(config, make, self._make_balancer(), timeline, self._canary)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """Starts the parts; they end on the way out, the last one first."""
+        config = self.config
+        async with AsyncExitStack() as self._stack:
+            self._workspace = self._stack.enter_context(workspace())
+            process = config.devices.learner(LearnerProcessConfig(module=config.learner_module))
+            learner = LearnerProcess(process, self._workspace, self.run_folder.path / "learner.log")
+            self.learner = await self._stack.enter_async_context(learner)
+            if config.sandbox is not None:
+                self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
+            self.chat = Chat.load(config.checkpoint, config.chat)
+            texts = [({"role": "user", "content": text},) for text in CANARY]
+            self._canary = [self.chat.prompt_ids(messages)[: config.rollout.max_tokens] for messages in texts]
+            fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
+            self.fleet = await self._stack.enter_async_context(fleet)
+            await self._agree_on_first_weights()
+            # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
+            gc.freeze()
+            yield
+
+    async def _agree_on_first_weights(self) -> None:
+        """The learner's weights go to the replicas before anything is sampled."""
+        learner = dataclasses.replace(self.config.learner, **self.config.devices.learner_fields)
+        message = Configure(
+            checkpoint=str(self.config.checkpoint.resolve()),
+            learner=dataclasses.asdict(learner),
+            canary=self._canary,
+            weights_dir=str(self._workspace),
+            seed=self.config.seed,
+            resume=self.state.checkpoint,
+        )
+        async with self.fleet.rest():  # the learner may need their devices
+            ready, logprobs = await self.learner.configure(message)
+        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
+
+    def _summary(self) -> dict[str, Any]:
+        assert self._display is not None
+        missed = [self.recorder.progress.missed(scheduled.every) for scheduled in self._evaluations[:1]]
+        return {
+            **self.recorder.summary(),
+            "ended": str(self.nothing_left or "all steps are trained"),
+            "first_step_s": self._first_step_s,
+            "total_wall_s": seconds_since_start(),
+            "evaluations_dropped": sum(missed),
+            "canary_max_abs": self.fleet.canary_max_abs,
+            "replica_deaths": self.fleet.deaths,
+            "preemptions": self.fleet.preemptions,
+            "loop_lag_p99_ms": float(np.percentile(self._display.lags_s or [0.0], 99)) * 1e3,
+            "versions": versions(),
+        }
+
+
+@asynccontextmanager
+async def training(
+    config: TrainingConfig,
+    run: RunFolder,
+    *,
+    make_balancer: Callable[[], Balancer] | None = None,
+    console: Console | None = None,
+) -> AsyncIterator[Training]:
+    """Starts learner, replicas and sandbox, agrees on the first weights, and restores what the run's folder holds.
+
+    make_balancer: the placement of each fleet (`KvAware` without moves by default). Timeline and plot are written also
+    when the run is interrupted. Raises one of EXPECTED when a part cannot start.
+    """
+    console = console or Console()
+    job = Training(config, run, make_balancer=make_balancer, console=console)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
+    if run.resumed:
+        say(console, job.recorder.resume_message)
+        run.extend(config.steps)
+    say(console, f"starting the learner, {config.devices.replicas} vLLM engines and what else the recipe needs")
+    try:
+        async with job._open():
+            yield job
+    except BaseException:
+        job.recorder.draw_what_is_there()
+        raise
+
+
+def say(console: Console, line: str) -> None:
+    """A line for the user, as it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def seconds_since_start() -> float:
+    """Since this process began."""
+    return time.time() - psutil.Process().create_time()
