@@ -76,6 +76,7 @@ from engine.stages.empty_batches import NothingLeft, NothingToTrain
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
+from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import Stuck, dump, watch
 from engine.types import Batch, Group, Prompt
@@ -268,6 +269,11 @@ class Training:
         """The groups of a step, together."""
         return Stage(name="batch", run=batch_groups(self.leases))
 
+    def write_rollouts(self, *, every: int) -> Stage:
+        """Writes the rollouts of each `every`th step to rollouts/, for people. After `batch`."""
+        folder = self.run_folder.path / "rollouts"
+        return Stage(name="write_rollouts", run=write_rollouts(folder, self.leases, every=every))
+
     def train(
         self,
         make_batch: Callable[[int, Sequence[Group]], Batch],
@@ -315,6 +321,7 @@ class Training:
         step = self.fleet.version
         if not self.recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
             await self._evaluate_and_record(step, self._due(step))
+        self._phase("training")
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch(self._tokens_sampled, self.stats), name="watch")
             await pipeline.run()
@@ -356,8 +363,8 @@ class Training:
             self._phase(f"evaluating on {len(scheduled.evaluation.prompts)} held-out problems")
             found, trajectories = await scheduled.evaluation.run(step)
             self.recorder.evaluated(step, found, trajectories)
+            self._phase("training")
             metrics |= found
-        self._phase("training")
         return metrics
 
     def _phase(self, text: str) -> None:

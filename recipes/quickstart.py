@@ -145,6 +145,7 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
                 job.admit(prompts("train", config.seed)),
                 job.group(rollouts, reward, prepare(config.selector, config.seed)),
                 job.batch(),
+                job.write_rollouts(every=config.eval_every),
                 job.train(join, evaluations=[evaluation]),
             ]
         )

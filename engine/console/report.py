@@ -178,11 +178,13 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         + f"; {summary['tool_calls_jailed']:,} of {summary['tool_calls']:,} tool calls jailed; "
         f"goodput {summary['goodput']:.2f}",
         highlight=False,
+        soft_wrap=True,
     )
     for name, what in (
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
+        ("rollouts", "what the model wrote: python -m engine.console.rollouts shows it"),
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():

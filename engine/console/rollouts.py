@@ -1,0 +1,78 @@
+"""Shows the rollouts that a run has written: `python -m engine.console.rollouts runs/quickstart step=8 only=wrong`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.panel import Panel
+
+from engine.console.options import parse
+from engine.stages.write_rollouts import Rollout
+
+_row = msgspec.json.Decoder(Rollout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    run: Annotated[Path, "folder of the run"] = Path("runs/quickstart")
+    step: Annotated[int | None, "none: the last one that was written"] = None
+    only: Annotated[Literal["all", "right", "wrong", "kept"], "which trajectories"] = "all"
+    prompt: Annotated[str, "only of this prompt's id"] = ""
+    first: Annotated[int, "at most so many"] = 20
+
+
+def rollouts(config: Config) -> Iterator[Rollout]:
+    """Those that are asked for. Raises ValueError when the run has written none of the step, or a row is damaged."""
+    folder = config.run / "rollouts"
+    steps = sorted(int(path.stem[5:]) for path in folder.glob("step-*.jsonl"))
+    step = config.step if config.step is not None else max(steps, default=0)
+    if step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise ValueError(f"{folder} has no rollouts of step {step} (there: {there})")
+    path = folder / f"step-{step:06d}.jsonl"
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = _row.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        right = (row.reward or 0.0) > 0
+        wanted = {"all": True, "right": right, "wrong": not right, "kept": row.kept}[config.only]
+        if wanted and config.prompt in ("", row.prompt_id):
+            yield row
+
+
+def panel(row: Rollout) -> Panel:
+    """One trajectory, as a person reads it."""
+    reward = "no grade" if row.reward is None else f"reward {row.reward:g}"
+    trained = (
+        f"advantage {row.advantage:+.2f}" if row.advantage is not None else f"not trained ({row.drop or 'not kept'})"
+    )
+    calls = [f"[dim]{escape(call.name)} ({escape(call.outcome)}):[/] {escape(call.reply)}" for call in row.calls]
+    body = [f"[bold]{escape(row.question)}[/]  [dim]answer: {escape(row.answer)}[/]", escape(row.text.strip()), *calls]
+    title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
+    return Panel(Group(*body), title=escape(title), title_align="left")
+
+
+def main(argv: list[str]) -> int:
+    words = [f"run={argv[0]}", *argv[1:]] if argv and "=" not in argv[0] and not argv[0].startswith("-") else argv
+    config = parse(Config, words)
+    console = Console()
+    try:
+        for row in islice(rollouts(config), config.first):
+            console.print(panel(row))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

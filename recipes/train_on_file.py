@@ -1,0 +1,115 @@
+"""Trains a model on questions and answers from a file: Python sessions as its tool, answers graded as mathematics.
+
+    python recipes/train_on_file.py model=models/Qwen3-1.7B data=train.parquet held_out=test.jsonl devices=0 replicas=1
+    python recipes/train_on_file.py data=train.jsonl held_out=test.jsonl      (the tiny agent, on the CPU)
+
+A row needs a question and an answer (`engine.data.read_prompts` lists the columns that are known by themselves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from algo.eval_stats import avg_at_k
+from algo.group.batch import join, prepare
+from algo.group.roc import RoC
+from algo.learner.config import LearnerConfig
+from algo.reward.grade_math import GRADER_MODULES
+from algo.reward.math_reward import MathReward
+from engine.console.main import main
+from engine.data import after_hashes, read_prompts
+from engine.devices import Placement
+from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.rollout.chat_template import ChatConfig
+from engine.rollout.python_tool import PythonSessions
+from engine.rollout.rollout import RolloutConfig
+from engine.run.run_folder import RunFolder
+from engine.stages.group import GroupConfig
+from engine.telemetry.watchdog import leave
+from engine.training import TrainingConfig, training
+from recipes.tiny.task import SHIPPED
+from sandbox import TIERS, SandboxConfig, Tier
+
+GRADER = Tier(name="grader", preload=GRADER_MODULES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    model: Annotated[Path, "Hugging Face folder"] = SHIPPED
+    data: Annotated[Path, "JSONL, parquet or a datasets folder: what is trained on"] = Path("train.jsonl")
+    held_out: Annotated[Path, "likewise: what is evaluated on"] = Path("test.jsonl")
+    after_hashes: Annotated[bool, "the answer is what follows ####, as in GSM8K"] = False
+    system: Annotated[str, "a system message, none where it is empty"] = ""
+    steps: Annotated[int, "optimizer batches"] = 100
+    prompts_per_step: Annotated[int, "groups per step"] = 16
+    group_size: Annotated[int, "trajectories trained per group, of twice as many rollouts"] = 8
+    skip_above: Annotated[float, "share of right answers above which a group is not trained"] = 1.0
+    eval_problems: Annotated[int, "of held_out"] = 256
+    eval_every: Annotated[int, "steps between evaluations"] = 10
+    replicas: Annotated[int, "vLLM engines"] = 2
+    devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
+    seed: Annotated[int, "of data order, sampling, selection and training"] = 0
+    rollout: RolloutConfig = RolloutConfig(max_tokens=512, max_turns=5)  # noqa: RUF009  frozen
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
+
+    def __post_init__(self) -> None:
+        for path in (self.data, self.held_out):
+            if not path.exists():
+                raise ValueError(f"{path} does not exist. Fix: give data= and held_out=")
+        self.training()
+
+    def training(self) -> TrainingConfig:
+        return TrainingConfig(
+            checkpoint=self.model,
+            steps=self.steps,
+            prompts_per_step=self.prompts_per_step,
+            group=GroupConfig(samples=2 * self.group_size),
+            rollout=self.rollout,
+            learner=self.learner,
+            devices=Placement(devices=self.devices, replicas=self.replicas),
+            chat=ChatConfig(system=self.system or None),
+            sandbox=SandboxConfig(tiers=(*TIERS, GRADER), start_s=60),
+            seed=self.seed,
+            title="GRPO-RoC",
+        )
+
+
+def skip_easy(above: float) -> Callable[[Inbox, Outbox], Any]:
+    """A stage that drops the groups whose share of right answers is larger."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for group in inbox:
+            if group.drop is None and (group.rewards_G > 0).mean() > above:
+                group = replace(group, kept=(), advantages_K=None, drop="easy")
+            await outbox.put(group)
+
+    return stage
+
+
+async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+    columns: dict[str, Any] = {"answer": after_hashes} if config.after_hashes else {}
+    held_out = list(islice(read_prompts(config.held_out, **columns), config.eval_problems))
+    async with training(config.training(), run) as job:
+        rollouts = job.rollouts([PythonSessions(job.sandbox)])
+        reward = MathReward(runner=job.sandbox)
+        evaluation = await job.evaluation(
+            held_out, reward, rollouts=rollouts, estimate=avg_at_k, every=config.eval_every
+        )
+        return await job.run(
+            [
+                job.admit(read_prompts(config.data, seed=config.seed, epochs=None, **columns)),
+                job.group(rollouts, reward, prepare(RoC(keep=config.group_size), config.seed)),
+                Stage(name="skip_easy", run=skip_easy(config.skip_above)),
+                job.batch(),
+                job.write_rollouts(every=config.eval_every),
+                job.train(join, evaluations=[evaluation]),
+            ]
+        )
+
+
+if __name__ == "__main__":
+    leave(main(Config, train))
