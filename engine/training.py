@@ -77,6 +77,7 @@ from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.stages.write_rollouts import write_rollouts
+from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import Stuck, dump, watch
 from engine.types import Batch, Group, Prompt
@@ -106,6 +107,7 @@ EXPECTED = (
     NothingToTrain,
     ReplicaDied,
     SandboxUnavailable,
+    SinkUnavailable,
     Stuck,
     TemplateError,
     Unresumable,
@@ -195,6 +197,7 @@ class Training:
         run: RunFolder,
         *,
         make_balancer: Callable[[], Balancer] | None,
+        sinks: Sequence[MetricSink],
         console: Console,
     ) -> None:
         self.config, self.run_folder, self.console = config, run, console
@@ -202,7 +205,7 @@ class Training:
         self.journal = self.state.journal
         self.timeline = Timeline()
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
-        self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title)
+        self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
         self.nothing_left: NothingLeft | None = None  # set when the run ends before its last step
         # A request that moves goes on under another seed, so that by default nothing moves.
@@ -454,15 +457,17 @@ async def training(
     run: RunFolder,
     *,
     make_balancer: Callable[[], Balancer] | None = None,
+    sinks: Sequence[MetricSink] = (),
     console: Console | None = None,
 ) -> AsyncIterator[Training]:
     """Starts learner, replicas and sandbox, agrees on the first weights, and restores what the run's folder holds.
 
-    make_balancer: the placement of each fleet (`KvAware` without moves by default). Timeline and plot are written also
+    make_balancer: the placement of each fleet (`KvAware` without moves by default). sinks: get the metrics too, and are
+    closed at the end. Timeline and plot are written also
     when the run is interrupted. Raises one of EXPECTED when a part cannot start.
     """
     console = console or Console()
-    job = Training(config, run, make_balancer=make_balancer, console=console)
+    job = Training(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
         say(console, job.recorder.resume_message)
@@ -474,6 +479,9 @@ async def training(
     except BaseException:
         job.recorder.draw_what_is_there()
         raise
+    finally:
+        for sink in sinks:
+            sink.close()
 
 
 def say(console: Console, line: str) -> None:

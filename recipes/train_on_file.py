@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from algo.eval_stats import avg_at_k
 from algo.group.batch import join, prepare
@@ -29,6 +29,7 @@ from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
+from engine.telemetry.sinks import WeightsAndBiases
 from engine.telemetry.watchdog import leave
 from engine.training import TrainingConfig, training
 from recipes.tiny.task import SHIPPED
@@ -52,6 +53,7 @@ class Config:
     eval_every: Annotated[int, "steps between evaluations"] = 10
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
+    wandb: Annotated[Literal["no", "offline", "online"], "Weights & Biases, if it is installed"] = "no"
     seed: Annotated[int, "of data order, sampling, selection and training"] = 0
     rollout: RolloutConfig = RolloutConfig(max_tokens=512, max_turns=5)  # noqa: RUF009  frozen
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
@@ -93,7 +95,8 @@ def skip_easy(above: float) -> Callable[[Inbox, Outbox], Any]:
 async def train(config: Config, run: RunFolder) -> dict[str, Any]:
     columns: dict[str, Any] = {"answer": after_hashes} if config.after_hashes else {}
     held_out = list(islice(read_prompts(config.held_out, **columns), config.eval_problems))
-    async with training(config.training(), run) as job:
+    sinks = [] if config.wandb == "no" else [WeightsAndBiases(run, mode=config.wandb)]
+    async with training(config.training(), run, sinks=sinks) as job:
         rollouts = job.rollouts([PythonSessions(job.sandbox)])
         reward = MathReward(runner=job.sandbox)
         evaluation = await job.evaluation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +10,7 @@ from engine.console.display import Display
 from engine.console.report import Progress, plot
 from engine.run.resume import RunState
 from engine.run.run_folder import DiskFull, RunFolder
+from engine.telemetry.sinks import MetricSink
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
 
@@ -17,12 +18,21 @@ FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the traje
 
 
 class RunRecorder:
-    """resume_message: for the user, what is resumed; empty for a new run. title: of the plot."""
+    """resume_message: for the user, what is resumed; empty for a new run. title: of the plot. sinks: get each row."""
 
-    def __init__(self, run: RunFolder, state: RunState, timeline: Timeline, *, title: str = "") -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        state: RunState,
+        timeline: Timeline,
+        *,
+        title: str = "",
+        sinks: Sequence[MetricSink] = (),
+    ) -> None:
         self.progress = Progress()
         self._display: Display | None = None
         self._title = title
+        self._sinks = sinks
         self._run, self._state, self._timeline = run, state, timeline
         for row in state.rows:
             self.progress.step(int(row["step"]), row)
@@ -48,6 +58,8 @@ class RunRecorder:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
         self._run.step(step, metrics)
+        for sink in self._sinks:
+            sink.step(step, metrics)
         if self._display is not None:
             self._display.step(step, metrics)
 

@@ -107,6 +107,11 @@ class RunFolder:
             (self.path / "summary.json").rename(self.path / f"summary-{made['steps']}.json")
         self.json("config.json", {**made, "steps": steps})
 
+    @property
+    def identity(self) -> str:
+        """The same whenever the folder is opened again, and of no other folder of this machine."""
+        return f"{self.path.name}-{self.path.stat().st_ino:x}"
+
     def note(self, line: str) -> None:
         """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from engine.console.recorder import FIRST, LAST, RunRecorder
 from engine.console.report import print_report
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
+from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
 from engine.telemetry.timeline import Timeline
 from tests.fakes import Clock, a_prompt, a_trajectory
 
@@ -99,3 +101,27 @@ def test_examples_that_are_damaged_are_left_out_and_the_rest_is_as_it_was(tmp_pa
     assert ("Before and after" in report) is (LAST not in names), "a table of the evaluation before as that after"
     assert (summary["accuracy_initial"], summary["accuracy_final"]) == (0.25, 0.75)
     assert shown == [(0, True), (1, True)]
+
+
+class Kept:
+    """A sink."""
+
+    def __init__(self):
+        self.rows = []
+
+    def step(self, step, metrics):
+        self.rows.append((step, metrics["reward"]))
+
+
+def test_every_row_goes_to_every_sink(tmp_path):
+    sinks = [Kept(), Kept()]
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=sinks)
+        recorder.step(1, TRAINED)
+    assert [sink.rows for sink in sinks] == [[(1, 0.5)]] * 2
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="it is installed here")
+def test_a_sink_whose_client_is_not_installed_says_what_to_do(tmp_path):
+    with RunFolder.open(tmp_path, "run", CONFIG) as run, pytest.raises(SinkUnavailable, match="pip install wandb"):
+        WeightsAndBiases(run)
