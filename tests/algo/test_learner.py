@@ -318,7 +318,9 @@ sys.stdin.read()
 
 
 def wait_for_exit(pidfd, seconds):
-    return bool(select.select([pidfd], [], [], seconds)[0])
+    watch = select.poll()
+    watch.register(pidfd, select.POLLIN)
+    return bool(watch.poll(seconds * 1000))
 
 
 @pytest.mark.parametrize("victim", ["node", "launcher"])

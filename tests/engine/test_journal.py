@@ -121,6 +121,7 @@ def test_a_tail_that_is_torn_is_cut_and_the_rest_goes_on(seed, cut, flip, data):
     with tempfile.TemporaryDirectory() as folder:
         first = Journal(Path(folder), groups_per_step=6)
         said = play(first, seed)
+        first.close()
         path = Path(folder, "step-000000")
         content = bytearray(path.read_bytes())
         at = int(cut * (len(content) - 1))
@@ -139,6 +140,7 @@ def test_a_tail_that_is_torn_is_cut_and_the_rest_goes_on(seed, cut, flip, data):
         assert flip or all(fault.torn for fault in second.faults)
         prompts = second.after(Prompts())
         assert [second.draw(lease, 0, prompts).id for lease in range(8)] == [f"p{n}" for n in range(8)]
+        second.close()
         third = Journal(Path(folder), groups_per_step=6)
         assert third.faults == []
         assert third.position == 8
@@ -245,7 +247,9 @@ def go_on(folder, keys):
     """What these attempts have or draw when the run goes on from the second checkpoint, and the journal."""
     journal = Journal(folder, groups_per_step=2, first_step=2)
     prompts = journal.after(Prompts())
-    return {key: journal.draw(*key, prompts).id for key in keys}, journal
+    found = {key: journal.draw(*key, prompts).id for key in keys}
+    journal.close()
+    return found, journal
 
 
 def test_what_a_damaged_journal_goes_on_with_was_not_drawn_before_a_checkpoint_and_nothing_is_left_out(tmp_path):

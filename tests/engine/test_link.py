@@ -141,10 +141,12 @@ class Watched:
         self.fd = os.pidfd_open(ready.parameters)
 
     def ended(self, within_s=10.0):
-        readable, _, _ = select.select([self.fd], [], [], within_s)
-        if readable:
+        watch = select.poll()  # unlike select it takes any number of a descriptor
+        watch.register(self.fd, select.POLLIN)
+        ended = bool(watch.poll(within_s * 1000))
+        if ended:
             os.close(self.fd)
-        return bool(readable)
+        return ended
 
 
 async def test_a_learner_finds_our_modules_from_any_folder(tmp_path):
