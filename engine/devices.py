@@ -18,13 +18,13 @@ from engine.replica.config import ReplicaConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class DevicePlan:
     """devices: the GPUs there are, none for the CPU. They must be as many as ranks and replicas need together (then the
     learner has the first ones), or as either side needs (then they share them). tensor_parallel: GPUs of a replica.
 
-    >>> Placement(devices=(0,), ranks=1, replicas=1).shared
+    >>> DevicePlan(devices=(0,), ranks=1, replicas=1).shared
     True
-    >>> eight = Placement(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
+    >>> eight = DevicePlan(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
     >>> eight.shared, eight.weight_transfer, eight.learner_devices, eight.replica_devices
     (False, 'nccl', (0, 1, 2, 3), (4, 5, 6, 7))
     """

@@ -50,14 +50,14 @@ from algo.group.selection import KeepAll, RandomSubset
 from algo.learner.learner import LearnerConfig
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
-from engine.devices import Placement
-from engine.fleet.canary import CanaryFailed, Weights, tolerance_of
+from engine.devices import DevicePlan
+from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.fleet import Fleet, FleetConfig
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
 from engine.ports import KvSample, ReplicaDied, Selector
-from engine.rollout.chat_template import Chat, TemplateError
+from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.checkpoints import Unresumable
@@ -70,7 +70,8 @@ from engine.stages.evaluate import Evaluation, Evaluator
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import Stuck, dump, end_on_signals, leave, watch
+from engine.telemetry.watchdog import NoProgress, dump, end_on_signals, exit_process, watch
+from engine.types import PublishedWeights
 from recipes.display import Display
 from recipes.options import overrides, parse
 from recipes.recorder import Book
@@ -83,7 +84,16 @@ class BudgetTooSmall(ValueError):
     """No prompt leaves room for an answer."""
 
 
-EXPECTED = (TemplateError, Unresumable, DiskFull, SandboxUnavailable, LearnerDied, ReplicaDied, CanaryFailed, Stuck)
+EXPECTED = (
+    TemplateError,
+    Unresumable,
+    DiskFull,
+    SandboxUnavailable,
+    LearnerDied,
+    ReplicaDied,
+    CanaryFailed,
+    NoProgress,
+)
 EXPECTED += (NothingToTrain, BudgetTooSmall)
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 
@@ -168,9 +178,9 @@ class Config:
         return self.placement.replica(ReplicaConfig(checkpoint=str(self.checkpoint), **sizes))
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> DevicePlan:
         counts = {"ranks": self.learner_ranks, "replicas": self.replicas}
-        return Placement(devices=self.devices, max_staleness=self.max_staleness, **counts)
+        return DevicePlan(devices=self.devices, max_staleness=self.max_staleness, **counts)
 
     @property
     def learner(self) -> LearnerConfig:
@@ -207,7 +217,7 @@ class Quickstart:
             learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
             self.learner = await stack.enter_async_context(learner)
             box = await stack.enter_async_context(Sandbox(config.jail))
-            chat = Chat.load(config.checkpoint)
+            chat = ChatTemplate.load(config.checkpoint)
             self._check_budget(chat)
             self.canary = [chat.prompt_ids(prompt.messages)[: config.max_tokens] for prompt in self.held_out[:4]]
             balancer = KvAware(config.max_tokens, moves=0)  # a request that moves goes on under another seed
@@ -274,7 +284,7 @@ class Quickstart:
             watching.cancel()
         self.nothing_left = learn.nothing_left
 
-    def _check_budget(self, chat: Chat) -> None:
+    def _check_budget(self, chat: ChatTemplate) -> None:
         shortest, budget = (
             min(len(chat.prompt_ids(prompt.messages)) for prompt in self.held_out),
             self.config.max_tokens,
@@ -312,7 +322,9 @@ class Quickstart:
         self.display.phase("training")
         return metrics
 
-    async def _beside(self, stack: AsyncExitStack, chat: Chat, tools: list[PythonTool], folder: Path) -> Evaluator:
+    async def _beside(
+        self, stack: AsyncExitStack, chat: ChatTemplate, tools: list[PythonTool], folder: Path
+    ) -> Evaluator:
         """Evaluations on replicas of their own, on any core. Their timeline is not written."""
         config, timeline = self.config, Timeline()
 
@@ -338,7 +350,7 @@ class Quickstart:
         )
         async with self.fleet.rest():  # the learner may need their devices
             ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
+        await self.fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
         return {
@@ -423,4 +435,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

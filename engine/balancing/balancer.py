@@ -37,9 +37,9 @@ class Balancer(Protocol):
             self.home = {key: home for key, home in self.home.items() if home != replica}
         def replica_drain(self, replica): self.replicas.remove(replica)
         def sample(self, replica, sample, now): pass
-        def arrive(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
-        def turn_done(self, key, tokens, now): pass
-        def leave(self, key, tokens, finished):
+        def request_turn(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
+        def turn_finished(self, key, tokens, now): pass
+        def trajectory_ended(self, key, tokens, finished):
             self.home.pop(key, None)
             self.waiting = [other for other in self.waiting if other != key]
         def decide(self, now):
@@ -51,7 +51,7 @@ class Balancer(Protocol):
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
 
     def replica_down(self, replica: int) -> None:
-        """What ran there will `arrive` again with its tokens so far."""
+        """The trajectories that ran there will `request_turn` again with their tokens so far."""
         ...
 
     def replica_drain(self, replica: int) -> None:
@@ -62,15 +62,15 @@ class Balancer(Protocol):
         """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         """The trajectory wants its next turn generated; `tokens` is its length so far, the group's prompt included."""
         ...
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
         """The turn ended and the trajectory waits for tools."""
         ...
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
         """The trajectory ended in whatever state it was; finished: by itself, so that its size says something."""
         ...
 

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Self
 
 from engine.balancing.balancer import Balancer, Place
-from engine.fleet.canary import Weights as Weights
 from engine.fleet.supervisor import FleetConfig as FleetConfig
 from engine.fleet.supervisor import MakeReplica, Supervisor
 from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.ports import Superseded as Superseded
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 
 
 class _Diverged(Exception):
@@ -98,7 +98,7 @@ class Fleet:
         return self._supervisor.weights.version if self._supervisor.weights else 0
 
     @property
-    def weights(self) -> Weights | None:
+    def weights(self) -> PublishedWeights | None:
         """What the replicas have, or are about to."""
         return self._supervisor.weights
 
@@ -115,7 +115,7 @@ class Fleet:
         """The largest difference of log-probabilities that a canary has shown so far."""
         return self._supervisor.canary_max_abs
 
-    async def update_weights(self, weights: Weights) -> float:
+    async def update_weights(self, weights: PublishedWeights) -> float:
         """All live replicas load them and pass the canary; returns its largest difference. Raises CanaryFailed."""
         return await self._supervisor.update_weights(weights)
 
@@ -139,9 +139,9 @@ class Fleet:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
-        (None: all) are the group's. The caller then says `turn_done` (it goes on) or `leave`. Waits for a place inside
-        `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin again
-        (`FleetConfig.on_update`): the caller says `leave` first.
+        (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
+        a place inside `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin
+        again (`FleetConfig.on_update`): the caller calls `trajectory_ended` first.
         """
         size, produced = len(token_ids), list[int]()
         spans: list[tuple[int, int, int]] = []
@@ -177,7 +177,7 @@ class Fleet:
                             begin = len(produced)
                             break
                 except ReplicaDied as error:
-                    self._supervisor.down(replica, error)
+                    self._supervisor.mark_dead(replica, error)
                 except _Diverged:
                     begin = len(produced)
                 finally:
@@ -211,16 +211,16 @@ class Fleet:
                 if new.token_ids or new.finish is not None:
                     yield new
 
-    def turn_done(self, key: int, tokens: int) -> None:
+    def turn_finished(self, key: int, tokens: int) -> None:
         """The turn ended with tool calls."""
-        self._balancer.turn_done(key, tokens, self._timeline.now())
+        self._balancer.turn_finished(key, tokens, self._timeline.now())
         self._tool_waiting.add(key)
         self._timeline.idle.tools(self._homes[key], 1, self._timeline.now())
         self._schedule()
 
-    def leave(self, key: int, tokens: int, *, finished: bool) -> None:
+    def trajectory_ended(self, key: int, tokens: int, *, finished: bool) -> None:
         """The trajectory ended; finished: by itself (not: it failed or was cancelled). Idempotent."""
-        self._balancer.leave(key, tokens, finished)
+        self._balancer.trajectory_ended(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
         self._born.pop(key, None)
@@ -238,7 +238,7 @@ class Fleet:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.config.drain_s):
                     await empty.wait()
-        self._supervisor.down(replica)
+        self._supervisor.mark_dead(replica)
 
     def _back_from_tool(self, key: int) -> None:
         if key in self._tool_waiting:
@@ -253,28 +253,25 @@ class Fleet:
             if self._born.get(key, self.version) != self.version:
                 raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
             if turn.replica is not None and turn.replica.died.is_set():
-                self._supervisor.down(turn.replica)
+                self._supervisor.mark_dead(turn.replica)
                 turn.replica = None
             if turn.replica is None:
                 await self._placed(turn, key, tokens)
-            elif self._supervisor.open.is_set():
+            elif self._supervisor.weights_current.is_set():
                 if self.config.on_update == "restart":
                     self._born[key] = self.version
                 return turn.replica
             else:
-                await self._supervisor.open.wait()
+                await self._supervisor.weights_current.wait()
 
     async def _placed(self, turn: _Turn, key: int, tokens: int) -> None:
         placed = turn.placed = self._loop.create_future()
-        self._balancer.arrive(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
+        self._balancer.request_turn(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
         await asyncio.sleep(0)  # the decision: only what it leaves waiting is blocked
         if not placed.done():
-            self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
-            try:
+            with self._timeline.idle_cause("kv_blocked"):
                 await placed
-            finally:
-                self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
 
     def _begin(self, key: int, turn: _Turn, replica: ReplicaPort) -> str:
         self._requests += 1
@@ -299,7 +296,7 @@ class Fleet:
         self._scheduled = False
         if self._later is not None:
             self._later.cancel()
-        if self._ended is not None or not self._supervisor.open.is_set():
+        if self._ended is not None or not self._supervisor.weights_current.is_set():
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):
@@ -334,7 +331,7 @@ class Fleet:
             await replica.abort(request_id)
         except ReplicaDied as error:
             self._timeline.instant("fleet", str(error))
-            self._supervisor.down(replica)
+            self._supervisor.mark_dead(replica)
 
     # What the supervisor says (engine.fleet.supervisor.Listener)
 
@@ -379,7 +376,7 @@ class Fleet:
         self._ended = self._ended or error
         if self._later is not None:
             self._later.cancel()
-        self._supervisor.open.set()
+        self._supervisor.weights_current.set()
         for turn in self._turns.values():
             self._wake(turn)
 

@@ -1,8 +1,8 @@
 """The life of the replicas: started at once, watched, replaced, and their weights kept current.
 
 Invariants
-- While weights are updated `open` is clear; afterwards every live replica has passed the canary. After an update that
-  failed it stays clear until one succeeds.
+- While weights are updated `weights_current` is clear; afterwards every live replica has passed the canary. After an
+  update that failed it stays clear until one succeeds.
 - A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
   the current weights and passes the canary first. One that dies while it starts is started again in the same way.
 - All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from engine.errors import first_error
-from engine.fleet.canary import Weights, compare, tolerance
+from engine.fleet.canary import compare, tolerance
 from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ class Listener(Protocol):
     def on_step(self, index: int, sample: KvSample) -> None: ...
 
     def on_update(self) -> None:
-        """Weights of a new version are about to be loaded; `open` is clear."""
+        """Weights of a new version are about to be loaded; `weights_current` is clear."""
         ...
 
     def on_open(self) -> None:
@@ -105,9 +106,9 @@ class Supervisor:
         self.deaths = 0
         self._heard = ""  # why one died, where it was said
         self.live: dict[int, ReplicaPort] = {}
-        self.weights: Weights | None = None
-        self.open = asyncio.Event()
-        self.open.set()
+        self.weights: PublishedWeights | None = None
+        self.weights_current = asyncio.Event()
+        self.weights_current.set()
         self._make_replica = make_replica
         self._timeline = timeline
         self._listener = listener
@@ -152,28 +153,26 @@ class Supervisor:
         self._supervised.remove(index)
         return self.live[index]
 
-    async def update_weights(self, weights: Weights) -> float:
+    async def update_weights(self, weights: PublishedWeights) -> float:
         """All live replicas load the weights and pass the canary; returns the canary's largest difference.
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
         async with self._update:
             started = self._timeline.now()
-            self.open.clear()
-            self._timeline.idle.flag("weight_sync", 1, started)
+            self.weights_current.clear()
             self.weights = weights
-            self._listener.on_update()
             try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._renew(replica, weights), name=f"update-{index}")
-                        for index, replica in self.live.items()
-                    ]
+                with self._timeline.idle_cause("weight_sync"):
+                    self._listener.on_update()
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [
+                            group.create_task(self._load_and_check(replica, weights), name=f"update-{index}")
+                            for index, replica in self.live.items()
+                        ]
             except BaseExceptionGroup as failures:
                 raise first_error(failures) from failures
-            finally:
-                self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
-            self.open.set()
+            self.weights_current.set()
             self._listener.on_open()
         ended = self._timeline.now()
         worst = max((task.result() for task in tasks), default=0.0)
@@ -189,7 +188,7 @@ class Supervisor:
         async with self._rest:
             await self._none_begins.wait()
             async with self._update:
-                self.open.clear()
+                self.weights_current.clear()
                 await self._each(lambda replica: replica.sleep(), "sleep")
                 yield
                 await self._each(lambda replica: replica.wake("weights"), "wake")
@@ -214,13 +213,13 @@ class Supervisor:
             try:
                 await act(replica)
             except ReplicaDied as error:
-                self.down(replica, error)
+                self.mark_dead(replica, error)
 
         async with asyncio.TaskGroup() as group:
             for index, replica in self.live.items():
                 group.create_task(one(replica), name=f"{what}-{index}")
 
-    async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
+    async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> float:
         try:
             await replica.update_weights(weights.path, weights.version)
             await replica.wake("kv_cache")
@@ -228,7 +227,7 @@ class Supervisor:
                 return 0.0
             found = await replica.logprobs(self.canary)
         except ReplicaDied as error:
-            self.down(replica, error)
+            self.mark_dead(replica, error)
             return 0.0
         return compare(replica.index, found, weights, self.config.canary_tolerance)
 
@@ -243,7 +242,7 @@ class Supervisor:
                     await replica.start()
                     async with self._update:
                         if self.weights is not None:
-                            await self._renew(replica, self.weights)
+                            await self._load_and_check(replica, self.weights)
                         if not replica.died.is_set():
                             self._admit(replica)
                             since = self._timeline.now()
@@ -251,7 +250,7 @@ class Supervisor:
                     up.set_result(None)
                 await self._watch(replica)
             except ReplicaDied as error:
-                self.down(replica, error)
+                self.mark_dead(replica, error)
                 hopeless = isinstance(error, ReplicaMisconfigured) or deaths == self.config.restarts
                 if hopeless and not up.done():
                     raise
@@ -298,13 +297,13 @@ class Supervisor:
                 if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
                     self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
                     replica.kill()
-        self.down(replica)
+        self.mark_dead(replica)
 
     def fail(self, error: Exception) -> None:
         """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
         self.tasks.create_task(_raised(error), name="failed")
 
-    def down(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
+    def mark_dead(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
         """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
         if error is not None:

@@ -24,7 +24,7 @@ class _Request:
     held: list[Any] = field(default_factory=list)
 
 
-class Bundles:
+class OutputBundler:
     """The outputs (vLLM's EngineCoreOutput) that are held, of the requests that were added; those of others pass."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Bundles:
         """deliver_at: see `engine.ports.Sampling`."""
         self._requests[request_id] = _Request(frozenset(deliver_at))
 
-    def drop(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> None:
         """The request was aborted."""
         self._requests.pop(request_id, None)
 
@@ -42,11 +42,11 @@ class Bundles:
         """Requests of which something is held."""
         return sum(bool(request.held) for request in self._requests.values())
 
-    def leaving(self, outputs: Iterable[Any]) -> list[Any]:
+    def push(self, outputs: Iterable[Any]) -> list[Any]:
         """What leaves of a step's outputs, each with all that was held of its request."""
         return [output for output in outputs if self._leaves(output)]
 
-    def all(self) -> list[Any]:
+    def flush(self) -> list[Any]:
         """Everything that is held leaves."""
         found = [_joined(request.held) for request in self._requests.values() if request.held]
         for request in self._requests.values():

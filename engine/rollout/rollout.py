@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Superseded
 from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool
-from engine.rollout.chat_template import Chat
-from engine.rollout.deadline import Deadline
+from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.deadline import TrajectoryDeadline
 from engine.rollout.python_tool import schema
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
-from engine.rollout.turn import Call, Draft, ToolLost, refusal
+from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress, refusal
 from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.timeline import Timeline
@@ -93,7 +93,7 @@ class Rollouts:
     def __init__(
         self,
         config: RolloutConfig,
-        chat: Chat,
+        chat: ChatTemplate,
         fleet: Fleet,
         tools: Sequence[Tool | StatefulTool],
         timeline: Timeline,
@@ -104,7 +104,7 @@ class Rollouts:
             raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
         self.config = config
         self.seed = seed
-        self.closers = chat.closers(CLOSE)
+        self.call_closing_tokens = chat.tokens_completing(CLOSE)
         self._chat = chat
         self._fleet = fleet
         self._tools = tools
@@ -147,7 +147,7 @@ class Rollouts:
         from which it goes on, and where its turns are written down.
         """
         started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
-        deadline = Deadline(self.config.deadline_s)
+        deadline = TrajectoryDeadline(self.config.deadline_s)
         while True:
             self._counts.trajectories += 1
             rollout = _Rollout(self, prompt, sample, group, self._counts.trajectories, tally, log)
@@ -163,7 +163,7 @@ class _Offer:
     """The tools that a model may call, and the chat that shows them."""
 
     tools: Sequence[Tool | StatefulTool]
-    chat: Chat
+    chat: ChatTemplate
 
 
 class _Rollout:
@@ -188,9 +188,9 @@ class _Rollout:
             self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
             self.turns, self.text = [*so_far.turns], [so_far.text]
 
-    async def run(self, opened: AsyncExitStack, deadline: Deadline, started_at: float) -> Trajectory:
+    async def run(self, opened: AsyncExitStack, deadline: TrajectoryDeadline, started_at: float) -> Trajectory:
         """Raises Superseded when it has to begin again."""
-        self.waiting = deadline.waiting
+        self.paused = deadline.paused
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
         try:
@@ -208,7 +208,7 @@ class _Rollout:
         except ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
-            self.fleet.leave(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
+            self.fleet.trajectory_ended(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
         return Trajectory(
             prompt=self.prompt,
@@ -271,80 +271,80 @@ class _Rollout:
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
         start = len(self.buffer)
-        draft = Draft(start, start, self.timeline.now(), self.chat.stream())
+        turn = TurnInProgress(start, start, self.timeline.now(), self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
-                await self._generate(draft, tools)
-                if draft.calls:
-                    self.fleet.turn_done(self.key, len(self.buffer))
+                await self._generate(turn, tools)
+                if turn.calls:
+                    self.fleet.turn_finished(self.key, len(self.buffer))
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
-            if len(self.buffer) > draft.start:
-                self.turns.append(self._close(draft, lane))
+            if len(self.buffer) > turn.start:
+                self.turns.append(self._close(turn, lane))
 
-    async def _generate(self, draft: Draft, tools: asyncio.TaskGroup) -> None:
+    async def _generate(self, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
         """Streams the turn's tokens into the buffer; each call is dispatched as it closes.
 
         Only a token that can complete the closing tag can complete a call, so nothing is decoded before one comes.
         """
-        buffer, start, closers = self.buffer, draft.start, self.owner.closers
+        buffer, start, closing = self.buffer, turn.start, self.owner.call_closing_tokens
         sampling = Sampling(
             max_tokens=self.config.max_tokens - start,
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
-            deliver_at=closers,
+            deliver_at=closing,
         )
-        turn = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.waiting)
-        async with aclosing(turn) as deltas:
-            async for draft.replica, delta in deltas:
+        stream = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused)
+        async with aclosing(stream) as deltas:
+            async for turn.replica, delta in deltas:
                 if len(buffer.ids) == start:
-                    draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
+                    turn.started_at, turn.cached_tokens = self.timeline.now(), delta.cached_tokens
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)
-                if not closers.isdisjoint(delta.token_ids):
+                if not closing.isdisjoint(delta.token_ids):
                     # Up to that token only: a character that is not whole yet would hold back the text before it.
-                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)
-                    self._read(draft, tools, len(buffer) - after)
+                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closing)
+                    self._read(turn, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
             buffer.label(version, start + begin, start + end)
-        draft.finish, draft.finished_at = delta.finish, self.timeline.now()
-        if draft.finish == "stop":
-            draft.text = self.chat.decode(buffer.ids[start:])
-            for call in (*draft.parser.feed(draft.text[draft.read_chars :]), *draft.parser.finish()):
-                self._dispatch(call, draft.calls, tools)
+        turn.finish, turn.finished_at = delta.finish, self.timeline.now()
+        if turn.finish == "stop":
+            turn.text = self.chat.decode(buffer.ids[start:])
+            for call in (*turn.parser.feed(turn.text[turn.read_chars :]), *turn.parser.finish()):
+                self._dispatch(call, turn.calls, tools)
 
-    def _read(self, draft: Draft, tools: asyncio.TaskGroup, end: int) -> None:
+    def _read(self, turn: TurnInProgress, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
-        text = draft.stream.step(self.buffer.ids[draft.read : end])
-        draft.read, draft.read_chars = end, draft.read_chars + len(text)
-        for call in draft.parser.feed(text):
-            self._dispatch(call, draft.calls, tools)
+        text = turn.stream.step(self.buffer.ids[turn.read : end])
+        turn.read, turn.read_chars = end, turn.read_chars + len(text)
+        for call in turn.parser.feed(text):
+            self._dispatch(call, turn.calls, tools)
 
-    def _close(self, draft: Draft, lane: int) -> Turn:
+    def _close(self, turn: TurnInProgress, lane: int) -> Turn:
         now, end = self.timeline.now(), len(self.buffer)
-        finished_at = now if draft.finished_at is None else draft.finished_at
-        self.tally.tokens += end - draft.start
-        self.text.append(draft.text or self.chat.decode(self.buffer.ids[draft.start :]))
+        finished_at = now if turn.finished_at is None else turn.finished_at
+        self.tally.tokens += end - turn.start
+        self.text.append(turn.text or self.chat.decode(self.buffer.ids[turn.start :]))
         self.timeline.span(
-            "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
+            "trajectories", "generate", turn.started_at, finished_at, lane, replica=turn.replica, key=self.key
         )
-        if draft.calls:
-            self.timeline.span("trajectories", "tools", finished_at, now, lane, calls=len(draft.calls))
+        if turn.calls:
+            self.timeline.span("trajectories", "tools", finished_at, now, lane, calls=len(turn.calls))
         return Turn(
-            start=draft.start,
+            start=turn.start,
             end=end,
-            tool_uses=tuple(self._use(call, finished_at) for call in draft.calls),
-            replica=draft.replica,
-            cached_tokens=draft.cached_tokens,
-            queued_at=draft.queued_at,
-            started_at=draft.started_at,
+            tool_uses=tuple(self._use(call, finished_at) for call in turn.calls),
+            replica=turn.replica,
+            cached_tokens=turn.cached_tokens,
+            queued_at=turn.queued_at,
+            started_at=turn.started_at,
             finished_at=finished_at,
-            truncated=draft.finish != "stop",
+            truncated=turn.finish != "stop",
         )
 
-    def _use(self, call: Call, turn_finished_at: float) -> ToolUse:
+    def _use(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
         use = call.use(turn_finished_at)
         if call.lane >= 0:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
@@ -352,17 +352,19 @@ class _Rollout:
             self.timeline.span("tool calls", use.outcome, *times, key=self.key, turn_end_ms=after_ms)
         return use
 
-    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[Call], tools: asyncio.TaskGroup) -> None:
+    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[PendingToolCall], tools: asyncio.TaskGroup) -> None:
         now, refused = self.timeline.now(), None
         if isinstance(call, MalformedCall):
-            calls.append(Call("", "{}", now, -1, now, now, refusal("malformed", f"FormatError: {call.reason}")))
+            calls.append(
+                PendingToolCall("", "{}", now, -1, now, now, refusal("malformed", f"FormatError: {call.reason}"))
+            )
             return
         if call.name not in self.tools:
             names = ", ".join(self.tools)
             refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
         elif len(calls) >= self.config.max_calls_per_turn:
             refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-        calls.append(record := Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused))
+        calls.append(record := PendingToolCall(call.name, json.dumps(call.arguments), now, -1, now, now, refused))
         if refused is None:
             record.lane = lane = self.timeline.lanes["tool calls"].take()
             running = record.run(self.tools[record.name], call.arguments, self.timeline)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.errors import asked_to_end
+from engine.errors import no_foreign_cancel
 from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
 from engine.rollout.tool_call_parser import ToolCallParser
@@ -26,7 +26,7 @@ class ToolLost(RuntimeError):
 
 
 @dataclass(slots=True)
-class Call:
+class PendingToolCall:
     """A call under way: when it closed, and its reply once there is one. arguments: as in ToolUse."""
 
     name: str
@@ -41,7 +41,7 @@ class Call:
         """Raises ToolLost."""
         self.dispatched_at = timeline.now()
         try:
-            with asked_to_end(f"tool {self.name!r}"):
+            with no_foreign_cancel(f"tool {self.name!r}"):
                 reply = await tool(arguments)
             if not isinstance(reply, ToolReply):
                 raise TypeError(f"tool {self.name!r} must answer with a ToolReply, got {reply!r}")
@@ -70,7 +70,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Draft:
+class TurnInProgress:
     """A turn under way."""
 
     start: int
@@ -84,7 +84,7 @@ class Draft:
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[PendingToolCall] = field(default_factory=list)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
 
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from engine.errors import asked_to_end
+from engine.errors import no_foreign_cancel
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.ports import GraderUnavailable, Reward
@@ -55,7 +55,7 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
     timeline.idle.flag("reward", 1, started)
     try:
         async with asyncio.timeout(deadline_s) as budget:
-            with asked_to_end("the reward"):
+            with no_foreign_cancel("the reward"):
                 value = float(await reward(trajectory))  # a bool or a NumPy number: a journal holds plain ones
         if not math.isfinite(value):
             raise ValueError(f"the reward of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")

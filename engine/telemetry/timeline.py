@@ -12,6 +12,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,15 @@ class Timeline:
     def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
         """One engine step: blocks in use, running and waiting requests at its end."""
         self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
+
+    @contextmanager
+    def idle_cause(self, cause: str) -> Iterator[None]:
+        """Inside, replicas that stand idle do so for this cause (`IdleClock.flag`)."""
+        self.idle.flag(cause, 1, self.now())
+        try:
+            yield
+        finally:
+            self.idle.flag(cause, -1, self.now())
 
     def write(self, path: Path) -> None:
         """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises DiskFull."""

@@ -50,7 +50,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.fleet import Fleet, FleetConfig
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied
-from engine.rollout.chat_template import Chat
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.run_folder import versions
@@ -58,7 +58,7 @@ from engine.run.workspace import workspace
 from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 from engine.types import StopReason, Trajectory
 from recipes.options import parse
 from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
@@ -125,7 +125,7 @@ async def make(config: Config) -> dict[str, Any]:
         tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    chat, model = Chat(tokenizer), new_model(config.seed, tokenizer)
+    chat, model = ChatTemplate(tokenizer), new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
     with workspace() as folder:
         start, crafted, mannered = (folder / name for name in ("start", "crafted", "mannered"))
@@ -162,7 +162,7 @@ def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
     )
 
 
-async def train(phase: Phase, seed: int, chat: Chat, source: Path, target: Path) -> list[float]:
+async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, target: Path) -> list[float]:
     """Trains the model in source into target, and returns the mean loss per token of every tenth of the steps.
 
     Raises LearnerDied.
@@ -189,7 +189,7 @@ def _progress() -> Progress:
 
 
 async def evaluate(
-    checkpoint: Path, chat: Chat, problems: int, temperatures: Sequence[float]
+    checkpoint: Path, chat: ChatTemplate, problems: int, temperatures: Sequence[float]
 ) -> list[dict[str, float]]:
     """What `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
 
@@ -262,4 +262,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

@@ -74,8 +74,8 @@ class Terse(ScriptedReplica):
 class Alternate(RoundRobin):
     """Every turn on the next replica."""
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
-        super().leave(key, tokens, False)
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
+        super().trajectory_ended(key, tokens, False)
 
 
 async def test_a_turn_on_another_replica_than_the_one_before_is_counted() -> None:
@@ -90,8 +90,8 @@ class Restless(RoundRobin):
 
     left = False
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        super().leave(key, tokens, finished)
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        super().trajectory_ended(key, tokens, finished)
         self.left = key == 1
 
     def decide(self, now: float) -> list[Place]:

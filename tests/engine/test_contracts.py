@@ -198,7 +198,7 @@ def test_a_bad_balancer_is_found():
             self.replicas.remove(replica)
 
     class Repeats(example(balancer.Balancer)):
-        def leave(self, key, tokens, finished):
+        def trajectory_ended(self, key, tokens, finished):
             self.home.pop(key, None)
 
     for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):

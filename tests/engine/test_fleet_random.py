@@ -37,7 +37,7 @@ async def turn(fleet, key):
         except Superseded:
             pass
         finally:
-            fleet.leave(key, 2 + len(found), finished=False)
+            fleet.trajectory_ended(key, 2 + len(found), finished=False)
 
 
 async def storm(seed, on_update):

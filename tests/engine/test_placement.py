@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from algo.learner.config import LearnerConfig
-from engine.devices import Placement
-from engine.fleet.fleet import Weights
+from engine.devices import DevicePlan
 from engine.learner.process import LearnerProcessConfig, Trained
 from engine.pipeline.leases import Leases
 from engine.replica.config import ReplicaConfig
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Group
+from engine.types import Batch, Group, PublishedWeights
 from tests.engine.test_fleet import expected, play, sampling, weights
 from tests.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle
 
@@ -34,7 +33,7 @@ ONE, EIGHT = (0,), tuple(range(8))
     ],
 )
 def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learner, replicas, sleeps):
-    placement = Placement(**options)
+    placement = DevicePlan(**options)
     replica = placement.replica(ReplicaConfig(checkpoint="x"))
     assert (replica.weight_transfer, replica.devices, replica.sleeps) == (transfer, replicas, sleeps)
     assert (replica.tensor_parallel, placement.shared) == (placement.tensor_parallel, sleeps)
@@ -69,7 +68,7 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 )
 def test_an_impossible_placement_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
-        Placement(**options).replica(ReplicaConfig(checkpoint="x"))
+        DevicePlan(**options).replica(ReplicaConfig(checkpoint="x"))
 
 
 def test_a_gpu_for_each_rank_or_none():
@@ -152,10 +151,10 @@ async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():
             fleet.rest()
         async for _ in turn:
             pass
-        fleet.turn_done(1, 9)
+        fleet.turn_finished(1, 9)
         with pytest.raises(ValueError, match="under way, 1 are"):
             fleet.rest()
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         async with fleet.rest():
             pass
 
@@ -191,7 +190,7 @@ async def test_a_replica_that_dies_at_rest_is_replaced_when_the_learner_has_left
         await resting.wait()
         await settle()
         assert replicas.made[2].events == ["start"]
-        await fleet.update_weights(Weights("", 1, np.zeros(3, np.float32)))
+        await fleet.update_weights(PublishedWeights("", 1, np.zeros(3, np.float32)))
         assert fleet.live == [0, 1]
 
 
