@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 from algo.learner.config import LearnerConfig
 from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

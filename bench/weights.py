@@ -36,9 +36,11 @@ from algo.learner.config import LearnerConfig
 from bench.fleet.baselines import RoundRobin
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from engine.fleet.canary import tolerance_of
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, PublishedWeights

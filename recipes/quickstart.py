@@ -34,7 +34,8 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 
 prepare_environment()
 gc.set_threshold(50_000, 20, 1_000_000)  # imports make objects by the million; Learn collects the oldest once a step
@@ -52,7 +53,8 @@ from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
 from engine.devices import DevicePlan
 from engine.fleet.canary import CanaryFailed, tolerance_of
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
@@ -60,9 +62,10 @@ from engine.ports import KvSample, ReplicaDied, Selector
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.run.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
-from engine.run.run_folder import DiskFull, RunFolder, Unfinished, versions
+from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.run.workspace import workspace
 from engine.stages import admit as stages
 from engine.stages.empty_batches import NothingLeft, NothingToTrain

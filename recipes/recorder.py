@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from engine.run.atomic_files import DiskFull
 from engine.run.resume import RunState
-from engine.run.run_folder import DiskFull, RunFolder
+from engine.run.run_folder import RunFolder
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
 from recipes.display import Display

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.ports import Delta, KvSample, ReplicaDied, Reward, Sampling, ToolReply
 from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline

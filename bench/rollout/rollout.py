@@ -39,8 +39,10 @@ from bench.rollout.load import Measured, Recorder, Repeater, Schedule, bare, rol
 from bench.rollout.scale import QUEUED, RUNNING, scale
 from bench.rollout.scale import REPLICAS as MANY
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

@@ -21,7 +21,8 @@ import numpy as np
 
 from bench.rollout.load import Repeater
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.ports import Delta, KvSample, Sampling
 from engine.replica.config import ENVIRONMENT
 from engine.replica.output_bundler import BUNDLE

@@ -35,8 +35,9 @@ from bench.fleet.baselines import StaticSplit
 from bench.fleet.engines import write_model
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from bench.streaming.script import MOST_S, STYLES, Script, ScriptedTool, SpeakingEngines, Style
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.replica.replica import ReplicaConfig, prepare_environment
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

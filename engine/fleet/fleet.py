@@ -21,10 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from engine.balancing.balancer import Balancer, Place
-from engine.fleet.supervisor import FleetConfig as FleetConfig
-from engine.fleet.supervisor import MakeReplica, Supervisor
-from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
-from engine.ports import Superseded as Superseded
+from engine.fleet.supervisor import FleetConfig, MakeReplica, Supervisor
+from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling, Superseded
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 

@@ -16,48 +16,15 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from engine.errors import first_error
-from engine.fleet.canary import compare, tolerance
+from engine.fleet.canary import compare
+from engine.fleet.config import FleetConfig
 from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance:
-    `engine.fleet.canary.tolerance_of(checkpoint, dtype)`.
-
-    watch_s: how often a replica's health is looked at; restarts: how many times each may die, its start included,
-    counted anew when it has served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end
-    or to be moved, before they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new
-    weights (its tokens tell their versions), or "restart": its turn, or its next one, raises Superseded.
-    """
-
-    replicas: int = 2
-    block_size: int = 32
-    canary_tolerance: float = tolerance("float32", layers=8)
-    watch_s: float = 5.0
-    restarts: int = 3
-    stop_deadline_s: float = 10.0
-    drain_s: float = 10.0
-    on_update: Literal["continue", "restart"] = "continue"
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
-        if self.restarts < 0:
-            raise ValueError(f"restarts must not be negative, got {self.restarts}")
-        for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.on_update not in ("continue", "restart"):
-            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
-
 
 STEADY_S = 600.0  # a replica that dies after that died of something new
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]

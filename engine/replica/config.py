@@ -134,7 +134,7 @@ class ReplicaConfig:
 def prepare_environment() -> None:
     """Must run before torch or vLLM is imported in the process. Raises RuntimeError when it is too late."""
     if "vllm" in sys.modules:
-        raise RuntimeError("engine.replica.replica.prepare_environment() must be called before vllm is imported")
+        raise RuntimeError("engine.replica.config.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # To ask a run too early what it waits for (engine.telemetry.watchdog) is no death. Not ignored: children would

@@ -27,8 +27,7 @@ from engine.errors import first_error
 from engine.ports import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
-from engine.replica.config import ReplicaConfig as ReplicaConfig
-from engine.replica.config import prepare_environment as prepare_environment
+from engine.replica.config import ReplicaConfig
 from engine.types import Floats
 
 

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 from rich.console import Console
 
 from engine.ports import ReplicaDied, Sampling, Tool
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser

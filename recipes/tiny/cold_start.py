@@ -32,7 +32,8 @@ from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 
 prepare_environment()
 
@@ -47,7 +48,8 @@ from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate

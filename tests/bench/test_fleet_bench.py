@@ -26,7 +26,8 @@ from bench.report import drawn
 from bench.workload import Traced, Turn, load
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.ports import KvSample
 from engine.telemetry.timeline import Timeline
 from tests.contracts import check_balancer

@@ -17,9 +17,11 @@ from functools import partial
 
 from engine.balancing.balancer import Place
 from engine.errors import first_error
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from tests.contracts import check_replica

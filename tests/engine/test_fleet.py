@@ -11,7 +11,7 @@ from bench.fleet.baselines import ThunderPolled
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
-from engine.fleet.fleet import FleetConfig
+from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import STEADY_S
 from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.telemetry.timeline import Timeline

@@ -6,8 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.fleet import Superseded
-from engine.ports import Sampling
+from engine.ports import Sampling, Superseded
 from tests.engine.faults import Restless
 from tests.engine.test_fleet import weights
 from tests.fakes import Replicas, fleet_of, next_token, settle

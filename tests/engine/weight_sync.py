@@ -12,10 +12,12 @@ import signal
 import sys
 
 from bench.fleet.baselines import RoundRobin
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied, Sampling
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
