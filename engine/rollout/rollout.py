@@ -34,7 +34,7 @@ from engine.rollout.deadline import TrajectoryDeadline
 from engine.rollout.python_tool import schema
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
-from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress, refusal
+from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress
 from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.timeline import Timeline
@@ -271,7 +271,7 @@ class _Rollout:
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
         start = len(self.buffer)
-        turn = TurnInProgress(start, start, self.timeline.now(), self.chat.stream())
+        turn = TurnInProgress(start=start, read=start, queued_at=self.timeline.now(), stream=self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(turn, tools)
@@ -313,14 +313,14 @@ class _Rollout:
         if turn.finish == "stop":
             turn.text = self.chat.decode(buffer.ids[start:])
             for call in (*turn.parser.feed(turn.text[turn.read_chars :]), *turn.parser.finish()):
-                self._dispatch(call, turn.calls, tools)
+                self._dispatch(call, turn, tools)
 
     def _read(self, turn: TurnInProgress, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
         text = turn.stream.step(self.buffer.ids[turn.read : end])
         turn.read, turn.read_chars = end, turn.read_chars + len(text)
         for call in turn.parser.feed(text):
-            self._dispatch(call, turn.calls, tools)
+            self._dispatch(call, turn, tools)
 
     def _close(self, turn: TurnInProgress, lane: int) -> Turn:
         now, end = self.timeline.now(), len(self.buffer)
@@ -335,7 +335,7 @@ class _Rollout:
         return Turn(
             start=turn.start,
             end=end,
-            tool_uses=tuple(self._use(call, finished_at) for call in turn.calls),
+            tool_uses=tuple(self._record(call, finished_at) for call in turn.calls),
             replica=turn.replica,
             cached_tokens=turn.cached_tokens,
             queued_at=turn.queued_at,
@@ -344,32 +344,48 @@ class _Rollout:
             truncated=turn.finish != "stop",
         )
 
-    def _use(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
+    def _record(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
+        """What the trajectory keeps of a call, and its span in the timeline if it was run."""
         use = call.use(turn_finished_at)
-        if call.lane >= 0:
+        if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
-            times = call.dispatched_at, call.finished_at, call.lane
-            self.timeline.span("tool calls", use.outcome, *times, key=self.key, turn_end_ms=after_ms)
+            self.timeline.span(
+                "tool calls",
+                use.outcome,
+                call.dispatched_at,
+                call.finished_at,
+                call.lane,
+                key=self.key,
+                turn_end_ms=after_ms,
+            )
         return use
 
-    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[PendingToolCall], tools: asyncio.TaskGroup) -> None:
-        now, refused = self.timeline.now(), None
+    def _dispatch(self, call: ToolCall | MalformedCall, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
+        """Starts the call, or answers it at once where it is not to be run."""
+        now = self.timeline.now()
         if isinstance(call, MalformedCall):
-            calls.append(
-                PendingToolCall("", "{}", now, -1, now, now, refusal("malformed", f"FormatError: {call.reason}"))
-            )
+            turn.calls.append(PendingToolCall.malformed(reason=call.reason, now=now))
             return
+        arguments = json.dumps(call.arguments)
+        refused = self._why_not(call, turn)
+        if refused is not None:
+            turn.calls.append(PendingToolCall.refused(name=call.name, arguments=arguments, reason=refused, now=now))
+            return
+        lanes = self.timeline.lanes["tool calls"]
+        lane = lanes.take()
+        pending = PendingToolCall.closed(name=call.name, arguments=arguments, now=now, lane=lane)
+        turn.calls.append(pending)
+        running = pending.run(self.tools[call.name], call.arguments, self.timeline)
+        task = tools.create_task(running, name=f"tool-{self.key}-{len(turn.calls)}")
+        task.add_done_callback(lambda _: lanes.give(lane))
+
+    def _why_not(self, call: ToolCall, turn: TurnInProgress) -> str | None:
+        """Why a call is not run, for the model to read; None: it is run."""
         if call.name not in self.tools:
-            names = ", ".join(self.tools)
-            refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
-        elif len(calls) >= self.config.max_calls_per_turn:
-            refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-        calls.append(record := PendingToolCall(call.name, json.dumps(call.arguments), now, -1, now, now, refused))
-        if refused is None:
-            record.lane = lane = self.timeline.lanes["tool calls"].take()
-            running = record.run(self.tools[record.name], call.arguments, self.timeline)
-            task = tools.create_task(running, name=f"tool-{self.key}-{len(calls)}")
-            task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
+            return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools)})"
+        if len(turn.calls) >= self.config.max_calls_per_turn:
+            return f"LimitError: at most {self.config.max_calls_per_turn} calls"
+        return None
 
 
 _NO_JOURNAL = Journal()

@@ -25,17 +25,40 @@ class ToolLost(RuntimeError):
     """The tool's infrastructure failed."""
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class PendingToolCall:
-    """A call under way: when it closed, and its reply once there is one. arguments: as in ToolUse."""
+    """A call from the token that closed it to its reply. arguments: as in ToolUse. lane: its row in the timeline,
+    None for a call that is not run.
+    """
 
     name: str
     arguments: str
     closed_at: float
-    lane: int
-    dispatched_at: float = 0.0
-    finished_at: float = 0.0
+    dispatched_at: float
+    finished_at: float
+    lane: int | None = None
     reply: ToolReply | None = None
+
+    @classmethod
+    def closed(cls, *, name: str, arguments: str, now: float, lane: int) -> PendingToolCall:
+        """A call that `run` is to follow."""
+        return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, lane=lane)
+
+    @classmethod
+    def malformed(cls, *, reason: str, now: float) -> PendingToolCall:
+        """A call that could not be decoded, which the model is told."""
+        return cls._answered(
+            name="", arguments="{}", now=now, reply=_not_run(outcome="malformed", text=f"FormatError: {reason}")
+        )
+
+    @classmethod
+    def refused(cls, *, name: str, arguments: str, reason: str, now: float) -> PendingToolCall:
+        """A call that is answered with an error and not run."""
+        return cls._answered(name=name, arguments=arguments, now=now, reply=_not_run(outcome="error", text=reason))
+
+    @classmethod
+    def _answered(cls, *, name: str, arguments: str, now: float, reply: ToolReply) -> PendingToolCall:
+        return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, reply=reply)
 
     async def run(self, tool: Tool, arguments: Mapping[str, Any], timeline: Timeline) -> None:
         """Raises ToolLost."""
@@ -69,7 +92,7 @@ class PendingToolCall:
         )
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class TurnInProgress:
     """A turn under way."""
 
@@ -88,6 +111,5 @@ class TurnInProgress:
     parser: ToolCallParser = field(default_factory=ToolCallParser)
 
 
-def refusal(outcome: str, text: str) -> ToolReply:
-    """The reply to a call that is not run."""
+def _not_run(*, outcome: str, text: str) -> ToolReply:
     return ToolReply(outcome=outcome, text=text, executed=False)
