@@ -25,6 +25,16 @@ class Place:
     stay_s: float = 0.0
     go_s: float = 0.0
 
+    def reasons(self) -> dict[str, float]:
+        """What the timeline shows beside the rule."""
+        return {
+            "key": self.key,
+            "replica": self.replica,
+            "headroom_blocks": self.headroom_blocks,
+            "stay_s": self.stay_s,
+            "go_s": self.go_s,
+        }
+
 
 class Balancer(Protocol):
     """A placement policy; the node and the simulator drive the same object.

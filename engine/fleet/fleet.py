@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from engine.balancing.balancer import Balancer, Place
+from engine.balancing.balancer import Balancer
 from engine.fleet.supervisor import FleetConfig, MakeReplica, Supervisor
 from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling, Superseded
 from engine.telemetry.timeline import Timeline
@@ -47,7 +47,6 @@ class _Turn:
 
 
 LOOK_S = 1.0  # between two decisions while turns are under way: a policy may go by the time alone
-_REASONS = tuple(field.name for field in fields(Place) if field.name != "rule")  # what the timeline says of a placement
 
 
 class Fleet:
@@ -88,6 +87,7 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.on_none_left(ReplicaDied("the fleet has ended"))
         await self._supervisor.__aexit__(kind, error, trace)
 
     @property
@@ -115,7 +115,9 @@ class Fleet:
 
     async def update_weights(self, weights: PublishedWeights) -> float:
         """All live replicas load them and pass the canary; returns its largest difference. Raises CanaryFailed."""
-        return await self._supervisor.update_weights(weights)
+        worst = await self._supervisor.update_weights(weights)
+        self._schedule()
+        return worst
 
     def rest(self) -> AbstractAsyncContextManager[None]:
         """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
@@ -141,17 +143,20 @@ class Fleet:
         a place inside `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin
         again (`FleetConfig.on_update`): the caller calls `trajectory_ended` first.
         """
-        size, produced = len(token_ids), list[int]()
+        size = len(token_ids)
+        produced: list[int] = []
         spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens)
-        begin, version = 0, self.version  # of a request: how many tokens were produced before it, and its weights
+        begin = 0  # of the request: how many tokens were produced before it
+        version = self.version  # of the request
         try:
             while True:
                 with waiting():
                     replica = await self._place(turn, key, size + len(produced))
                 if self.version != version:
-                    begin, version = len(produced), self.version
+                    begin = len(produced)
+                    version = self.version
                 tokens = [*token_ids[:size], *produced[:begin]] if produced else token_ids
                 request_id = self._begin(key, turn, replica)
                 deltas = replica.generate(tokens, _rest(sampling, begin), request_id)
@@ -299,8 +304,7 @@ class Fleet:
         try:
             for place in self._balancer.decide(self._timeline.now()):
                 if turn := self._turns.get(place.key):  # else it was closed in this tick
-                    reasons = {name: getattr(place, name) for name in _REASONS}
-                    self._timeline.instant("fleet", place.rule, **reasons)
+                    self._timeline.instant("fleet", place.rule, **place.reasons())
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
             self._supervisor.fail(error)
@@ -331,7 +335,7 @@ class Fleet:
             self._timeline.instant("fleet", str(error))
             self._supervisor.mark_dead(replica)
 
-    # What the supervisor says (engine.fleet.supervisor.Listener)
+    # What the supervisor calls (engine.fleet.supervisor.Listener)
 
     def on_up(self, replica: ReplicaPort) -> None:
         self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
@@ -367,10 +371,7 @@ class Fleet:
                 self._interrupt(turn, turn.request)
             self._wake(turn)
 
-    def on_open(self) -> None:
-        self._schedule()
-
-    def on_end(self, error: ReplicaDied) -> None:
+    def on_none_left(self, error: ReplicaDied) -> None:
         self._ended = self._ended or error
         if self._later is not None:
             self._later.cancel()

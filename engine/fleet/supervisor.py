@@ -31,7 +31,11 @@ MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], Repli
 
 
 class Listener(Protocol):
-    """Whom the supervisor tells what happens (`engine.fleet.fleet.Fleet`). Called in the event loop; must not raise."""
+    """What the Supervisor calls as things happen (`engine.fleet.fleet.Fleet`), in the event loop. Must not raise.
+
+    Calls, not a queue of events: a sample must reach the balancer before the tokens of its step reach the trajectories,
+    and a replica that is down must take no placement of the same tick.
+    """
 
     def on_up(self, replica: ReplicaPort) -> None:
         """It has the current weights and serves."""
@@ -47,12 +51,8 @@ class Listener(Protocol):
         """Weights of a new version are about to be loaded; `weights_current` is clear."""
         ...
 
-    def on_open(self) -> None:
-        """Weights are current everywhere: placements may go on."""
-        ...
-
-    def on_end(self, error: ReplicaDied) -> None:
-        """No replica is left, or the fleet ends. Said once or more."""
+    def on_none_left(self, error: ReplicaDied) -> None:
+        """Every replica died too often: none will come."""
         ...
 
 
@@ -105,7 +105,6 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listener.on_end(ReplicaDied("the fleet has ended"))
         try:
             await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
@@ -140,7 +139,6 @@ class Supervisor:
             except BaseExceptionGroup as failures:
                 raise first_error(failures) from failures
             self.weights_current.set()
-            self._listener.on_open()
         ended = self._timeline.now()
         worst = max((task.result() for task in tasks), default=0.0)
         self.canary_max_abs = max(self.canary_max_abs, worst)
@@ -231,7 +229,7 @@ class Supervisor:
         self._supervised.remove(index)
         if not self._supervised:
             end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
-            self._listener.on_end(end)
+            self._listener.on_none_left(end)
             raise end
 
     async def _stop(self, replica: ReplicaPort) -> None:

@@ -222,7 +222,7 @@ def shut(node):
     supervisor.weights_current.clear()
     loop = asyncio.get_running_loop()
     loop.call_later(2 * node.config.deadline_s, supervisor.weights_current.set)
-    loop.call_later(2 * node.config.deadline_s, node.fleet.on_open)
+    loop.call_later(2 * node.config.deadline_s, node.fleet._schedule)
     return ToolResult(outcome="ok", stdout="1")
 
 
