@@ -9,8 +9,8 @@ exactly what was taken.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class TrackedTrajectory:
 
 @dataclass(slots=True)
 class Replica:
-    """reserved_H: the sum over its active set, each group's prompt counted once; a row of `KvLedger.reserved_RH`."""
+    """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set. Each group's prompt counts once."""
 
     index: int
     blocks: int
@@ -52,6 +52,35 @@ class Replica:
     draining: bool = False
 
 
+@dataclass(kw_only=True, slots=True)
+class ReplicaArrays:
+    """What a decision reads of all replicas at once; row i is replica i, whether it is up or not."""
+
+    reserved_RH: Ints
+    open_tokens_R: Reals  # size of those that take trajectories, 0 of others
+    block_size_R: Reals
+    free_blocks_R: Reals  # of the last sample, less a block for each that runs
+    sent_blocks_R2: Reals  # not yet in a sample, newest last
+
+    @classmethod
+    def of(cls, count: int) -> ReplicaArrays:
+        return cls(
+            reserved_RH=np.zeros((count, 2 * H), np.int64),
+            open_tokens_R=np.zeros(count),
+            block_size_R=np.ones(count),
+            free_blocks_R=np.zeros(count),
+            sent_blocks_R2=np.zeros((count, SHOWN_AFTER)),
+        )
+
+    def extended(self, count: int) -> ReplicaArrays:
+        """These rows and `count` new ones."""
+        more = ReplicaArrays.of(count)
+        joined = {
+            each.name: np.concatenate((getattr(self, each.name), getattr(more, each.name))) for each in fields(self)
+        }
+        return ReplicaArrays(**joined)
+
+
 class KvLedger:
     """Trajectories, groups, queues and replicas. Every change keeps the invariants."""
 
@@ -61,11 +90,7 @@ class KvLedger:
         self.groups: dict[int, GroupStats] = {}
         self.group_ids: dict[int, int] = {}  # by trajectory
         self.replicas: dict[int, Replica] = {}
-        self.reserved_RH: Ints = np.zeros((0, 2 * H), np.int64)
-        self.open_tokens_R: Reals = np.zeros(0)  # size of those that take trajectories, 0 of others
-        self.block_size_R: Reals = np.ones(0)
-        self.free_blocks_R: Reals = np.zeros(0)  # of the last sample, less a block for each that runs
-        self.sent_blocks_R2: Reals = np.zeros((0, SHOWN_AFTER))  # not yet in a sample, newest last
+        self.arrays = ReplicaArrays.of(0)
         self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
         # Of those that wait for tools the ones with a home, who waits longest first.
         self.tool_waiting: OrderedDict[int, TrackedTrajectory] = OrderedDict()
@@ -73,24 +98,24 @@ class KvLedger:
         self._version = -1
 
     def add_replica(self, index: int, blocks: int, block_size: int) -> None:
-        if index >= len(self.reserved_RH):
-            self._extend(index + 1 - len(self.reserved_RH))
-        self.reserved_RH[index] = 0
-        self.open_tokens_R[index] = blocks * block_size
-        self.block_size_R[index] = block_size
-        self.free_blocks_R[index] = blocks
-        self.sent_blocks_R2[index] = 0
-        self.replicas[index] = Replica(index, blocks, block_size, self.reserved_RH[index])
+        if index >= len(self.arrays.reserved_RH):
+            self._extend(index + 1 - len(self.arrays.reserved_RH))
+        self.arrays.reserved_RH[index] = 0
+        self.arrays.open_tokens_R[index] = blocks * block_size
+        self.arrays.block_size_R[index] = block_size
+        self.arrays.free_blocks_R[index] = blocks
+        self.arrays.sent_blocks_R2[index] = 0
+        self.replicas[index] = Replica(index, blocks, block_size, self.arrays.reserved_RH[index])
 
     def drain(self, replica: Replica) -> None:
         replica.draining = True
-        self.open_tokens_R[replica.index] = 0
+        self.arrays.open_tokens_R[replica.index] = 0
 
     def sample(self, replica: Replica, sample: KvSample) -> None:
         replica.steps += sample.steps
-        self.free_blocks_R[replica.index] = sample.free_blocks - sample.running
-        self.sent_blocks_R2[replica.index, :-1] = self.sent_blocks_R2[replica.index, 1:]
-        self.sent_blocks_R2[replica.index, -1] = 0
+        self.arrays.free_blocks_R[replica.index] = sample.free_blocks - sample.running
+        self.arrays.sent_blocks_R2[replica.index, :-1] = self.arrays.sent_blocks_R2[replica.index, 1:]
+        self.arrays.sent_blocks_R2[replica.index, -1] = 0
 
     def add(self, key: int, group_id: int, prompt_tokens: int, tokens: int) -> TrackedTrajectory:
         group = self.groups.get(group_id)
@@ -124,7 +149,7 @@ class KvLedger:
         trajectory.tokens = self.length(trajectory)
         if trajectory.home != replica.index:
             there = trajectory.group.prompt_tokens if replica.index in trajectory.group.replicas else 0
-            self.sent_blocks_R2[replica.index, -1] += (trajectory.tokens - there) / replica.block_size + 1
+            self.arrays.sent_blocks_R2[replica.index, -1] += (trajectory.tokens - there) / replica.block_size + 1
             self.release(trajectory)
             trajectory.home = replica.index
             replica.active[trajectory.key] = trajectory
@@ -160,7 +185,7 @@ class KvLedger:
             elif trajectory.state == "ready":
                 self.dequeue(trajectory)
                 self.enqueue(trajectory, "parked")
-        self.open_tokens_R[index] = 0
+        self.arrays.open_tokens_R[index] = 0
         return self.replicas.pop(index)
 
     def length(self, trajectory: TrackedTrajectory) -> int:
@@ -190,16 +215,19 @@ class KvLedger:
         -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
         once (its context, less the group's prompt where that is) and a block for each that runs.
         """
-        length, group = self.length(trajectory), trajectory.group
-        row_H = self.reservation(trajectory, int(self.block_size_R[0]))
-        total_RH = self.reserved_RH + row_H
+        arrays = self.arrays
+        group = trajectory.group
+        length = self.length(trajectory)
+        row_H = self.reservation(trajectory, int(arrays.block_size_R[0]))
+        total_RH = arrays.reserved_RH + row_H
         peak_R = np.maximum.reduce(total_RH[:, :H] + spread * np.sqrt(total_RH[:, H:]), axis=1)
-        headroom_R = fill * self.open_tokens_R - peak_R - group.prompt_tokens
-        live_R = self.free_blocks_R - np.add.reduce(self.sent_blocks_R2, axis=1) - length / self.block_size_R - 1
+        headroom_R = fill * arrays.open_tokens_R - peak_R - group.prompt_tokens
+        sent_blocks_R = np.add.reduce(arrays.sent_blocks_R2, axis=1)
+        live_R = arrays.free_blocks_R - sent_blocks_R - length / arrays.block_size_R - 1
         for index in group.replicas:
             headroom_R[index] += group.prompt_tokens
-            live_R[index] += group.prompt_tokens / self.block_size_R[index]
-        headroom_R[(np.minimum(headroom_R, live_R) < 0) | (self.open_tokens_R == 0)] = -np.inf
+            live_R[index] += group.prompt_tokens / arrays.block_size_R[index]
+        headroom_R[(np.minimum(headroom_R, live_R) < 0) | (arrays.open_tokens_R == 0)] = -np.inf
         return headroom_R
 
     def forecast(self, replica: Replica) -> None:
@@ -214,19 +242,17 @@ class KvLedger:
         replica.reserved_H[:] = rows_NH.sum(axis=0)
         for trajectory, row_H in zip(trajectories, rows_NH, strict=True):
             trajectory.reserved_H = row_H
-        replica.reserved_H[:H] += sum(
-            group.prompt_tokens
-            for group in {id(trajectory.group): trajectory.group for trajectory in trajectories}.values()
-        )
+        replica.reserved_H[:H] += sum(group.prompt_tokens for group in unique_groups(trajectories))
 
     def sizes(self, trajectories: Sequence[TrackedTrajectory]) -> Ints:
+        """Tokens (N) beyond the group's prompt, now."""
         steps: dict[int | None, int] = {index: replica.steps for index, replica in self.replicas.items()}
-        sizes = [
-            trajectory.tokens
-            - trajectory.group.prompt_tokens
-            + (steps[trajectory.home] - trajectory.steps if trajectory.state == "running" else 0)
-            for trajectory in trajectories
-        ]
+        sizes = []
+        for trajectory in trajectories:  # as `length`, without a call for each: there may be thousands
+            size = trajectory.tokens - trajectory.group.prompt_tokens
+            if trajectory.state == "running":
+                size += steps[trajectory.home] - trajectory.steps
+            sizes.append(size)
         return np.maximum(np.array(sizes, np.int64), 0)
 
     def waiting(self) -> int:
@@ -235,49 +261,49 @@ class KvLedger:
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
         for name, queue in self.queues.items():
-            assert all(
-                trajectory.state == name and self.trajectories[key] is trajectory for key, trajectory in queue.items()
-            ), name
-        for index, replica in self.replicas.items():
-            total_H: Reals | Ints = np.zeros(2 * H, np.int64)
-            for trajectory in replica.active.values():
-                assert trajectory.home == index, trajectory
-                assert trajectory.state in ("running", "tool", "ready"), trajectory
-                assert trajectory.reserved_H is not None
-                total_H = total_H + trajectory.reserved_H
-            groups = {id(trajectory.group): trajectory.group for trajectory in replica.active.values()}.values()
-            total_H[:H] += sum(group.prompt_tokens for group in groups)
-            assert replica.reserved_H.base is self.reserved_RH
-            assert np.array_equal(total_H, replica.reserved_H), (index, total_H, replica.reserved_H)
-            assert not (
-                replica.draining and any(trajectory.state != "running" for trajectory in replica.active.values())
-            )
+            for key, trajectory in queue.items():
+                assert trajectory.state == name, trajectory
+                assert self.trajectories[key] is trajectory, trajectory
+        for replica in self.replicas.values():
+            self._check_replica(replica)
         for trajectory in self.trajectories.values():
-            assert trajectory.home is None or self.replicas[trajectory.home].active.get(trajectory.key) is trajectory, (
-                trajectory
-            )
-            assert (trajectory.home is None) == (trajectory.reserved_H is None), trajectory
-            assert trajectory.state != "running" or trajectory.home is not None, trajectory
-            assert trajectory.state != "ready" or trajectory.home is not None, trajectory
-            assert trajectory.state not in ("parked", "fresh") or trajectory.home is None, trajectory
-            assert trajectory.state in (*self.queues, "running", "tool"), trajectory
-            assert (
-                trajectory.state not in self.queues or self.queues[trajectory.state].get(trajectory.key) is trajectory
-            ), trajectory
-            assert (trajectory.key in self.tool_waiting) == (
-                trajectory.state == "tool" and trajectory.home is not None
-            ), trajectory
+            self._check_trajectory(trajectory)
         for group in self.groups.values():
             members = [trajectory for trajectory in self.trajectories.values() if trajectory.group is group]
             assert len(members) == group.members > 0, group
-            homes = [trajectory.home for trajectory in members if trajectory.home is not None]
+            homes = [member.home for member in members if member.home is not None]
             assert group.replicas == {home: homes.count(home) for home in homes}, group
 
+    def _check_replica(self, replica: Replica) -> None:
+        total_H: Reals | Ints = np.zeros(2 * H, np.int64)
+        for trajectory in replica.active.values():
+            assert trajectory.home == replica.index, trajectory
+            assert trajectory.state in ("running", "tool", "ready"), trajectory
+            assert trajectory.state == "running" or not replica.draining, trajectory
+            assert trajectory.reserved_H is not None
+            total_H = total_H + trajectory.reserved_H
+        total_H[:H] += sum(group.prompt_tokens for group in unique_groups(replica.active.values()))
+        assert replica.reserved_H.base is self.arrays.reserved_RH
+        assert np.array_equal(total_H, replica.reserved_H), (replica.index, total_H, replica.reserved_H)
+
+    def _check_trajectory(self, trajectory: TrackedTrajectory) -> None:
+        state, home = trajectory.state, trajectory.home
+        assert state in (*self.queues, "running", "tool"), trajectory
+        assert state not in self.queues or self.queues[state].get(trajectory.key) is trajectory, trajectory
+        assert home is None or self.replicas[home].active.get(trajectory.key) is trajectory, trajectory
+        assert (home is None) == (trajectory.reserved_H is None), trajectory
+        if state in ("running", "ready"):
+            assert home is not None, trajectory
+        if state in ("parked", "fresh"):
+            assert home is None, trajectory
+        assert (trajectory.key in self.tool_waiting) == (state == "tool" and home is not None), trajectory
+
     def _extend(self, count: int) -> None:
-        self.reserved_RH = np.concatenate((self.reserved_RH, np.zeros((count, 2 * H), np.int64)))
-        self.open_tokens_R = np.concatenate((self.open_tokens_R, np.zeros(count)))
-        self.block_size_R = np.concatenate((self.block_size_R, np.ones(count)))
-        self.free_blocks_R = np.concatenate((self.free_blocks_R, np.zeros(count)))
-        self.sent_blocks_R2 = np.concatenate((self.sent_blocks_R2, np.zeros((count, SHOWN_AFTER))))
+        self.arrays = self.arrays.extended(count)
         for replica in self.replicas.values():
-            replica.reserved_H = self.reserved_RH[replica.index]
+            replica.reserved_H = self.arrays.reserved_RH[replica.index]
+
+
+def unique_groups(trajectories: Iterable[TrackedTrajectory]) -> list[GroupStats]:
+    """The groups of these trajectories, each once."""
+    return list({id(trajectory.group): trajectory.group for trajectory in trajectories}.values())

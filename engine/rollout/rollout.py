@@ -43,16 +43,19 @@ from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Tr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens; deadline_s is from its start to its
-    end, but without the waits for a place on a replica, for which the model can do nothing. Another temperature than 1
-    is for evaluations: what it samples cannot be trained (`algo.group.batch.join`).
-    """
+    """Budgets of one trajectory."""
 
     max_tokens: int = 256
+    """Prompt, sampled and tool tokens together."""
     max_turns: int = 4
     max_calls_per_turn: int = 8
+    """Calls beyond these are answered with an error and not run."""
     temperature: float = 1.0
+    """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.join`)."""
     deadline_s: float = 120.0
+    """From the trajectory's start to its end, without its waits for a place on a replica, for which the model can do
+    nothing.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
@@ -146,7 +149,9 @@ class Rollouts:
         tally: counts its sampled tokens; the only trace of them when it is cancelled. log: what a journal holds of it,
         from which it goes on, and where its turns are written down.
         """
-        started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
+        started_at = self._timeline.now()
+        tally = tally or Tally()
+        log = log or _NO_JOURNAL.log(0, 0, sample)
         deadline = TrajectoryDeadline(self.config.deadline_s)
         while True:
             self._counts.trajectories += 1

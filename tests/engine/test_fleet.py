@@ -561,7 +561,7 @@ async def test_samples_reach_the_balancer_and_the_peaks():
         assert fleet.last[0].free_blocks == 80
         assert fleet.kv_peak == {0: 0.6}
         assert fleet.preemptions == 3
-        assert fleet._balancer._ledger.free_blocks_R[0] == 80 - 2
+        assert fleet._balancer._ledger.arrays.free_blocks_R[0] == 80 - 2
 
 
 async def test_every_second_of_a_replica_has_a_cause():

@@ -59,9 +59,9 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"devices": (1, 1)}, r"devices must differ, got \(1, 1\)"),
-        ({"devices": ONE}, "devices must be 3 for ranks=1 and replicas=2 of 1 .* got 1"),
-        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 for .* got 8"),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 for .* got 8"),
+        ({"devices": ONE}, "devices must be 3 .* ranks=1, .* got 1"),
+        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
         ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
     ],
@@ -69,6 +69,30 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 def test_an_impossible_placement_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         DevicePlan(**options).replica(ReplicaConfig(checkpoint="x"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": ONE, "replicas": 2},
+        {"devices": EIGHT, "ranks": 4, "replicas": 2},
+        {"devices": ONE, "ranks": 4, "replicas": 1, "tensor_parallel": 2},
+        {"devices": ONE, "ranks": 1, "replicas": 1, "tensor_parallel": 2},
+    ],
+)
+def test_a_wrong_number_of_gpus_is_answered_with_two_plans_that_hold(options):
+    with pytest.raises(ValueError, match="devices must be") as refused:
+        DevicePlan(**options)
+    _, _, fix = str(refused.value).partition("Fix: ")
+    apart, _, shared = fix.partition(" or ")
+    assert [plan_in(options, part).shared for part in (apart, shared)] == [False, True]
+
+
+def plan_in(options, words):
+    """The plan with the options that a text like `devices=0,1 replicas=2 (...)` names."""
+    named = dict(part.split("=") for part in words.partition(" (")[0].split())
+    devices = tuple(map(int, named.pop("devices").split(",")))
+    return DevicePlan(**{**options, "devices": devices, **{name: int(number) for name, number in named.items()}})
 
 
 def test_a_gpu_for_each_rank_or_none():
