@@ -58,7 +58,8 @@ from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
-from engine.ports import KvSample, ReplicaDied, Selector
+from engine.ports import Selector
+from engine.replica.port import KvSample, ReplicaDied
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

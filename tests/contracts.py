@@ -21,20 +21,8 @@ from typing import Any, get_args
 import numpy as np
 
 from engine.balancing.balancer import Balancer, Place
-from engine.ports import (
-    Generator,
-    GraderUnavailable,
-    KvSample,
-    ReplicaPort,
-    Reward,
-    Sampling,
-    Selector,
-    SessionRunner,
-    StatefulTool,
-    Tool,
-    ToolReply,
-    ToolRunner,
-)
+from engine.ports import GraderUnavailable, Reward, Selector, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
+from engine.replica.port import Generator, KvSample, ReplicaPort, Sampling
 from engine.rollout.python_tool import schema
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult

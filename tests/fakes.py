@@ -15,7 +15,8 @@ import numpy as np
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.ports import Delta, KvSample, ReplicaDied, Reward, Sampling, ToolReply
+from engine.ports import Reward, ToolReply
+from engine.replica.port import Delta, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
@@ -81,7 +82,7 @@ Script = Iterable["str | Gate | Die"]
 
 
 class ScriptedReplica:
-    """Satisfies `engine.ports.ReplicaPort` without an engine.
+    """Satisfies `engine.replica.port.ReplicaPort` without an engine.
 
     script: what each turn generates, by (token ids so far, seed): pieces of text, gates, deaths. A turn that went on
     from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone,

@@ -6,7 +6,7 @@ import math
 
 from bench.fleet.sticky import Engine, Sticky, Tracked
 from engine.balancing.balancer import Place
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 class StaticSplit(Sticky):

@@ -18,7 +18,7 @@ import numpy as np
 from bench.workload import Traced, Turn
 from engine.balancing.balancer import Balancer
 from engine.fleet.fleet import Fleet
-from engine.ports import KvSample, Sampling
+from engine.replica.port import KvSample, Sampling
 
 
 @dataclass(frozen=True, slots=True)

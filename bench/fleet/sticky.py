@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from engine.balancing.balancer import Place
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from bench.fleet.engines import Engines, KeptReplica
-from engine.ports import Delta, Sampling, ToolReply
+from engine.ports import ToolReply
+from engine.replica.port import Delta, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.types import Prompt

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from engine.balancing.balancer import Place
 from engine.balancing.kv_ledger import H, KvLedger, Replica, TrackedTrajectory
 from engine.balancing.length_forecast import Ints, LengthForecast, Reals
 from engine.balancing.step_cost import StepTime
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 MARGIN = 0.15  # share of the blocks that full caution keeps free
 DEAR_STEPS = 200.0  # full caution where a preemption costs what one trajectory more brings in so many steps

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from engine.balancing.length_forecast import HORIZONS, GroupStats, Ints, LengthForecast, Reals
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 H = len(HORIZONS)
 WAITING = ("ready", "parked", "fresh")
@@ -40,7 +40,7 @@ class TrackedTrajectory:
 
 @dataclass(slots=True)
 class Replica:
-    """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set. Each group's prompt counts once."""
+    """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set; a group's prompt counts once."""
 
     index: int
     blocks: int

@@ -22,9 +22,13 @@ from typing import Self
 
 from engine.balancing.balancer import Balancer
 from engine.fleet.supervisor import FleetConfig, MakeReplica, Supervisor
-from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling, Superseded
+from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
+
+
+class Superseded(RuntimeError):
+    """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
 
 
 class _Diverged(Exception):

@@ -22,7 +22,7 @@ from typing import Protocol, Self
 from engine.errors import first_error
 from engine.fleet.canary import compare
 from engine.fleet.config import FleetConfig
-from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
+from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 

@@ -31,7 +31,7 @@ class OutputBundler:
         self._requests: dict[str, _Request] = {}
 
     def add(self, request_id: str, deliver_at: Iterable[int]) -> None:
-        """deliver_at: see `engine.ports.Sampling`."""
+        """deliver_at: see `engine.replica.port.Sampling`."""
         self._requests[request_id] = _Request(frozenset(deliver_at))
 
     def forget(self, request_id: str) -> None:

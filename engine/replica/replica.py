@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.errors import first_error
-from engine.ports import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
 from engine.replica.config import ReplicaConfig
+from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
 
@@ -143,7 +143,7 @@ class Replica:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
     ) -> AsyncGenerator[Delta, None]:
-        """See `engine.ports.Generator`. Raises ValueError for what vLLM refuses (too long, id out of vocabulary)."""
+        """See `engine.replica.port.Generator`. Raises ValueError for a prompt that is too long or has an unknown id."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams

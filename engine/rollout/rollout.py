@@ -27,8 +27,9 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from engine.errors import first_error
-from engine.fleet.fleet import Fleet
-from engine.ports import ReplicaDied, Sampling, StatefulTool, Superseded, Tool
+from engine.fleet.fleet import Fleet, Superseded
+from engine.ports import StatefulTool, Tool
+from engine.replica.port import ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.deadline import TrajectoryDeadline
 from engine.rollout.python_tool import schema

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from engine.run.atomic_files import write_whole
 from engine.telemetry.idle_clock import IdleClock
 

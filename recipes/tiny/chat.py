@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 
 from rich.console import Console
 
-from engine.ports import ReplicaDied, Sampling, Tool
+from engine.ports import Tool
 from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, Sampling
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool

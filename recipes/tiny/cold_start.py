@@ -51,7 +51,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied
+from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

@@ -28,7 +28,7 @@ from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from engine.telemetry.timeline import Timeline
 from tests.contracts import check_balancer
 from tests.fakes import Replicas, ScriptedReplica, fleet_of

@@ -18,7 +18,7 @@ from bench.sim_fleet.sim_fleet import POLICIES
 from bench.workload import Size, Traced, Turn
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 TINY = Machine(blocks=99, block_size=32, costs=Costs(o=4e-3, b=2e-4, c=1e-7, d=131e-6), max_num_seqs=64)
 

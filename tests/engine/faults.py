@@ -19,8 +19,8 @@ from engine.balancing.balancer import Place
 from engine.errors import first_error
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.replica.replica import Replica
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights

@@ -14,6 +14,7 @@ from engine import ports
 from engine.balancing import balancer
 from engine.balancing.kv_aware import KvAware
 from engine.ports import ToolReply
+from engine.replica import port
 from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
@@ -88,7 +89,7 @@ def test_selectors(selector):
 
 
 async def test_generators():
-    await contracts.check_generator(example(ports.Generator)(), [5, 6, 7], stop_token_id=2)
+    await contracts.check_generator(example(port.Generator)(), [5, 6, 7], stop_token_id=2)
 
 
 async def test_replicas():

@@ -13,7 +13,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import STEADY_S
-from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle

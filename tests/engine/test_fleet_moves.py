@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from engine.balancing.balancer import Place
-from engine.ports import ReplicaDied, Sampling
+from engine.replica.port import ReplicaDied, Sampling
 from engine.telemetry.timeline import Timeline
 from tests.fakes import Gate, Replicas, ScriptedReplica, fleet_of, next_token, settle
 

@@ -6,7 +6,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.ports import Sampling, Superseded
+from engine.fleet.fleet import Superseded
+from engine.replica.port import Sampling
 from tests.engine.faults import Restless
 from tests.engine.test_fleet import weights
 from tests.fakes import Replicas, fleet_of, next_token, settle

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.fleet.config import FleetConfig
-from engine.ports import Superseded
+from engine.fleet.fleet import Superseded
 from tests.engine.test_fleet import expected, play, sampling, weights
 from tests.fakes import Gate, Replicas, fleet_of, settle
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.kv_ledger import KNOWN
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 BLOCK = 32
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.fleet.baselines import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from tests import contracts
 
 BLOCK = 10

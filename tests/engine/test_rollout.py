@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from engine.ports import Superseded, ToolReply
+from engine.fleet.fleet import Superseded
+from engine.ports import ToolReply
 from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.rollout.rollout import RolloutConfig, Tally, derive_seed
 from engine.run.journal import Journal

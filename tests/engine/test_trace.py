@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from engine.telemetry.timeline import TRACKS, Lanes, Timeline
 from tests.fakes import Clock
 

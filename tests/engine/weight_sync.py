@@ -15,8 +15,8 @@ from bench.fleet.baselines import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied, Sampling
 from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, Sampling
 from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline

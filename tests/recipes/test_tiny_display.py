@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from recipes.display import SOLVED_STEPS, Display
 
 
