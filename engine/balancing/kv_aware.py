@@ -136,7 +136,9 @@ class KvAware:
         trajectory = self._ledger.trajectories[key]
         if trajectory.state not in ("running", "tool"):  # "tool": its replica went down as the turn ended
             raise ValueError(f"trajectory {key} ends a turn while {trajectory.state}")
-        trajectory.tokens, trajectory.state, trajectory.since = tokens, "tool", now
+        trajectory.tokens = tokens
+        trajectory.state = "tool"
+        trajectory.since = now
         if trajectory.home is not None and self._ledger.replicas[trajectory.home].draining:
             self._ledger.release(trajectory)
         if trajectory.home is not None:
@@ -214,7 +216,8 @@ class KvAware:
             active = [trajectory for state in ledger.replicas.values() for trajectory in state.active.values()]
             sizes_N = ledger.sizes(active)
             self.lengths.refresh(sizes_N, [trajectory.group for trajectory in active], list(ledger.groups.values()))
-            self._ended, self._learnt_at = 0, self._steps
+            self._ended = 0
+            self._learnt_at = self._steps
             self._hold_now_s = self._hold()
             self._caution_now = self._caution(active, sizes_N)
             self._stale.update(ledger.replicas)

@@ -127,7 +127,8 @@ class Fleet:
         """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
         `update_weights`. Raises ValueError while a trajectory is under way.
         """
-        if under_way := len(self._turns) + len(self._tool_waiting):
+        under_way = len(self._turns) + len(self._tool_waiting)
+        if under_way:
             raise ValueError(f"a fleet rests when no trajectory is under way, {under_way} are")
         return self._supervisor.rest()
 
@@ -284,7 +285,9 @@ class Fleet:
         self._requests += 1
         self._homes[key] = replica.index
         self._timeline.idle.running(replica.index, 1, self._timeline.now())
-        turn.request, turn.source, turn.moving = f"{key}-{self._requests}", replica, False
+        turn.request = f"{key}-{self._requests}"
+        turn.source = replica
+        turn.moving = False
         return turn.request
 
     def _end(self, turn: _Turn, replica: ReplicaPort) -> None:
@@ -307,7 +310,8 @@ class Fleet:
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):
-                if turn := self._turns.get(place.key):  # else it was closed in this tick
+                turn = self._turns.get(place.key)
+                if turn is not None:  # else it was closed in this tick
                     self._timeline.instant("fleet", place.rule, **place.reasons())
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:

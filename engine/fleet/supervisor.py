@@ -201,7 +201,8 @@ class Supervisor:
         core = core_of(index, self.config.replicas, sorted(os.sched_getaffinity(0)))
         deaths = 0
         while deaths <= self.config.restarts:
-            replica, since = self._make_replica(index, core, self._listener.on_step), math.inf
+            replica = self._make_replica(index, core, self._listener.on_step)
+            since = math.inf  # it has not served yet
             try:
                 async with self._begins():
                     await replica.start()

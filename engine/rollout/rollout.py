@@ -135,7 +135,8 @@ class Rollouts:
         """What a prompt that names these tools is offered. Raises ValueError for a tool that is not there."""
         if names not in self._offers:
             known = {tool.name: tool for tool in self._tools}
-            if unknown := [name for name in names or () if name not in known]:
+            unknown = [name for name in names or () if name not in known]
+            if unknown:
                 raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r} (there is: {', '.join(known)})")
             tools = self._tools if names is None else [known[name] for name in dict.fromkeys(names)]
             shown = self._chat.with_tools([schema(tool) for tool in tools])
@@ -178,9 +179,15 @@ class _Rollout:
     def __init__(
         self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally, log: Log
     ) -> None:
-        self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
-        self.tally, self.log = tally, log
-        self.config, self.fleet = owner.config, owner._fleet
+        self.owner = owner
+        self.prompt = prompt
+        self.sample = sample
+        self.group = group
+        self.key = key
+        self.tally = tally
+        self.log = log
+        self.config = owner.config
+        self.fleet = owner._fleet
         self.offer = owner._offer(prompt.tools, prompt.id)
         self.chat = self.offer.chat
         self.timeline = owner._timeline
@@ -192,7 +199,8 @@ class _Rollout:
         if log.pieces:
             so_far = join_pieces(log.pieces)
             self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
-            self.turns, self.text = [*so_far.turns], [so_far.text]
+            self.turns = [*so_far.turns]
+            self.text = [so_far.text]
 
     async def run(self, opened: AsyncExitStack, deadline: TrajectoryDeadline, started_at: float) -> Trajectory:
         """Raises Superseded when it has to begin again."""
@@ -294,7 +302,9 @@ class _Rollout:
 
         Only a token that can complete the closing tag can complete a call, so nothing is decoded before one comes.
         """
-        buffer, start, closing = self.buffer, turn.start, self.owner.call_closing_tokens
+        buffer = self.buffer
+        start = turn.start
+        closing = self.owner.call_closing_tokens
         sampling = Sampling(
             max_tokens=self.config.max_tokens - start,
             temperature=self.config.temperature,
@@ -306,7 +316,8 @@ class _Rollout:
         async with aclosing(stream) as deltas:
             async for turn.replica, delta in deltas:
                 if len(buffer.ids) == start:
-                    turn.started_at, turn.cached_tokens = self.timeline.now(), delta.cached_tokens
+                    turn.started_at = self.timeline.now()
+                    turn.cached_tokens = delta.cached_tokens
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)
                 if not closing.isdisjoint(delta.token_ids):
@@ -315,7 +326,8 @@ class _Rollout:
                     self._read(turn, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
             buffer.label(version, start + begin, start + end)
-        turn.finish, turn.finished_at = delta.finish, self.timeline.now()
+        turn.finish = delta.finish
+        turn.finished_at = self.timeline.now()
         if turn.finish == "stop":
             turn.text = self.chat.decode(buffer.ids[start:])
             for call in (*turn.parser.feed(turn.text[turn.read_chars :]), *turn.parser.finish()):
@@ -324,12 +336,14 @@ class _Rollout:
     def _read(self, turn: TurnInProgress, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
         text = turn.stream.step(self.buffer.ids[turn.read : end])
-        turn.read, turn.read_chars = end, turn.read_chars + len(text)
+        turn.read = end
+        turn.read_chars += len(text)
         for call in turn.parser.feed(text):
             self._dispatch(call, turn, tools)
 
     def _close(self, turn: TurnInProgress, lane: int) -> Turn:
-        now, end = self.timeline.now(), len(self.buffer)
+        now = self.timeline.now()
+        end = len(self.buffer)
         finished_at = now if turn.finished_at is None else turn.finished_at
         self.tally.tokens += end - turn.start
         self.text.append(turn.text or self.chat.decode(self.buffer.ids[turn.start :]))
