@@ -1,7 +1,7 @@
 """Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
 
     LearnerConfig(loss=CrossEntropy(), minibatches=1, schedule="cosine", steps=..., ...)
-    stream = examples(conversations, Chat.load(checkpoint).conversation)
+    stream = examples(conversations, ChatTemplate.load(checkpoint).conversation)
     for batch in batches(stream, batch_size=16, seed=0): await learner.train(batch, version=0)
 
 Promises
@@ -60,7 +60,9 @@ class Example:
 
 
 def examples(conversations: Iterable[Conversation], tokenize: Callable[[Conversation], Pieces]) -> Iterator[Example]:
-    """The examples of chat data, messages with text or OpenAI's `tool_calls`: tokenize is a `Chat.conversation`.
+    """The examples of chat data, messages with text or OpenAI's `tool_calls`.
+
+    tokenize: `ChatTemplate.conversation`.
 
     Raises ValueError naming the example (from 0), the message and the field that cannot be rendered.
     """

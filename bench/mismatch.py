@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 from algo.learner.config import LearnerConfig
 from bench.report import at_least, environment, existing, fill, finish, interruptible, names, say
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rollout.chat_template import Chat
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
@@ -103,7 +105,7 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
         parts = FleetConfig(replicas=1), partial(Replica, config), KvAware(MAX_TOKENS)
         fleet = await stack.enter_async_context(Fleet(*parts, timeline))
         budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1)
-        rollouts = Rollouts(budget, Chat.load(options.checkpoint), fleet, [PythonTool(box)], timeline, SEED)
+        rollouts = Rollouts(budget, ChatTemplate.load(options.checkpoint), fleet, [PythonTool(box)], timeline, SEED)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(rollouts.run(prompt, 0, number), name=prompt.id)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def interruptible(measure: Callable[[], object], show: Callable[[], None] = lamb
         say(f"interrupted: {'what follows is of the finished rounds' if whole else 'no round was finished'}")
         if whole:
             show()
-        leave(130)
+        exit_process(130)
     show()
 
 

@@ -36,12 +36,14 @@ from algo.learner.config import LearnerConfig
 from bench.fleet.baselines import RoundRobin
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from engine.fleet.canary import tolerance_of
-from engine.fleet.fleet import Fleet, FleetConfig, Weights
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Floats
+from engine.types import Batch, Floats, PublishedWeights
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 4096, "hidden": 256, "inner": 768, "layers": 3, "heads": 8, "kv_heads": 2, "head": 32},
@@ -179,7 +181,7 @@ async def measured(case: Case, rounds: list[Round]) -> None:
             Fleet(fleet_config, make, RoundRobin(), Timeline(), CANARY) as fleet,
         ):
             ready, canary = await learner.configure(case.configure(folder))
-            await fleet.update_weights(Weights(ready.weights, 0, canary))
+            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
             for version in range(1, case.rounds + 2):
                 say(f"{case.size} by {case.transport}, round {version - 1} of {case.rounds}")
                 found = await one_round(learner, fleet, replicas, version) | floor.measure()
@@ -190,7 +192,7 @@ async def measured(case: Case, rounds: list[Round]) -> None:
 async def one_round(learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], version: int) -> dict[str, float]:
     started = time.perf_counter()
     trained, canary = await learner.train(nothing(version), version)
-    await fleet.update_weights(Weights(trained.weights, version, canary))
+    await fleet.update_weights(PublishedWeights(trained.weights, version, canary))
     total_s = time.perf_counter() - started
     found = {
         "publish_s": trained.metrics["publish_s"],

@@ -18,22 +18,27 @@ from engine.replica.config import ReplicaConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """devices: the GPUs there are, none for the CPU. They must be as many as ranks and replicas need together (then the
-    learner has the first ones), or as either side needs (then they share them). tensor_parallel: GPUs of a replica.
+class DevicePlan:
+    """Which GPUs the learner and the replicas have.
 
-    >>> Placement(devices=(0,), ranks=1, replicas=1).shared
+    >>> DevicePlan(devices=(0,), ranks=1, replicas=1).shared
     True
-    >>> eight = Placement(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
+    >>> eight = DevicePlan(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
     >>> eight.shared, eight.weight_transfer, eight.learner_devices, eight.replica_devices
     (False, 'nccl', (0, 1, 2, 3), (4, 5, 6, 7))
     """
 
     devices: tuple[int, ...] = ()
+    """The GPUs there are, none for the CPU. As many as ranks and replicas need together (then the learner has the first
+    ones), or as each side needs (then they share them).
+    """
     ranks: int = 1
+    """Processes of the learner, each with a GPU."""
     replicas: int = 2
     tensor_parallel: int = 1
+    """GPUs of a replica."""
     max_staleness: int = 0
+    """0 where learner and replicas share their GPUs: the replicas sleep while it trains."""
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
@@ -41,17 +46,34 @@ class Placement:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
-        count, serving = len(self.devices), self.replicas * self.tensor_parallel
-        if count and count != self.ranks + serving and not count == self.ranks == serving:
-            raise ValueError(
-                f"devices must be {self.ranks + serving} for ranks={self.ranks} and replicas={self.replicas} of "
-                f"{self.tensor_parallel} beside each other, or as many as each of both needs to share them, got {count}"
-            )
+        self._check_count()
         if self.shared and self.max_staleness:
             raise ValueError(
                 f"max_staleness must be 0 where replicas share the learner's devices (they sleep while it trains), "
                 f"got {self.max_staleness}"
             )
+
+    def _check_count(self) -> None:
+        count = len(self.devices)
+        serving = self.replicas * self.tensor_parallel
+        apart = count == self.ranks + serving
+        shared = count == self.ranks == serving
+        if not count or apart or shared:
+            return
+        owners = ["learner"] * self.ranks + ["replica"] * serving
+        example = ",".join(map(str, range(len(owners))))
+        raise ValueError(
+            f"devices must be {len(owners)} GPUs for ranks={self.ranks}, replicas={self.replicas} and "
+            f"tensor_parallel={self.tensor_parallel}, got {count}. Fix: devices={example} ({', '.join(owners)}) or "
+            f"{self._shared_example()} (shared)"
+        )
+
+    def _shared_example(self) -> str:
+        """The options under which both sides share the learner's GPUs."""
+        own = ",".join(map(str, range(self.ranks)))
+        if self.ranks % self.tensor_parallel == 0:
+            return f"devices={own} replicas={self.ranks // self.tensor_parallel}"
+        return f"devices={own} replicas={self.ranks} tensor_parallel=1"
 
     @property
     def shared(self) -> bool:

@@ -14,9 +14,9 @@ def first_error(failures: BaseExceptionGroup) -> BaseException:
 
 
 @contextmanager
-def asked_to_end(what: str) -> Iterator[None]:
-    """RuntimeError for a cancellation that is not this task's: `what` awaited something that was cancelled elsewhere (a
-    look-up that calls share, say). It would end this task without a word to anybody.
+def no_foreign_cancel(what: str) -> Iterator[None]:
+    """Turns a CancelledError that leaked from something shared (a look-up that several calls await, say) into a
+    RuntimeError that names `what`; otherwise this task would end silently.
     """
     try:
         yield

@@ -54,16 +54,17 @@ from engine.balancing.kv_aware import KvAware
 from engine.console.display import Display
 from engine.console.recorder import RunRecorder
 from engine.console.report import print_report
-from engine.devices import Placement
-from engine.fleet.canary import CanaryFailed, Weights, tolerance_of
+from engine.devices import DevicePlan
+from engine.fleet.canary import CanaryFailed, tolerance_of
+from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.fleet.supervisor import FleetConfig
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
-from engine.ports import KvSample, ReplicaDied, Reward, StatefulTool, Tool
+from engine.ports import Reward, StatefulTool, Tool
+from engine.replica.port import KvSample, ReplicaDied
 from engine.replica.replica import Replica
-from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
+from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
@@ -79,8 +80,8 @@ from engine.stages.train import Learn
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import Stuck, dump, watch
-from engine.types import Batch, Group, Prompt
+from engine.telemetry.watchdog import NoProgress, dump, watch
+from engine.types import Batch, Group, Prompt, PublishedWeights
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
 
 # Whose log-probabilities replicas and learner must agree on after each weight update; any text does.
@@ -108,7 +109,7 @@ EXPECTED = (
     ReplicaDied,
     SandboxUnavailable,
     SinkUnavailable,
-    Stuck,
+    NoProgress,
     TemplateError,
     Unresumable,
 )
@@ -132,7 +133,7 @@ class TrainingConfig:
     """What torch's launcher runs on each rank."""
     replica: ReplicaConfig | None = None
     """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
-    devices: Placement = field(default_factory=Placement)
+    devices: DevicePlan = field(default_factory=DevicePlan)
     """GPUs, ranks and replicas; by default everything runs on the CPU."""
     chat: ChatConfig = field(default_factory=ChatConfig)
     sandbox: SandboxConfig | None = None
@@ -189,7 +190,7 @@ class Training:
 
     learner: LearnerProcess
     fleet: Fleet
-    chat: Chat
+    chat: ChatTemplate
 
     def __init__(
         self,
@@ -409,7 +410,7 @@ class Training:
             self.learner = await self._stack.enter_async_context(learner)
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
-            self.chat = Chat.load(config.checkpoint, config.chat)
+            self.chat = ChatTemplate.load(config.checkpoint, config.chat)
             texts = [({"role": "user", "content": text},) for text in CANARY]
             self._canary = [self.chat.prompt_ids(messages)[: config.rollout.max_tokens] for messages in texts]
             fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
@@ -432,7 +433,7 @@ class Training:
         )
         async with self.fleet.rest():  # the learner may need their devices
             ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(Weights(ready.weights, ready.version, logprobs))
+        await self.fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs))
 
     def _summary(self) -> dict[str, Any]:
         assert self._display is not None

@@ -1,4 +1,4 @@
-"""What flows through the pipeline: prompts, turns, trajectories, groups, batches.
+"""What flows through the pipeline: prompts, turns, trajectories, groups, batches, weights.
 
 Invariants
 - A trajectory is append-only token ids; what was sampled is never re-tokenised: what is trained is what the model saw.
@@ -258,3 +258,16 @@ class Batch:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by field name, for the wire."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedWeights:
+    """Weights that the learner has published, and the log-probabilities that it computes with them for the canary
+    sequences.
+
+    path: where they are, in the learner's words: a file (shm) or an address (gloo, nccl, ipc).
+    """
+
+    path: str
+    version: int
+    canary: Floats

@@ -22,14 +22,14 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import Cispo, Dppo, Gspo, PpoClip, Sapo
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
-from engine.devices import Placement
+from engine.devices import DevicePlan
 from engine.ports import Selector
 from engine.replica.config import ReplicaConfig
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 from engine.training import BLOCK, TrainingConfig, say, training
 from recipes.tiny.task import METHODS, SHIPPED, prompts
 from sandbox import TIERS, Limits, SandboxConfig
@@ -102,7 +102,7 @@ class Config:
                 max_model_len=self.rollout.max_tokens + BLOCK,
                 kv_blocks=self.kv_blocks,
             ),
-            devices=Placement(
+            devices=DevicePlan(
                 devices=self.devices,
                 ranks=self.learner_ranks,
                 replicas=self.replicas,
@@ -155,4 +155,4 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave(main(Config, train))
+    exit_process(main(Config, train))

@@ -22,7 +22,7 @@ from algo.reward.grade_math import GRADER_MODULES
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.data import after_hashes, read_prompts
-from engine.devices import Placement
+from engine.devices import DevicePlan
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
 from engine.rollout.chat_template import ChatConfig
 from engine.rollout.python_tool import PythonSessions
@@ -30,7 +30,7 @@ from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.sinks import WeightsAndBiases
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 from engine.training import TrainingConfig, training
 from recipes.tiny.task import SHIPPED
 from sandbox import TIERS, SandboxConfig, Tier
@@ -72,7 +72,7 @@ class Config:
             group=GroupConfig(samples=2 * self.group_size),
             rollout=self.rollout,
             learner=self.learner,
-            devices=Placement(devices=self.devices, replicas=self.replicas),
+            devices=DevicePlan(devices=self.devices, replicas=self.replicas),
             chat=ChatConfig(system=self.system or None),
             sandbox=SandboxConfig(tiers=(*TIERS, GRADER), start_s=60),
             seed=self.seed,
@@ -115,4 +115,4 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave(main(Config, train))
+    exit_process(main(Config, train))

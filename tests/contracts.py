@@ -21,20 +21,8 @@ from typing import Any, get_args
 import numpy as np
 
 from engine.balancing.balancer import Balancer, Place
-from engine.ports import (
-    Generator,
-    GraderUnavailable,
-    KvSample,
-    ReplicaPort,
-    Reward,
-    Sampling,
-    Selector,
-    SessionRunner,
-    StatefulTool,
-    Tool,
-    ToolReply,
-    ToolRunner,
-)
+from engine.ports import GraderUnavailable, Reward, Selector, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
+from engine.replica.port import Generator, KvSample, ReplicaPort, Sampling
 from engine.rollout.python_tool import schema
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
@@ -297,8 +285,8 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
     rng, policy = np.random.default_rng(seed), make()
     early = range(trajectories, trajectories + 3)
     for key in early:
-        policy.arrive(key, key // 4, 20, 20, 0.0)
-    policy.leave(early[1], 20, False)
+        policy.request_turn(key, key // 4, 20, 20, 0.0)
+    policy.trajectory_ended(early[1], 20, False)
     assert policy.decide(0.0) == [], "without a replica nothing is placed"
     up = {0, 1}
     for replica in up:
@@ -325,7 +313,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
             up.remove(replica)
             policy.replica_down(replica)
             for other in [other for other, where in state.items() if where == replica]:
-                policy.arrive(other, other // 4, 20, tokens[other], now)
+                policy.request_turn(other, other // 4, 20, tokens[other], now)
                 state[other] = "waiting"
         elif kind < 0.05 and len(up) < 2:
             replica = min({0, 1} - up)
@@ -337,14 +325,14 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
         elif key in done:
             continue
         elif key not in state or state[key] == "tool":
-            policy.arrive(key, key // 4, 20, tokens[key], now)
+            policy.request_turn(key, key // 4, 20, tokens[key], now)
             state[key] = "waiting"
         elif state[key] == "waiting":
             if rng.random() < 0.3:
                 _leave(policy, state, done, key, tokens)
         elif rng.random() < 0.5:
             tokens[key] += int(rng.integers(1, 60))
-            policy.turn_done(key, tokens[key], now)
+            policy.turn_finished(key, tokens[key], now)
             state[key] = "tool"
         else:
             _leave(policy, state, done, key, tokens)
@@ -357,12 +345,12 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
         for key in [key for key, where in state.items() if where != "waiting"]:
             _leave(policy, state, done, key, tokens)
     assert not state, f"these wait for ever: {sorted(state)}"
-    policy.leave(0, 10, True)  # idempotent
+    policy.trajectory_ended(0, 10, True)  # idempotent
     assert policy.decide(2e6) == [], "nothing is left to place"
 
 
 def _leave(policy: Balancer, state: dict[int, str | int], done: set[int], key: int, tokens: dict[int, int]) -> None:
-    policy.leave(key, tokens[key], True)
+    policy.trajectory_ended(key, tokens[key], True)
     del state[key]
     done.add(key)
 

@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.ports import Delta, KvSample, ReplicaDied, Reward, Sampling, ToolReply
-from engine.rollout.chat_template import Chat
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.ports import Reward, ToolReply
+from engine.replica.port import Delta, KvSample, ReplicaDied, Sampling
+from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
@@ -80,7 +82,7 @@ Script = Iterable["str | Gate | Die"]
 
 
 class ScriptedReplica:
-    """Satisfies `engine.ports.ReplicaPort` without an engine.
+    """Satisfies `engine.replica.port.ReplicaPort` without an engine.
 
     script: what each turn generates, by (token ids so far, seed): pieces of text, gates, deaths. A turn that went on
     from another replica gets the tokens so far, as from vLLM. Without a script, tokens follow from (ids, seed) alone,
@@ -93,7 +95,7 @@ class ScriptedReplica:
         index: int = 0,
         on_step: Callable[[int, KvSample], None] = lambda index, sample: None,
         *,
-        chat: Chat | None = None,
+        chat: ChatTemplate | None = None,
         script: Callable[[list[int], Sampling], Script] | None = None,
         blocks: int = 1000,
         draws_from_the_start: bool = False,
@@ -457,7 +459,7 @@ class Prompts:
         return a_prompt(self.taken - 1)
 
 
-def conversation(chat: Chat, *turns: Sequence[str | Gate | Die]) -> Callable[[list[int], Sampling], Script]:
+def conversation(chat: ChatTemplate, *turns: Sequence[str | Gate | Die]) -> Callable[[list[int], Sampling], Script]:
     """A script that plays the given turns; a turn that went on from another replica continues where its tokens end."""
     opening = "<|im_start|>assistant\n"
 

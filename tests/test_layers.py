@@ -24,17 +24,18 @@ MAY_IMPORT = {
         "engine.errors",
         "engine.process",
         "engine.fleet",
+        "engine.replica.port",
         "engine.run",
         "engine.telemetry",
         "sandbox.wire",
     ),
-    "engine/fleet": ("engine.types", "engine.ports", "engine.errors", "engine.balancing", "engine.telemetry"),
-    "engine/balancing": ("engine.ports",),
-    "engine/replica": ("engine.types", "engine.ports", "engine.errors", "engine.process"),
+    "engine/fleet": ("engine.types", "engine.errors", "engine.balancing", "engine.replica.port", "engine.telemetry"),
+    "engine/balancing": ("engine.replica.port",),
+    "engine/replica": ("engine.types", "engine.errors", "engine.process"),
     "engine/learner": ("engine.types", "engine.errors", "engine.process"),
     "engine/pipeline": ("engine.errors",),
     "engine/run": ("engine.types", "engine.data"),
-    "engine/telemetry": ("engine.types", "engine.ports", "engine.pipeline", "engine.run"),
+    "engine/telemetry": ("engine.types", "engine.replica.port", "engine.pipeline", "engine.run"),
     "engine": ("engine", "sandbox.wire"),
     "sandbox/inside": (),
     "sandbox/host": ("sandbox",),
@@ -105,6 +106,7 @@ def test_engine_and_sandbox_load_neither_torch_nor_vllm():
     paths = [name(path) for path in MODULES if not name(path).startswith(("algo/", *elsewhere))]
     paths = [path for path in paths if not path.endswith("__main__.py")] + [
         "engine/replica/config.py",
+        "engine/replica/port.py",
         "engine/replica/replica.py",
     ]
     modules = sorted(path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths)

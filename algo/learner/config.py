@@ -44,7 +44,7 @@ class LearnerConfig:
     attention: "packed" (`algo.learner.attention`), or what transformers calls an implementation ("sdpa",
     "flash_attention_2"). activation_checkpointing: keep only each layer's input for the backward pass, and compute the
     rest again. offload_optimizer: its state leaves the device when weights are published, until the next step
-    (`Placement.shared`). lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names,
+    (`DevicePlan.shared`). lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names,
     scaled by alpha / rank. peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
     weight_transfer: how weights reach the replicas, as in ReplicaConfig; weights_dtype: what they are published in, the
     replicas' own.

@@ -6,7 +6,7 @@ import math
 
 from bench.fleet.sticky import Engine, Sticky, Tracked
 from engine.balancing.balancer import Place
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 class StaticSplit(Sticky):
@@ -171,8 +171,8 @@ class ThunderLike(Sticky):
                 self._pause(engine)
         return super().decide(now)
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        super().leave(key, tokens, finished)
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        super().trajectory_ended(key, tokens, finished)
         self._paused.pop(key, None)
 
     def _first(self) -> Tracked:
@@ -230,15 +230,15 @@ class ThunderPolled(ThunderLike):
     def _choose(self, item: Tracked) -> Engine | None:
         return super()._choose(item) if self._due else None
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
-        super().turn_done(key, tokens, now)
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
+        super().turn_finished(key, tokens, now)
         if key in self._marked:
             self._marked.remove(key)
             self._paused[key] = self._all[key]
             self._lose_home(self._all[key])
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        super().leave(key, tokens, finished)
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        super().trajectory_ended(key, tokens, finished)
         self._marked.discard(key)
 
     def _pause(self, engine: Engine) -> None:

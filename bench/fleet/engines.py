@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.ports import KvSample
-from engine.replica.replica import Replica, ReplicaConfig
+from engine.replica.config import ReplicaConfig
+from engine.replica.port import KvSample
+from engine.replica.replica import Replica
 
 # 3 M parameters in fp32: on one core a step costs some milliseconds and a prefilled token about a tenth of one, so that
 # filling the KV cache anew takes a like share of a trajectory's life as on a GPU.

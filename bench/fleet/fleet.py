@@ -51,8 +51,9 @@ from bench.report import (
 from bench.workload import KINDS, Traced, Turn, load
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.replica.replica import ReplicaConfig, prepare_environment
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 

@@ -18,7 +18,7 @@ import numpy as np
 from bench.workload import Traced, Turn
 from engine.balancing.balancer import Balancer
 from engine.fleet.fleet import Fleet
-from engine.ports import KvSample, Sampling
+from engine.replica.port import KvSample, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,11 @@ async def _trajectory(fleet: Fleet, trace: Traced, record: Record, seed: int, vo
                 ids += replies.integers(3, vocabulary, turn.prompt_new_tokens).tolist()
             await _turn(fleet, trace, turn, ids, held, record)
             if number + 1 < len(trace.turns):
-                fleet.turn_done(trace.traj, len(ids))
+                fleet.turn_finished(trace.traj, len(ids))
                 await asyncio.sleep(turn.tool_latency_s)
         assert len(ids) == trace.total_tokens, f"{len(ids)} tokens instead of those of {trace}"
     finally:
-        fleet.leave(trace.traj, len(ids), finished=len(ids) == trace.total_tokens)
+        fleet.trajectory_ended(trace.traj, len(ids), finished=len(ids) == trace.total_tokens)
     record.done(trace.traj)
 
 

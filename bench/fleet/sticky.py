@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from engine.balancing.balancer import Place
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 @dataclass(slots=True)
@@ -82,14 +82,14 @@ class Sticky(ABC):
             engine.sample = sample
             engine.steps += sample.steps
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         item = self._all.setdefault(key, Tracked(key, tokens, "tool"))
         if item.state != "tool":
             raise ValueError(f"trajectory {key} arrives while {item.state}")
         self._becomes(item, "waiting", tokens)
         (self._homeless if item.home is None else self._returning)[key] = item
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
         item = self._all[key]
         if item.state == "waiting":
             raise ValueError(f"trajectory {key} ends a turn while it waits")
@@ -97,7 +97,7 @@ class Sticky(ABC):
         if item.home not in self._engines:  # it drains
             item.home = None
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
         item = self._all.pop(key, None)
         if item is not None:
             self._lose_home(item)

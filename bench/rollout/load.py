@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.processes import cpu_seconds
-from engine.ports import Sampling, ToolRunner
+from engine.ports import ToolRunner
+from engine.replica.port import Sampling
 from engine.replica.replica import Replica
 from engine.rollout.rollout import Rollouts, derive_seed
 from engine.types import Prompt, Trajectory

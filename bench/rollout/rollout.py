@@ -39,9 +39,11 @@ from bench.rollout.load import Measured, Recorder, Repeater, Schedule, bare, rol
 from bench.rollout.scale import QUEUED, RUNNING, scale
 from bench.rollout.scale import REPLICAS as MANY
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rollout.chat_template import Chat
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
@@ -84,7 +86,7 @@ class Load:
 
     async def run(self) -> None:
         async with AsyncExitStack() as stack:
-            chat = Chat.load(self.options.checkpoint)
+            chat = ChatTemplate.load(self.options.checkpoint)
             limits = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)
             box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=8, limits=limits, tiers=TIERS[:1])))
             recorder = Recorder(box)

@@ -21,11 +21,12 @@ import numpy as np
 
 from bench.rollout.load import Repeater
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.ports import Delta, KvSample, Sampling
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.replica.config import ENVIRONMENT
 from engine.replica.output_bundler import BUNDLE
-from engine.rollout.chat_template import Chat
+from engine.replica.port import Delta, KvSample, Sampling
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
@@ -71,7 +72,7 @@ class _Request:
 class SteppingReplica:
     """What the fleet needs of a replica; `drive` is its engine."""
 
-    def __init__(self, index: int, on_step: Callable[[int, KvSample], None], chat: Chat) -> None:
+    def __init__(self, index: int, on_step: Callable[[int, KvSample], None], chat: ChatTemplate) -> None:
         self.index = index
         self.died = asyncio.Event()
         self.in_flight = 0
@@ -166,7 +167,7 @@ async def scale(
     checkpoint: Path, queued: int = QUEUED, replica_count: int = REPLICAS, step_s: float = STEP_S
 ) -> dict[str, Any]:
     """replica_count x RUNNING + queued trajectories at once; returns the metrics. Raises RuntimeError for leftovers."""
-    chat, timeline = Chat.load(checkpoint), Timeline()
+    chat, timeline = ChatTemplate.load(checkpoint), Timeline()
     replicas: list[SteppingReplica] = []
 
     def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> SteppingReplica:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from bench.sim_fleet.cache import KvCache
 from bench.sim_fleet.costs import Machine
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 @dataclass(slots=True)

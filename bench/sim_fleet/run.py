@@ -114,11 +114,11 @@ class Simulation:
         for index, engine in enumerate(self.engines):
             self._policy.replica_up(index, engine.machine.blocks, engine.machine.block_size)
         for key in range(len(self._states)):
-            self._arrive(key)
+            self._request_turn(key)
         for number, death in enumerate(self._deaths):
             self._push(death.at_s, "death", number)
         self._decide()
-        handle = {"engine": self._segment_ended, "tool": self._arrive, "death": self._kill, "up": self._up}
+        handle = {"engine": self._segment_ended, "tool": self._request_turn, "death": self._kill, "up": self._up}
         heard_at = 0.0
         while self._events or self._open:
             again_at = self._decided_at + AGAIN_S
@@ -157,7 +157,7 @@ class Simulation:
         self._serial += 1
         heapq.heappush(self._events, (at, self._serial, kind, number))
 
-    def _arrive(self, key: int) -> None:
+    def _request_turn(self, key: int) -> None:
         """The next turn, or after a death the rest of one."""
         state = self._states[key]
         if not state.left:
@@ -167,7 +167,7 @@ class Simulation:
         state.state = "waiting"
         self._waiting += 1
         prompt_tokens = state.traced.turns[0].prompt_new_tokens
-        self._policy.arrive(key, state.traced.group, prompt_tokens, state.tokens, self.now)
+        self._policy.request_turn(key, state.traced.group, prompt_tokens, state.tokens, self.now)
         self._wanted = True
 
     def _schedule(self) -> None:
@@ -239,7 +239,7 @@ class Simulation:
             self._stopped(request)
             goal = self._states[request.key].goal
             if goal in self._down:
-                self._arrive(request.key)
+                self._request_turn(request.key)
             else:
                 self._submit(request.key, goal)
         if replica in self._dying:
@@ -270,7 +270,7 @@ class Simulation:
         self._policy.replica_down(replica)
         for request in engine.drop():
             self._stopped(request)
-            self._arrive(request.key)
+            self._request_turn(request.key)
         self._wanted = True
 
     def _up(self, replica: int) -> None:
@@ -289,11 +289,11 @@ class Simulation:
         self._wanted = True
         if state.turn < len(state.traced.turns):
             state.state = "tool"
-            self._policy.turn_done(key, state.tokens, self.now)
+            self._policy.turn_finished(key, state.tokens, self.now)
             self._push(self.now + turn.tool_latency_s, "tool", key)
             return
         state.state = "done"
         self.ended_at_s = self.now
         self._open -= 1
         self._took_s.append(self.now - state.placed_at)
-        self._policy.leave(key, state.tokens, True)
+        self._policy.trajectory_ended(key, state.tokens, True)

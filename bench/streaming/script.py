@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from bench.fleet.engines import Engines, KeptReplica
-from engine.ports import Delta, Sampling, ToolReply
-from engine.rollout.chat_template import Chat
+from engine.ports import ToolReply
+from engine.replica.port import Delta, Sampling
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.types import Prompt
 
@@ -59,7 +60,13 @@ class Script:
     """The turns of every trajectory; a run plays it once."""
 
     def __init__(
-        self, chat: Chat, encode: Callable[[str], list[int]], style: Style, trajectories: int, turns: int, seed: int
+        self,
+        chat: ChatTemplate,
+        encode: Callable[[str], list[int]],
+        style: Style,
+        trajectories: int,
+        turns: int,
+        seed: int,
     ) -> None:
         self.chat = chat
         self._encode = encode

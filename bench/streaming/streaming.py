@@ -35,9 +35,10 @@ from bench.fleet.baselines import StaticSplit
 from bench.fleet.engines import write_model
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
 from bench.streaming.script import MOST_S, STYLES, Script, ScriptedTool, SpeakingEngines, Style
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.replica.replica import ReplicaConfig, prepare_environment
-from engine.rollout.chat_template import Chat
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
@@ -145,7 +146,7 @@ def round_figures(found: Mapping[str, Run]) -> dict[str, float]:
 
 
 async def run_once(
-    engines: SpeakingEngines, chat: Chat, script: Script, way: str, sandbox: Sandbox | None
+    engines: SpeakingEngines, chat: ChatTemplate, script: Script, way: str, sandbox: Sandbox | None
 ) -> list[Trajectory]:
     """Raises RuntimeError for a trajectory that did not go as scripted."""
     engines.play(script)
@@ -174,7 +175,7 @@ async def measure(options: argparse.Namespace, folder: Path, runs: list[Run]) ->
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
-    chat = Chat.load(TOKENIZER)
+    chat = ChatTemplate.load(TOKENIZER)
     write_model(folder)
     config = ReplicaConfig(checkpoint=str(folder), max_model_len=2048, max_num_seqs=64, kv_blocks=2048)
     shuffled = random.Random(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,16 @@ class Place:
     stay_s: float = 0.0
     go_s: float = 0.0
 
+    def reasons(self) -> dict[str, float]:
+        """What the timeline shows beside the rule."""
+        return {
+            "key": self.key,
+            "replica": self.replica,
+            "headroom_blocks": self.headroom_blocks,
+            "stay_s": self.stay_s,
+            "go_s": self.go_s,
+        }
+
 
 class Balancer(Protocol):
     """A placement policy; the node and the simulator drive the same object.
@@ -37,9 +47,9 @@ class Balancer(Protocol):
             self.home = {key: home for key, home in self.home.items() if home != replica}
         def replica_drain(self, replica): self.replicas.remove(replica)
         def sample(self, replica, sample, now): pass
-        def arrive(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
-        def turn_done(self, key, tokens, now): pass
-        def leave(self, key, tokens, finished):
+        def request_turn(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
+        def turn_finished(self, key, tokens, now): pass
+        def trajectory_ended(self, key, tokens, finished):
             self.home.pop(key, None)
             self.waiting = [other for other in self.waiting if other != key]
         def decide(self, now):
@@ -51,7 +61,7 @@ class Balancer(Protocol):
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
 
     def replica_down(self, replica: int) -> None:
-        """What ran there will `arrive` again with its tokens so far."""
+        """The trajectories that ran there will `request_turn` again with their tokens so far."""
         ...
 
     def replica_drain(self, replica: int) -> None:
@@ -62,15 +72,15 @@ class Balancer(Protocol):
         """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
         ...
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         """The trajectory wants its next turn generated; `tokens` is its length so far, the group's prompt included."""
         ...
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
         """The turn ended and the trajectory waits for tools."""
         ...
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
         """The trajectory ended in whatever state it was; finished: by itself, so that its size says something."""
         ...
 

@@ -15,14 +15,15 @@ counted here.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.balancing.balancer import Place
-from engine.balancing.kv_ledger import Books, H, Item, Replica
-from engine.balancing.length_forecast import Growth, Ints, Reals
+from engine.balancing.kv_ledger import H, KvLedger, Replica, TrackedTrajectory
+from engine.balancing.length_forecast import Ints, LengthForecast, Reals
 from engine.balancing.step_cost import StepTime
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 MARGIN = 0.15  # share of the blocks that full caution keeps free
 DEAR_STEPS = 200.0  # full caution where a preemption costs what one trajectory more brings in so many steps
@@ -30,6 +31,15 @@ UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV
 GAIN = 0.15  # share of the remaining time that a move must save
 FORECASTS = 1024  # trajectories per decision whose growth is predicted anew: a millisecond or two
 LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Faster:
+    """A replica where a trajectory is expected to end sooner; both estimates in seconds, to its end."""
+
+    replica: Replica
+    stay_s: float
+    go_s: float
 
 
 class KvAware:
@@ -64,9 +74,9 @@ class KvAware:
         self.caution = caution
         self.hold_s = hold_s
         self.moves = moves
-        self.growth = Growth(max_tokens, history=history)
+        self.lengths = LengthForecast(max_tokens, history=history)
         self.costs = StepTime()
-        self._books = Books(self.growth)
+        self._ledger = KvLedger(self.lengths)
         self._stale: set[int] = set()  # replicas whose forecast is to be made again
         self._outdated: set[int] = set()  # those whose forecast is from before what was learnt last
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
@@ -77,214 +87,235 @@ class KvAware:
         self._look_at = -math.inf
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
-        if replica in self._books.replicas:
+        if replica in self._ledger.replicas:
             raise ValueError(f"replica {replica} is up already")
-        self._books.add_replica(replica, blocks, block_size)
+        self._ledger.add_replica(replica, blocks, block_size)
 
     def replica_down(self, replica: int) -> None:
-        self._books.drop_replica(replica)
+        self._ledger.drop_replica(replica)
         self.costs.forget(replica)
         self._stale.discard(replica)
         self._outdated.discard(replica)
 
     def replica_drain(self, replica: int) -> None:
-        state = self._books.replicas[replica]
-        self._books.drain(state)
-        for item in list(state.active.values()):
-            if item.state == "ready":
-                self._books.dequeue(item)
-                self._books.release(item)
-                self._books.enqueue(item, "parked")
-            elif item.state == "tool":
-                self._books.release(item)
+        state = self._ledger.replicas[replica]
+        self._ledger.drain(state)
+        for trajectory in list(state.active.values()):
+            if trajectory.state == "ready":
+                self._ledger.dequeue(trajectory)
+                self._ledger.release(trajectory)
+                self._ledger.enqueue(trajectory, "parked")
+            elif trajectory.state == "tool":
+                self._ledger.release(trajectory)
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        state = self._books.replicas.get(replica)
+        state = self._ledger.replicas.get(replica)
         if state is None:
             return
         self.costs.sample(replica, sample, now)
-        self._books.sample(state, sample)
+        self._ledger.sample(state, sample)
         self._steps += sample.steps
-        if state.steps - state.forecast_at >= max(self.growth.bin_tokens, state.block_size // 4):
+        if state.steps - state.forecast_at >= max(self.lengths.bin_tokens, state.block_size // 4):
             self._stale.add(replica)
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
-        item = self._books.items.get(key)
-        if item is None:
-            self._books.enqueue(self._books.add(key, group, prompt_tokens, tokens), "fresh")
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        trajectory = self._ledger.trajectories.get(key)
+        if trajectory is None:
+            self._ledger.enqueue(self._ledger.add(key, group, prompt_tokens, tokens), "fresh")
             return
-        if item.state == "running" and item.moves:  # its old replica died before it had moved
-            self._books.release(item)
-        elif item.state != "tool":
-            raise ValueError(f"trajectory {key} arrives while {item.state}")
-        item.tokens = tokens
-        if item.home is not None and now - item.since > self._hold_now_s:
-            self._books.release(item)
-        self._books.enqueue(item, "ready" if item.home is not None else "parked")
+        if trajectory.state == "running" and trajectory.moves:  # its old replica died before it had moved
+            self._ledger.release(trajectory)
+        elif trajectory.state != "tool":
+            raise ValueError(f"trajectory {key} arrives while {trajectory.state}")
+        trajectory.tokens = tokens
+        if trajectory.home is not None and now - trajectory.since > self._hold_now_s:
+            self._ledger.release(trajectory)
+        self._ledger.enqueue(trajectory, "ready" if trajectory.home is not None else "parked")
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
-        item = self._books.items[key]
-        if item.state not in ("running", "tool"):  # "tool": its replica went down as the turn ended
-            raise ValueError(f"trajectory {key} ends a turn while {item.state}")
-        item.tokens, item.state, item.since = tokens, "tool", now
-        if item.home is not None and self._books.replicas[item.home].draining:
-            self._books.release(item)
-        if item.home is not None:
-            self._books.idle[key] = item
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
+        trajectory = self._ledger.trajectories[key]
+        if trajectory.state not in ("running", "tool"):  # "tool": its replica went down as the turn ended
+            raise ValueError(f"trajectory {key} ends a turn while {trajectory.state}")
+        trajectory.tokens = tokens
+        trajectory.state = "tool"
+        trajectory.since = now
+        if trajectory.home is not None and self._ledger.replicas[trajectory.home].draining:
+            self._ledger.release(trajectory)
+        if trajectory.home is not None:
+            self._ledger.tool_waiting[key] = trajectory
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        item = self._books.items.get(key)
-        if item is None:
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        trajectory = self._ledger.trajectories.get(key)
+        if trajectory is None:
             return
-        if finished and item.state not in self._books.queues:
-            self.growth.end(item.kin, max(0, tokens - item.kin.prompt_tokens))
+        if finished and trajectory.state not in self._ledger.queues:
+            self.lengths.end(trajectory.group, max(0, tokens - trajectory.group.prompt_tokens))
             self._ended += 1
-        self._books.remove(item)
+        self._ledger.remove(trajectory)
 
     def decide(self, now: float) -> list[Place]:
-        books, placed = self._books, []
-        if not books.replicas:
+        ledger = self._ledger
+        placed: list[Place] = []
+        if not ledger.replicas:
             return []
-        crowded = bool(books.queues["parked"] or books.queues["fresh"])
-        while books.queues["ready"]:
-            _, item = books.queues["ready"].popitem(last=False)
-            placed.append(self._return(item, crowded))
-        placed += self._flee()
-        if not (plenty := self._plenty()):
+        crowded = bool(ledger.queues["parked"] or ledger.queues["fresh"])
+        while ledger.queues["ready"]:
+            _, trajectory = ledger.queues["ready"].popitem(last=False)
+            placed.append(self._resume_at_home(trajectory, crowded))
+        placed += self._evacuate()
+        all_fit = self._fits_worst_case()
+        if not all_fit:
             self._refresh(now, crowded)
         if crowded:
-            if plenty or not self._outdated:  # else those with a new forecast would get all
+            if all_fit or not self._outdated:  # else those with a new forecast would get all
                 placed += self._admit()
         elif now >= self._look_at:
-            placed += self._level(now)
+            placed += self._rebalance(now)
         return placed
 
     def waiting(self) -> int:
-        return self._books.waiting()
+        return self._ledger.waiting()
 
     def reserved_blocks(self) -> float:
         """Sum over the replicas of what is reserved at the fullest horizon."""
-        return sum(int(state.reserved_H[:H].max()) / state.block_size for state in self._books.replicas.values())
+        return sum(int(state.reserved_H[:H].max()) / state.block_size for state in self._ledger.replicas.values())
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
-        self._books.check()
+        self._ledger.check()
 
     def _hold(self) -> float:
         if self.hold_s is not None:
             return self.hold_s
-        tokens = max((state.blocks * state.block_size for state in self._books.replicas.values()), default=0)
+        tokens = max((state.blocks * state.block_size for state in self._ledger.replicas.values()), default=0)
         cost_s = self.costs.prefill_s(tokens)
         return UNKNOWN_HOLD_S if cost_s is None else cost_s
 
-    def _caution(self, active: list[Item], sizes_N: Ints) -> float:
+    def _caution(self, active: list[TrackedTrajectory], sizes_N: Ints) -> float:
         """A preempted trajectory is computed again, and nothing else on its replica meanwhile; one that was admitted
         too many brings the more, the less of a step grows with the batch: tokens lost over tokens won per step.
         """
         fixed_s = self.costs.step_s(0)
         if self.caution is not None or not active or not fixed_s:
             return self._caution_now
-        running = sum(item.state == "running" for item in active) / len(self._books.replicas)
-        tokens = float(sizes_N.mean()) + sum(item.kin.prompt_tokens for item in active) / len(active)
+        running = sum(trajectory.state == "running" for trajectory in active) / len(self._ledger.replicas)
+        tokens = float(sizes_N.mean()) + sum(trajectory.group.prompt_tokens for trajectory in active) / len(active)
         again_s = self.costs.prefill_s(tokens)
         assert again_s is not None
         return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
 
     def _refresh(self, now: float, crowded: bool) -> None:
-        """Growth is learnt and forecasts are made anew. Where trajectories wait for a place, those whose tools take too
-        long give up theirs; where none waits, only replicas matter that are expected to be more than half full.
+        """Lengths are learnt and forecasts are made anew. Where trajectories wait for a place, those whose tools take
+        too long give up theirs; where none waits, only replicas matter that are expected to be more than half full.
         """
-        books = self._books
-        while crowded and books.idle and now - next(iter(books.idle.values())).since > self._hold_now_s:
-            books.release(next(iter(books.idle.values())))
-        learn_steps = 2 * len(books.replicas) * self.growth.bin_tokens
-        if self._ended >= 8 + len(books.items) // 64 or self._steps - self._learnt_at >= learn_steps:
-            active = [item for state in books.replicas.values() for item in state.active.values()]
-            sizes_N = books.sizes(active)
-            self.growth.refresh(sizes_N, [item.kin for item in active], list(books.kins.values()))
-            self._ended, self._learnt_at = 0, self._steps
+        ledger = self._ledger
+        if crowded:
+            self._release_long_waiting(now)
+        learn_steps = 2 * len(ledger.replicas) * self.lengths.bin_tokens
+        if self._ended >= 8 + len(ledger.trajectories) // 64 or self._steps - self._learnt_at >= learn_steps:
+            active = [trajectory for state in ledger.replicas.values() for trajectory in state.active.values()]
+            sizes_N = ledger.sizes(active)
+            self.lengths.refresh(sizes_N, [trajectory.group for trajectory in active], list(ledger.groups.values()))
+            self._ended = 0
+            self._learnt_at = self._steps
             self._hold_now_s = self._hold()
             self._caution_now = self._caution(active, sizes_N)
-            self._stale.update(books.replicas)
-            self._outdated.update(books.replicas)
+            self._stale.update(ledger.replicas)
+            self._outdated.update(ledger.replicas)
         done = 0
         for index in sorted(self._stale):
-            state = books.replicas[index]
+            state = ledger.replicas[index]
             tight = 2 * state.reserved_H[:H].max() > state.blocks * state.block_size
             if done < FORECASTS and (crowded or tight):  # the rest has its turn soon: who is active brings an event
                 done += len(state.active)
-                books.forecast(state)
-                self._relieve(state)
+                ledger.forecast(state)
+                self._evict_overcommit(state)
                 self._stale.remove(index)
                 self._outdated.discard(index)
 
-    def _relieve(self, state: Replica) -> None:
+    def _release_long_waiting(self, now: float) -> None:
+        waiting = self._ledger.tool_waiting
+        while waiting:
+            longest = next(iter(waiting.values()))
+            if now - longest.since <= self._hold_now_s:
+                return
+            self._ledger.release(longest)
+
+    def _evict_overcommit(self, state: Replica) -> None:
         """More is held than there is: the engine has lost the prefixes of those who wait longest for tools."""
         capacity_tokens = state.blocks * state.block_size
         if state.reserved_H[0] > capacity_tokens:
-            for item in [item for item in self._books.idle.values() if item.home == state.index]:
-                if state.reserved_H[0] > capacity_tokens:
-                    self._books.release(item)
+            for trajectory in list(self._ledger.tool_waiting.values()):
+                if trajectory.home == state.index and state.reserved_H[0] > capacity_tokens:
+                    self._ledger.release(trajectory)
 
-    def _plenty(self) -> bool:
+    def _fits_worst_case(self) -> bool:
         """Even if all grow to the bound there is room: no forecast is needed."""
-        waiting = len(self._books.queues["parked"]) + len(self._books.queues["fresh"])
-        states = self._books.replicas.values()
+        waiting = len(self._ledger.queues["parked"]) + len(self._ledger.queues["fresh"])
+        states = self._ledger.replicas.values()
         most = max(len(state.active) for state in states) + waiting
         return most * self.max_tokens <= (1 - MARGIN) * min(state.blocks * state.block_size for state in states)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
         for name in ("parked", "fresh"):
-            queue = self._books.queues[name]
+            queue = self._ledger.queues[name]
             while queue:
-                item = next(iter(queue.values()))
-                if (found := self._choose(item)) is None:
+                trajectory = next(iter(queue.values()))
+                found = self._choose(trajectory)
+                if found is None:
                     return placed  # the first in line waits, and nobody overtakes it
-                del queue[item.key]
-                placed.append(self._go(item, *found))
+                replica, rule = found
+                del queue[trajectory.key]
+                placed.append(self._go(trajectory, replica, rule))
         return placed
 
-    def _choose(self, item: Item) -> tuple[Replica, str] | None:
+    def _choose(self, trajectory: TrackedTrajectory) -> tuple[Replica, str] | None:
         """The replica with most headroom where it fits; an empty one takes whatever comes."""
-        headroom_R = self._headroom(item)
+        headroom_R = self._headroom(trajectory)
         best = int(headroom_R.argmax())
         if headroom_R[best] >= 0:
-            return self._books.replicas[best], "headroom"
-        states = self._books.replicas.values()
+            return self._ledger.replicas[best], "headroom"
+        states = self._ledger.replicas.values()
         return next(((state, "empty") for state in states if not state.active and not state.draining), None)
 
-    def _headroom(self, item: Item) -> Reals:
-        return self._books.headroom_tokens(item, 1 - MARGIN * self._caution_now, self._caution_now)
+    def _headroom(self, trajectory: TrackedTrajectory) -> Reals:
+        return self._ledger.headroom_tokens(trajectory, 1 - MARGIN * self._caution_now, self._caution_now)
 
-    def _go(self, item: Item, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0) -> Place:
-        self._books.enter(item, state)
+    def _go(
+        self, trajectory: TrackedTrajectory, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0
+    ) -> Place:
+        self._ledger.reserve(trajectory, state)
         headroom = state.blocks - int(state.reserved_H[:H].max()) / state.block_size
-        return Place(item.key, state.index, rule, headroom, stay_s, go_s)
+        return Place(trajectory.key, state.index, rule, headroom, stay_s, go_s)
 
-    def _return(self, item: Item, crowded: bool) -> Place:
+    def _resume_at_home(self, trajectory: TrackedTrajectory, crowded: bool) -> Place:
         """Home, where its prefix is; or in the tail to a replica that is faster by more than the prefix costs."""
-        assert item.home is not None
-        home = self._books.replicas[item.home]
-        if not crowded and item.moves < self.moves and (found := self._faster(item, home, len(home.active))):
-            item.moves += 1
-            return self._go(item, found[0], "tail", found[1], found[2])
-        return self._go(item, home, "home")
+        assert trajectory.home is not None
+        home = self._ledger.replicas[trajectory.home]
+        may_move = not crowded and trajectory.moves < self.moves
+        faster = self._faster(trajectory, home, len(home.active)) if may_move else None
+        if faster is not None:
+            trajectory.moves += 1
+            return self._go(trajectory, faster.replica, "tail", stay_s=faster.stay_s, go_s=faster.go_s)
+        return self._go(trajectory, home, "home")
 
-    def _flee(self) -> list[Place]:
+    def _evacuate(self) -> list[Place]:
         """Those that run on a draining replica move as others have room for them."""
         placed = []
-        for state in [state for state in self._books.replicas.values() if state.draining]:
-            for item in list(state.active.values()):
-                if (found := self._choose(item)) is None:
+        for state in [state for state in self._ledger.replicas.values() if state.draining]:
+            for trajectory in list(state.active.values()):
+                found = self._choose(trajectory)
+                if found is None:
                     break
-                item.moves += 1
-                placed.append(self._go(item, found[0], "drain"))
+                replica, _ = found
+                trajectory.moves += 1
+                placed.append(self._go(trajectory, replica, "drain"))
         return placed
 
-    def _level(self, now: float) -> list[Place]:
+    def _rebalance(self, now: float) -> list[Place]:
         """Nobody waits: trajectories move from the fullest replica to the emptiest, if that pays; a few at a time."""
-        live = [state for state in self._books.replicas.values() if not state.draining]
+        live = [state for state in self._ledger.replicas.values() if not state.draining]
         step_s = self.costs.step_s(max((len(state.active) for state in live), default=0))
         if step_s is None or not live:
             return []
@@ -300,32 +331,38 @@ class KvAware:
 
     def _move_one(self, state: Replica) -> Place | None:
         """Of those that run there and may move, one with much to come and little to compute again."""
-        running = [item for item in state.active.values() if item.state == "running" and item.moves < self.moves]
+        running = [
+            trajectory
+            for trajectory in state.active.values()
+            if trajectory.state == "running" and trajectory.moves < self.moves
+        ]
         if not running:
             return None
-        rests_N = self.growth.rest_tokens(self._books.sizes(running))
-        lengths_N = np.array([self._books.length(item) for item in running])
+        rests_N = self.lengths.expected_remaining(self._ledger.sizes(running))
+        lengths_N = np.array([self._ledger.length(trajectory) for trajectory in running])
         for place in np.argsort(lengths_N - rests_N)[:4]:
-            item = running[place]
-            found = self._faster(item, state, len(state.active))
-            if found is not None:
-                item.moves += 1
-                return self._go(item, found[0], "level", found[1], found[2])
+            trajectory = running[place]
+            faster = self._faster(trajectory, state, len(state.active))
+            if faster is not None:
+                trajectory.moves += 1
+                return self._go(trajectory, faster.replica, "level", stay_s=faster.stay_s, go_s=faster.go_s)
         return None
 
-    def _faster(self, item: Item, home: Replica, load: int) -> tuple[Replica, float, float] | None:
-        """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too; with both
-        estimates in seconds.
-        """
-        rest = float(self.growth.rest_tokens(self._books.sizes([item]))[0])
-        here, again = self.costs.step_s(load), self.costs.prefill_s(2 * self._books.length(item))
-        if here is None or again is None:
+    def _faster(self, trajectory: TrackedTrajectory, home: Replica, load: int) -> _Faster | None:
+        """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too."""
+        remaining = float(self.lengths.expected_remaining(self._ledger.sizes([trajectory]))[0])
+        step_here_s = self.costs.step_s(load)
+        recompute_s = self.costs.prefill_s(2 * self._ledger.length(trajectory))
+        if step_here_s is None or recompute_s is None:
             return None
-        others = [s for s in self._books.replicas.values() if s is not home and not s.draining]
+        others = [state for state in self._ledger.replicas.values() if state is not home and not state.draining]
         other = min(others, key=lambda state: len(state.active), default=None)
-        if other is None or self._headroom(item)[other.index] < 0:
+        if other is None or self._headroom(trajectory)[other.index] < 0:
             return None
-        there = self.costs.step_s(len(other.active) + 1)
-        assert there is not None
-        stay_s, go_s = rest * here, again + rest * there
-        return (other, stay_s, go_s) if go_s < (1 - GAIN) * stay_s else None
+        step_there_s = self.costs.step_s(len(other.active) + 1)
+        assert step_there_s is not None
+        stay_s = remaining * step_here_s
+        go_s = recompute_s + remaining * step_there_s
+        if go_s >= (1 - GAIN) * stay_s:
+            return None
+        return _Faster(replica=other, stay_s=stay_s, go_s=go_s)

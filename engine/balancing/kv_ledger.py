@@ -9,13 +9,13 @@ exactly what was taken.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from engine.balancing.length_forecast import HORIZONS, Growth, Ints, Kin, Reals
-from engine.ports import KvSample
+from engine.balancing.length_forecast import HORIZONS, GroupStats, Ints, LengthForecast, Reals
+from engine.replica.port import KvSample
 
 H = len(HORIZONS)
 WAITING = ("ready", "parked", "fresh")
@@ -24,11 +24,11 @@ KNOWN = 4096  # reservations that are remembered: where all fit, growth is never
 
 
 @dataclass(slots=True)
-class Item:
+class TrackedTrajectory:
     """A trajectory. home: the replica in whose active set it is."""
 
     key: int
-    kin: Kin
+    group: GroupStats
     tokens: int  # length when it was last reported
     state: str  # "fresh" | "ready" | "parked" | "running" | "tool"
     home: int | None = None
@@ -40,187 +40,219 @@ class Item:
 
 @dataclass(slots=True)
 class Replica:
-    """reserved_H: the sum over its active set, each group's prompt counted once; a row of `Books.reserved_RH`."""
+    """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set; a group's prompt counts once."""
 
     index: int
     blocks: int
     block_size: int
     reserved_H: Ints
-    active: dict[int, Item] = field(default_factory=dict)
+    active: dict[int, TrackedTrajectory] = field(default_factory=dict)
     steps: int = 0
     forecast_at: int = 0  # steps when the reservations were last predicted
     draining: bool = False
 
 
-class Books:
+@dataclass(kw_only=True, slots=True)
+class ReplicaArrays:
+    """What a decision reads of all replicas at once; row i is replica i, whether it is up or not."""
+
+    reserved_RH: Ints
+    open_tokens_R: Reals  # size of those that take trajectories, 0 of others
+    block_size_R: Reals
+    free_blocks_R: Reals  # of the last sample, less a block for each that runs
+    sent_blocks_R2: Reals  # not yet in a sample, newest last
+
+    @classmethod
+    def of(cls, count: int) -> ReplicaArrays:
+        return cls(
+            reserved_RH=np.zeros((count, 2 * H), np.int64),
+            open_tokens_R=np.zeros(count),
+            block_size_R=np.ones(count),
+            free_blocks_R=np.zeros(count),
+            sent_blocks_R2=np.zeros((count, SHOWN_AFTER)),
+        )
+
+    def extended(self, count: int) -> ReplicaArrays:
+        """These rows and `count` new ones."""
+        more = ReplicaArrays.of(count)
+        joined = {
+            each.name: np.concatenate((getattr(self, each.name), getattr(more, each.name))) for each in fields(self)
+        }
+        return ReplicaArrays(**joined)
+
+
+class KvLedger:
     """Trajectories, groups, queues and replicas. Every change keeps the invariants."""
 
-    def __init__(self, growth: Growth) -> None:
-        self.growth = growth
-        self.items: dict[int, Item] = {}
-        self.kins: dict[int, Kin] = {}
-        self.groups: dict[int, int] = {}  # by trajectory
+    def __init__(self, lengths: LengthForecast) -> None:
+        self.lengths = lengths
+        self.trajectories: dict[int, TrackedTrajectory] = {}
+        self.groups: dict[int, GroupStats] = {}
+        self.group_ids: dict[int, int] = {}  # by trajectory
         self.replicas: dict[int, Replica] = {}
-        self.reserved_RH: Ints = np.zeros((0, 2 * H), np.int64)
-        self.open_tokens_R: Reals = np.zeros(0)  # size of those that take trajectories, 0 of others
-        self.block_size_R: Reals = np.ones(0)
-        self.free_blocks_R: Reals = np.zeros(0)  # of the last sample, less a block for each that runs
-        self.sent_blocks_R2: Reals = np.zeros((0, SHOWN_AFTER))  # not yet in a sample, newest last
-        self.queues: dict[str, OrderedDict[int, Item]] = {name: OrderedDict() for name in WAITING}
-        self.idle: OrderedDict[int, Item] = OrderedDict()  # tool-waiting ones with a home, the longest first
+        self.arrays = ReplicaArrays.of(0)
+        self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
+        # Of those that wait for tools the ones with a home, who waits longest first.
+        self.tool_waiting: OrderedDict[int, TrackedTrajectory] = OrderedDict()
         self._known: dict[tuple[int, ...], Ints] = {}  # reservations by group, size, its number of ends, block size
         self._version = -1
 
     def add_replica(self, index: int, blocks: int, block_size: int) -> None:
-        if index >= len(self.reserved_RH):
-            self._extend(index + 1 - len(self.reserved_RH))
-        self.reserved_RH[index] = 0
-        self.open_tokens_R[index] = blocks * block_size
-        self.block_size_R[index] = block_size
-        self.free_blocks_R[index] = blocks
-        self.sent_blocks_R2[index] = 0
-        self.replicas[index] = Replica(index, blocks, block_size, self.reserved_RH[index])
+        if index >= len(self.arrays.reserved_RH):
+            self._extend(index + 1 - len(self.arrays.reserved_RH))
+        self.arrays.reserved_RH[index] = 0
+        self.arrays.open_tokens_R[index] = blocks * block_size
+        self.arrays.block_size_R[index] = block_size
+        self.arrays.free_blocks_R[index] = blocks
+        self.arrays.sent_blocks_R2[index] = 0
+        self.replicas[index] = Replica(index, blocks, block_size, self.arrays.reserved_RH[index])
 
     def drain(self, replica: Replica) -> None:
         replica.draining = True
-        self.open_tokens_R[replica.index] = 0
+        self.arrays.open_tokens_R[replica.index] = 0
 
     def sample(self, replica: Replica, sample: KvSample) -> None:
         replica.steps += sample.steps
-        self.free_blocks_R[replica.index] = sample.free_blocks - sample.running
-        self.sent_blocks_R2[replica.index, :-1] = self.sent_blocks_R2[replica.index, 1:]
-        self.sent_blocks_R2[replica.index, -1] = 0
+        self.arrays.free_blocks_R[replica.index] = sample.free_blocks - sample.running
+        self.arrays.sent_blocks_R2[replica.index, :-1] = self.arrays.sent_blocks_R2[replica.index, 1:]
+        self.arrays.sent_blocks_R2[replica.index, -1] = 0
 
-    def add(self, key: int, group: int, prompt_tokens: int, tokens: int) -> Item:
-        kin = self.kins.get(group)
-        if kin is None:
-            kin = self.kins[group] = Kin(prompt_tokens)
-        kin.members += 1
-        self.groups[key] = group
-        item = self.items[key] = Item(key, kin, tokens, "fresh")
-        return item
+    def add(self, key: int, group_id: int, prompt_tokens: int, tokens: int) -> TrackedTrajectory:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = GroupStats(prompt_tokens)
+        group.members += 1
+        self.group_ids[key] = group_id
+        trajectory = self.trajectories[key] = TrackedTrajectory(key, group, tokens, "fresh")
+        return trajectory
 
-    def remove(self, item: Item) -> None:
-        self.dequeue(item)
-        self.release(item)
-        del self.items[item.key]
-        item.kin.members -= 1
-        group = self.groups.pop(item.key)
-        if not item.kin.members:
-            del self.kins[group]
+    def remove(self, trajectory: TrackedTrajectory) -> None:
+        self.dequeue(trajectory)
+        self.release(trajectory)
+        del self.trajectories[trajectory.key]
+        trajectory.group.members -= 1
+        group_id = self.group_ids.pop(trajectory.key)
+        if not trajectory.group.members:
+            del self.groups[group_id]
 
-    def enqueue(self, item: Item, state: str) -> None:
-        self.idle.pop(item.key, None)
-        item.state = state
-        self.queues[state][item.key] = item
+    def enqueue(self, trajectory: TrackedTrajectory, state: str) -> None:
+        self.tool_waiting.pop(trajectory.key, None)
+        trajectory.state = state
+        self.queues[state][trajectory.key] = trajectory
 
-    def dequeue(self, item: Item) -> None:
-        if item.state in self.queues:
-            self.queues[item.state].pop(item.key, None)
+    def dequeue(self, trajectory: TrackedTrajectory) -> None:
+        if trajectory.state in self.queues:
+            self.queues[trajectory.state].pop(trajectory.key, None)
 
-    def enter(self, item: Item, replica: Replica) -> None:
+    def reserve(self, trajectory: TrackedTrajectory, replica: Replica) -> None:
         """It runs there from now on, with a reservation for what it will grow to; at home with the one it has."""
-        item.tokens = self.length(item)
-        if item.home != replica.index:
-            there = item.kin.prompt_tokens if replica.index in item.kin.replicas else 0
-            self.sent_blocks_R2[replica.index, -1] += (item.tokens - there) / replica.block_size + 1
-            self.release(item)
-            item.home = replica.index
-            replica.active[item.key] = item
-            item.kin.replicas[replica.index] = item.kin.replicas.get(replica.index, 0) + 1
-            if item.kin.replicas[replica.index] == 1:
-                replica.reserved_H[:H] += item.kin.prompt_tokens
-            item.reserved_H = self.reservation(item, replica.block_size)
-            replica.reserved_H += item.reserved_H
-        item.state, item.steps = "running", replica.steps
+        trajectory.tokens = self.length(trajectory)
+        if trajectory.home != replica.index:
+            there = trajectory.group.prompt_tokens if replica.index in trajectory.group.replicas else 0
+            self.arrays.sent_blocks_R2[replica.index, -1] += (trajectory.tokens - there) / replica.block_size + 1
+            self.release(trajectory)
+            trajectory.home = replica.index
+            replica.active[trajectory.key] = trajectory
+            trajectory.group.replicas[replica.index] = trajectory.group.replicas.get(replica.index, 0) + 1
+            if trajectory.group.replicas[replica.index] == 1:
+                replica.reserved_H[:H] += trajectory.group.prompt_tokens
+            trajectory.reserved_H = self.reservation(trajectory, replica.block_size)
+            replica.reserved_H += trajectory.reserved_H
+        trajectory.state, trajectory.steps = "running", replica.steps
 
-    def release(self, item: Item) -> None:
+    def release(self, trajectory: TrackedTrajectory) -> None:
         """It leaves the active set, and its reservation with it."""
-        if item.home is None:
+        if trajectory.home is None:
             return
-        replica = self.replicas[item.home]
-        del replica.active[item.key]
-        assert item.reserved_H is not None
-        replica.reserved_H -= item.reserved_H
-        item.kin.replicas[item.home] -= 1
-        if not item.kin.replicas[item.home]:
-            del item.kin.replicas[item.home]
-            replica.reserved_H[:H] -= item.kin.prompt_tokens
-        item.home, item.reserved_H = None, None
-        self.idle.pop(item.key, None)
+        replica = self.replicas[trajectory.home]
+        del replica.active[trajectory.key]
+        assert trajectory.reserved_H is not None
+        replica.reserved_H -= trajectory.reserved_H
+        trajectory.group.replicas[trajectory.home] -= 1
+        if not trajectory.group.replicas[trajectory.home]:
+            del trajectory.group.replicas[trajectory.home]
+            replica.reserved_H[:H] -= trajectory.group.prompt_tokens
+        trajectory.home, trajectory.reserved_H = None, None
+        self.tool_waiting.pop(trajectory.key, None)
 
     def drop_replica(self, index: int) -> Replica:
         """Nobody is there any more; who waited for it is parked."""
         replica = self.replicas[index]
-        for item in list(replica.active.values()):
-            self.release(item)
-            if item.state == "running":
-                item.state = "tool"
-            elif item.state == "ready":
-                self.dequeue(item)
-                self.enqueue(item, "parked")
-        self.open_tokens_R[index] = 0
+        for trajectory in list(replica.active.values()):
+            self.release(trajectory)
+            if trajectory.state == "running":
+                trajectory.state = "tool"
+            elif trajectory.state == "ready":
+                self.dequeue(trajectory)
+                self.enqueue(trajectory, "parked")
+        self.arrays.open_tokens_R[index] = 0
         return self.replicas.pop(index)
 
-    def length(self, item: Item) -> int:
+    def length(self, trajectory: TrackedTrajectory) -> int:
         """Tokens now: a running one has grown by one in each step of its replica."""
-        if item.state != "running" or item.home is None:
-            return item.tokens
-        return item.tokens + self.replicas[item.home].steps - item.steps
+        if trajectory.state != "running" or trajectory.home is None:
+            return trajectory.tokens
+        return trajectory.tokens + self.replicas[trajectory.home].steps - trajectory.steps
 
-    def reservation(self, item: Item, block_size: int) -> Ints:
+    def reservation(self, trajectory: TrackedTrajectory, block_size: int) -> Ints:
         """Tokens (H) that it is expected to hold beyond its group's prompt, half a block lost at its end included."""
-        if self._version != self.growth.version or len(self._known) == KNOWN:
+        if self._version != self.lengths.version or len(self._known) == KNOWN:
             self._known.clear()
-            self._version = self.growth.version
-        size = max(0, self.length(item) - item.kin.prompt_tokens)
-        name = self.groups[item.key], size, len(item.kin.ended), block_size
+            self._version = self.lengths.version
+        size = max(0, self.length(trajectory) - trajectory.group.prompt_tokens)
+        name = self.group_ids[trajectory.key], size, len(trajectory.group.ended), block_size
         found = self._known.get(name)
         if found is None:
-            found = self.growth.predict(np.array([size]), [item.kin])[0]
+            found = self.lengths.predict(np.array([size]), [trajectory.group])[0]
             found[:H] += block_size // 2
             self._known[name] = found
         return found
 
-    def headroom_tokens(self, item: Item, fill: float, spread: float) -> Reals:
+    def headroom_tokens(self, trajectory: TrackedTrajectory, fill: float, spread: float) -> Reals:
         """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there and `spread`
         standard deviations of the predicted use.
 
         -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
         once (its context, less the group's prompt where that is) and a block for each that runs.
         """
-        length, kin = self.length(item), item.kin
-        row_H = self.reservation(item, int(self.block_size_R[0]))
-        total_RH = self.reserved_RH + row_H
+        arrays = self.arrays
+        group = trajectory.group
+        length = self.length(trajectory)
+        row_H = self.reservation(trajectory, int(arrays.block_size_R[0]))
+        total_RH = arrays.reserved_RH + row_H
         peak_R = np.maximum.reduce(total_RH[:, :H] + spread * np.sqrt(total_RH[:, H:]), axis=1)
-        headroom_R = fill * self.open_tokens_R - peak_R - kin.prompt_tokens
-        live_R = self.free_blocks_R - np.add.reduce(self.sent_blocks_R2, axis=1) - length / self.block_size_R - 1
-        for index in kin.replicas:
-            headroom_R[index] += kin.prompt_tokens
-            live_R[index] += kin.prompt_tokens / self.block_size_R[index]
-        headroom_R[(np.minimum(headroom_R, live_R) < 0) | (self.open_tokens_R == 0)] = -np.inf
+        headroom_R = fill * arrays.open_tokens_R - peak_R - group.prompt_tokens
+        sent_blocks_R = np.add.reduce(arrays.sent_blocks_R2, axis=1)
+        live_R = arrays.free_blocks_R - sent_blocks_R - length / arrays.block_size_R - 1
+        for index in group.replicas:
+            headroom_R[index] += group.prompt_tokens
+            live_R[index] += group.prompt_tokens / arrays.block_size_R[index]
+        headroom_R[(np.minimum(headroom_R, live_R) < 0) | (arrays.open_tokens_R == 0)] = -np.inf
         return headroom_R
 
     def forecast(self, replica: Replica) -> None:
         """Predicts all reservations of a replica anew."""
-        items = list(replica.active.values())
+        trajectories = list(replica.active.values())
         replica.forecast_at = replica.steps
-        if not items:
+        if not trajectories:
             assert not replica.reserved_H.any()
             return
-        rows_NH = self.growth.predict(self.sizes(items), [item.kin for item in items])
+        rows_NH = self.lengths.predict(self.sizes(trajectories), [trajectory.group for trajectory in trajectories])
         rows_NH[:, :H] += replica.block_size // 2
         replica.reserved_H[:] = rows_NH.sum(axis=0)
-        for item, row_H in zip(items, rows_NH, strict=True):
-            item.reserved_H = row_H
-        replica.reserved_H[:H] += sum(kin.prompt_tokens for kin in {id(item.kin): item.kin for item in items}.values())
+        for trajectory, row_H in zip(trajectories, rows_NH, strict=True):
+            trajectory.reserved_H = row_H
+        replica.reserved_H[:H] += sum(group.prompt_tokens for group in unique_groups(trajectories))
 
-    def sizes(self, items: Sequence[Item]) -> Ints:
+    def sizes(self, trajectories: Sequence[TrackedTrajectory]) -> Ints:
+        """Tokens (N) beyond the group's prompt, now."""
         steps: dict[int | None, int] = {index: replica.steps for index, replica in self.replicas.items()}
-        sizes = [
-            item.tokens - item.kin.prompt_tokens + (steps[item.home] - item.steps if item.state == "running" else 0)
-            for item in items
-        ]
+        sizes = []
+        for trajectory in trajectories:  # as `length`, without a call for each: there may be thousands
+            size = trajectory.tokens - trajectory.group.prompt_tokens
+            if trajectory.state == "running":
+                size += steps[trajectory.home] - trajectory.steps
+            sizes.append(size)
         return np.maximum(np.array(sizes, np.int64), 0)
 
     def waiting(self) -> int:
@@ -229,39 +261,49 @@ class Books:
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
         for name, queue in self.queues.items():
-            assert all(item.state == name and self.items[key] is item for key, item in queue.items()), name
-        for index, replica in self.replicas.items():
-            total_H: Reals | Ints = np.zeros(2 * H, np.int64)
-            for item in replica.active.values():
-                assert item.home == index, item
-                assert item.state in ("running", "tool", "ready"), item
-                assert item.reserved_H is not None
-                total_H = total_H + item.reserved_H
-            kins = {id(item.kin): item.kin for item in replica.active.values()}.values()
-            total_H[:H] += sum(kin.prompt_tokens for kin in kins)
-            assert replica.reserved_H.base is self.reserved_RH
-            assert np.array_equal(total_H, replica.reserved_H), (index, total_H, replica.reserved_H)
-            assert not (replica.draining and any(item.state != "running" for item in replica.active.values()))
-        for item in self.items.values():
-            assert item.home is None or self.replicas[item.home].active.get(item.key) is item, item
-            assert (item.home is None) == (item.reserved_H is None), item
-            assert item.state != "running" or item.home is not None, item
-            assert item.state != "ready" or item.home is not None, item
-            assert item.state not in ("parked", "fresh") or item.home is None, item
-            assert item.state in (*self.queues, "running", "tool"), item
-            assert item.state not in self.queues or self.queues[item.state].get(item.key) is item, item
-            assert (item.key in self.idle) == (item.state == "tool" and item.home is not None), item
-        for kin in self.kins.values():
-            members = [item for item in self.items.values() if item.kin is kin]
-            assert len(members) == kin.members > 0, kin
-            homes = [item.home for item in members if item.home is not None]
-            assert kin.replicas == {home: homes.count(home) for home in homes}, kin
+            for key, trajectory in queue.items():
+                assert trajectory.state == name, trajectory
+                assert self.trajectories[key] is trajectory, trajectory
+        for replica in self.replicas.values():
+            self._check_replica(replica)
+        for trajectory in self.trajectories.values():
+            self._check_trajectory(trajectory)
+        for group in self.groups.values():
+            members = [trajectory for trajectory in self.trajectories.values() if trajectory.group is group]
+            assert len(members) == group.members > 0, group
+            homes = [member.home for member in members if member.home is not None]
+            assert group.replicas == {home: homes.count(home) for home in homes}, group
+
+    def _check_replica(self, replica: Replica) -> None:
+        total_H: Reals | Ints = np.zeros(2 * H, np.int64)
+        for trajectory in replica.active.values():
+            assert trajectory.home == replica.index, trajectory
+            assert trajectory.state in ("running", "tool", "ready"), trajectory
+            assert trajectory.state == "running" or not replica.draining, trajectory
+            assert trajectory.reserved_H is not None
+            total_H = total_H + trajectory.reserved_H
+        total_H[:H] += sum(group.prompt_tokens for group in unique_groups(replica.active.values()))
+        assert replica.reserved_H.base is self.arrays.reserved_RH
+        assert np.array_equal(total_H, replica.reserved_H), (replica.index, total_H, replica.reserved_H)
+
+    def _check_trajectory(self, trajectory: TrackedTrajectory) -> None:
+        state, home = trajectory.state, trajectory.home
+        assert state in (*self.queues, "running", "tool"), trajectory
+        assert state not in self.queues or self.queues[state].get(trajectory.key) is trajectory, trajectory
+        assert home is None or self.replicas[home].active.get(trajectory.key) is trajectory, trajectory
+        assert (home is None) == (trajectory.reserved_H is None), trajectory
+        if state in ("running", "ready"):
+            assert home is not None, trajectory
+        if state in ("parked", "fresh"):
+            assert home is None, trajectory
+        assert (trajectory.key in self.tool_waiting) == (state == "tool" and home is not None), trajectory
 
     def _extend(self, count: int) -> None:
-        self.reserved_RH = np.concatenate((self.reserved_RH, np.zeros((count, 2 * H), np.int64)))
-        self.open_tokens_R = np.concatenate((self.open_tokens_R, np.zeros(count)))
-        self.block_size_R = np.concatenate((self.block_size_R, np.ones(count)))
-        self.free_blocks_R = np.concatenate((self.free_blocks_R, np.zeros(count)))
-        self.sent_blocks_R2 = np.concatenate((self.sent_blocks_R2, np.zeros((count, SHOWN_AFTER))))
+        self.arrays = self.arrays.extended(count)
         for replica in self.replicas.values():
-            replica.reserved_H = self.reserved_RH[replica.index]
+            replica.reserved_H = self.arrays.reserved_RH[replica.index]
+
+
+def unique_groups(trajectories: Iterable[TrackedTrajectory]) -> list[GroupStats]:
+    """The groups of these trajectories, each once."""
+    return list({id(trajectory.group): trajectory.group for trajectory in trajectories}.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.balancing.length_forecast import Reals
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 MEMORY = 1 - 1 / 4096  # weight of all that was before, per step
 ENOUGH = 64  # samples before anything is said, and between two solutions

@@ -8,8 +8,9 @@ from typing import Any
 
 from engine.console.display import Display
 from engine.console.report import Progress, plot
+from engine.run.atomic_files import DiskFull
 from engine.run.resume import RunState
-from engine.run.run_folder import DiskFull, RunFolder
+from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import MetricSink
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory

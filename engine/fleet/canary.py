@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from engine.types import Floats
+from engine.types import Floats, PublishedWeights
 
 # Half the distance from 1 to the next number: the largest relative error of one rounding.
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -51,19 +50,7 @@ class CanaryFailed(RuntimeError):
     """A replica's log-probabilities differ from the learner's beyond the tolerance: it does not serve those weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Published weights and what the learner says of the canary sequences with them.
-
-    path: where the learner says they are: a file (shm), or an address (gloo, nccl, ipc).
-    """
-
-    path: str
-    version: int
-    canary: Floats
-
-
-def compare(replica: int, found: Floats, weights: Weights, tolerance: float) -> float:
+def compare(replica: int, found: Floats, weights: PublishedWeights, tolerance: float) -> float:
     """The largest difference. Raises CanaryFailed with the numbers when it is beyond the tolerance, or not a number."""
     difference = np.abs(found - weights.canary)
     worst = float(difference.max(initial=0.0))

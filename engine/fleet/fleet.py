@@ -16,17 +16,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from engine.balancing.balancer import Balancer, Place
-from engine.fleet.canary import Weights as Weights
-from engine.fleet.supervisor import FleetConfig as FleetConfig
-from engine.fleet.supervisor import MakeReplica, Supervisor
-from engine.ports import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
-from engine.ports import Superseded as Superseded
+from engine.balancing.balancer import Balancer
+from engine.fleet.supervisor import FleetConfig, MakeReplica, Supervisor
+from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
+
+
+class Superseded(RuntimeError):
+    """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
 
 
 class _Diverged(Exception):
@@ -49,7 +51,6 @@ class _Turn:
 
 
 LOOK_S = 1.0  # between two decisions while turns are under way: a policy may go by the time alone
-_REASONS = tuple(field.name for field in fields(Place) if field.name != "rule")  # what the timeline says of a placement
 
 
 class Fleet:
@@ -90,6 +91,7 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.on_none_left(ReplicaDied("the fleet has ended"))
         await self._supervisor.__aexit__(kind, error, trace)
 
     @property
@@ -98,7 +100,7 @@ class Fleet:
         return self._supervisor.weights.version if self._supervisor.weights else 0
 
     @property
-    def weights(self) -> Weights | None:
+    def weights(self) -> PublishedWeights | None:
         """What the replicas have, or are about to."""
         return self._supervisor.weights
 
@@ -115,15 +117,18 @@ class Fleet:
         """The largest difference of log-probabilities that a canary has shown so far."""
         return self._supervisor.canary_max_abs
 
-    async def update_weights(self, weights: Weights) -> float:
+    async def update_weights(self, weights: PublishedWeights) -> float:
         """All live replicas load them and pass the canary; returns its largest difference. Raises CanaryFailed."""
-        return await self._supervisor.update_weights(weights)
+        worst = await self._supervisor.update_weights(weights)
+        self._schedule()
+        return worst
 
     def rest(self) -> AbstractAsyncContextManager[None]:
         """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
         `update_weights`. Raises ValueError while a trajectory is under way.
         """
-        if under_way := len(self._turns) + len(self._tool_waiting):
+        under_way = len(self._turns) + len(self._tool_waiting)
+        if under_way:
             raise ValueError(f"a fleet rests when no trajectory is under way, {under_way} are")
         return self._supervisor.rest()
 
@@ -139,21 +144,24 @@ class Fleet:
         """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
-        (None: all) are the group's. The caller then says `turn_done` (it goes on) or `leave`. Waits for a place inside
-        `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin again
-        (`FleetConfig.on_update`): the caller says `leave` first.
+        (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
+        a place inside `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin
+        again (`FleetConfig.on_update`): the caller calls `trajectory_ended` first.
         """
-        size, produced = len(token_ids), list[int]()
+        size = len(token_ids)
+        produced: list[int] = []
         spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens)
-        begin, version = 0, self.version  # of a request: how many tokens were produced before it, and its weights
+        begin = 0  # of the request: how many tokens were produced before it
+        version = self.version  # of the request
         try:
             while True:
                 with waiting():
                     replica = await self._place(turn, key, size + len(produced))
                 if self.version != version:
-                    begin, version = len(produced), self.version
+                    begin = len(produced)
+                    version = self.version
                 tokens = [*token_ids[:size], *produced[:begin]] if produced else token_ids
                 request_id = self._begin(key, turn, replica)
                 deltas = replica.generate(tokens, _rest(sampling, begin), request_id)
@@ -177,7 +185,7 @@ class Fleet:
                             begin = len(produced)
                             break
                 except ReplicaDied as error:
-                    self._supervisor.down(replica, error)
+                    self._supervisor.mark_dead(replica, error)
                 except _Diverged:
                     begin = len(produced)
                 finally:
@@ -211,16 +219,16 @@ class Fleet:
                 if new.token_ids or new.finish is not None:
                     yield new
 
-    def turn_done(self, key: int, tokens: int) -> None:
+    def turn_finished(self, key: int, tokens: int) -> None:
         """The turn ended with tool calls."""
-        self._balancer.turn_done(key, tokens, self._timeline.now())
+        self._balancer.turn_finished(key, tokens, self._timeline.now())
         self._tool_waiting.add(key)
         self._timeline.idle.tools(self._homes[key], 1, self._timeline.now())
         self._schedule()
 
-    def leave(self, key: int, tokens: int, *, finished: bool) -> None:
+    def trajectory_ended(self, key: int, tokens: int, *, finished: bool) -> None:
         """The trajectory ended; finished: by itself (not: it failed or was cancelled). Idempotent."""
-        self._balancer.leave(key, tokens, finished)
+        self._balancer.trajectory_ended(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
         self._born.pop(key, None)
@@ -238,7 +246,7 @@ class Fleet:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.config.drain_s):
                     await empty.wait()
-        self._supervisor.down(replica)
+        self._supervisor.mark_dead(replica)
 
     def _back_from_tool(self, key: int) -> None:
         if key in self._tool_waiting:
@@ -253,34 +261,33 @@ class Fleet:
             if self._born.get(key, self.version) != self.version:
                 raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
             if turn.replica is not None and turn.replica.died.is_set():
-                self._supervisor.down(turn.replica)
+                self._supervisor.mark_dead(turn.replica)
                 turn.replica = None
             if turn.replica is None:
                 await self._placed(turn, key, tokens)
-            elif self._supervisor.open.is_set():
+            elif self._supervisor.weights_current.is_set():
                 if self.config.on_update == "restart":
                     self._born[key] = self.version
                 return turn.replica
             else:
-                await self._supervisor.open.wait()
+                await self._supervisor.weights_current.wait()
 
     async def _placed(self, turn: _Turn, key: int, tokens: int) -> None:
         placed = turn.placed = self._loop.create_future()
-        self._balancer.arrive(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
+        self._balancer.request_turn(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
         await asyncio.sleep(0)  # the decision: only what it leaves waiting is blocked
         if not placed.done():
-            self._timeline.idle.flag("kv_blocked", 1, self._timeline.now())
-            try:
+            with self._timeline.idle_cause("kv_blocked"):
                 await placed
-            finally:
-                self._timeline.idle.flag("kv_blocked", -1, self._timeline.now())
 
     def _begin(self, key: int, turn: _Turn, replica: ReplicaPort) -> str:
         self._requests += 1
         self._homes[key] = replica.index
         self._timeline.idle.running(replica.index, 1, self._timeline.now())
-        turn.request, turn.source, turn.moving = f"{key}-{self._requests}", replica, False
+        turn.request = f"{key}-{self._requests}"
+        turn.source = replica
+        turn.moving = False
         return turn.request
 
     def _end(self, turn: _Turn, replica: ReplicaPort) -> None:
@@ -299,13 +306,13 @@ class Fleet:
         self._scheduled = False
         if self._later is not None:
             self._later.cancel()
-        if self._ended is not None or not self._supervisor.open.is_set():
+        if self._ended is not None or not self._supervisor.weights_current.is_set():
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):
-                if turn := self._turns.get(place.key):  # else it was closed in this tick
-                    reasons = {name: getattr(place, name) for name in _REASONS}
-                    self._timeline.instant("fleet", place.rule, **reasons)
+                turn = self._turns.get(place.key)
+                if turn is not None:  # else it was closed in this tick
+                    self._timeline.instant("fleet", place.rule, **place.reasons())
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
             self._supervisor.fail(error)
@@ -334,9 +341,9 @@ class Fleet:
             await replica.abort(request_id)
         except ReplicaDied as error:
             self._timeline.instant("fleet", str(error))
-            self._supervisor.down(replica)
+            self._supervisor.mark_dead(replica)
 
-    # What the supervisor says (engine.fleet.supervisor.Listener)
+    # What the supervisor calls (engine.fleet.supervisor.Listener)
 
     def on_up(self, replica: ReplicaPort) -> None:
         self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
@@ -372,14 +379,11 @@ class Fleet:
                 self._interrupt(turn, turn.request)
             self._wake(turn)
 
-    def on_open(self) -> None:
-        self._schedule()
-
-    def on_end(self, error: ReplicaDied) -> None:
+    def on_none_left(self, error: ReplicaDied) -> None:
         self._ended = self._ended or error
         if self._later is not None:
             self._later.cancel()
-        self._supervisor.open.set()
+        self._supervisor.weights_current.set()
         for turn in self._turns.values():
             self._wake(turn)
 

@@ -1,8 +1,8 @@
 """The life of the replicas: started at once, watched, replaced, and their weights kept current.
 
 Invariants
-- While weights are updated `open` is clear; afterwards every live replica has passed the canary. After an update that
-  failed it stays clear until one succeeds.
+- While weights are updated `weights_current` is clear; afterwards every live replica has passed the canary. After an
+  update that failed it stays clear until one succeeds.
 - A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
   the current weights and passes the canary first. One that dies while it starts is started again in the same way.
 - All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
@@ -16,54 +16,26 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from engine.errors import first_error
-from engine.fleet.canary import Weights, compare, tolerance
-from engine.ports import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
+from engine.fleet.canary import compare
+from engine.fleet.config import FleetConfig
+from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetConfig:
-    """replicas: how many; block_size as in ReplicaConfig; canary_tolerance:
-    `engine.fleet.canary.tolerance_of(checkpoint, dtype)`.
-
-    watch_s: how often a replica's health is looked at; restarts: how many times each may die, its start included,
-    counted anew when it has served for STEADY_S; drain_s: how long a replica that is drained waits for its turns to end
-    or to be moved, before they go on elsewhere. on_update: at a weight update a trajectory may "continue" under the new
-    weights (its tokens tell their versions), or "restart": its turn, or its next one, raises Superseded.
-    """
-
-    replicas: int = 2
-    block_size: int = 32
-    canary_tolerance: float = tolerance("float32", layers=8)
-    watch_s: float = 5.0
-    restarts: int = 3
-    stop_deadline_s: float = 10.0
-    drain_s: float = 10.0
-    on_update: Literal["continue", "restart"] = "continue"
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
-        if self.restarts < 0:
-            raise ValueError(f"restarts must not be negative, got {self.restarts}")
-        for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.on_update not in ("continue", "restart"):
-            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
-
+from engine.types import PublishedWeights
 
 STEADY_S = 600.0  # a replica that dies after that died of something new
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
 
 
 class Listener(Protocol):
-    """Whom the supervisor tells what happens (`engine.fleet.fleet.Fleet`). Called in the event loop; must not raise."""
+    """What the Supervisor calls as things happen (`engine.fleet.fleet.Fleet`), in the event loop. Must not raise.
+
+    Calls, not a queue of events: a sample must reach the balancer before the tokens of its step reach the trajectories,
+    and a replica that is down must take no placement of the same tick.
+    """
 
     def on_up(self, replica: ReplicaPort) -> None:
         """It has the current weights and serves."""
@@ -76,15 +48,11 @@ class Listener(Protocol):
     def on_step(self, index: int, sample: KvSample) -> None: ...
 
     def on_update(self) -> None:
-        """Weights of a new version are about to be loaded; `open` is clear."""
+        """Weights of a new version are about to be loaded; `weights_current` is clear."""
         ...
 
-    def on_open(self) -> None:
-        """Weights are current everywhere: placements may go on."""
-        ...
-
-    def on_end(self, error: ReplicaDied) -> None:
-        """No replica is left, or the fleet ends. Said once or more."""
+    def on_none_left(self, error: ReplicaDied) -> None:
+        """Every replica died too often: none will come."""
         ...
 
 
@@ -105,9 +73,9 @@ class Supervisor:
         self.deaths = 0
         self._heard = ""  # why one died, where it was said
         self.live: dict[int, ReplicaPort] = {}
-        self.weights: Weights | None = None
-        self.open = asyncio.Event()
-        self.open.set()
+        self.weights: PublishedWeights | None = None
+        self.weights_current = asyncio.Event()
+        self.weights_current.set()
         self._make_replica = make_replica
         self._timeline = timeline
         self._listener = listener
@@ -137,7 +105,6 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listener.on_end(ReplicaDied("the fleet has ended"))
         try:
             await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
@@ -152,29 +119,26 @@ class Supervisor:
         self._supervised.remove(index)
         return self.live[index]
 
-    async def update_weights(self, weights: Weights) -> float:
+    async def update_weights(self, weights: PublishedWeights) -> float:
         """All live replicas load the weights and pass the canary; returns the canary's largest difference.
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
         async with self._update:
             started = self._timeline.now()
-            self.open.clear()
-            self._timeline.idle.flag("weight_sync", 1, started)
+            self.weights_current.clear()
             self.weights = weights
-            self._listener.on_update()
             try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._renew(replica, weights), name=f"update-{index}")
-                        for index, replica in self.live.items()
-                    ]
+                with self._timeline.idle_cause("weight_sync"):
+                    self._listener.on_update()
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [
+                            group.create_task(self._load_and_check(replica, weights), name=f"update-{index}")
+                            for index, replica in self.live.items()
+                        ]
             except BaseExceptionGroup as failures:
                 raise first_error(failures) from failures
-            finally:
-                self._timeline.idle.flag("weight_sync", -1, self._timeline.now())
-            self.open.set()
-            self._listener.on_open()
+            self.weights_current.set()
         ended = self._timeline.now()
         worst = max((task.result() for task in tasks), default=0.0)
         self.canary_max_abs = max(self.canary_max_abs, worst)
@@ -189,7 +153,7 @@ class Supervisor:
         async with self._rest:
             await self._none_begins.wait()
             async with self._update:
-                self.open.clear()
+                self.weights_current.clear()
                 await self._each(lambda replica: replica.sleep(), "sleep")
                 yield
                 await self._each(lambda replica: replica.wake("weights"), "wake")
@@ -214,13 +178,13 @@ class Supervisor:
             try:
                 await act(replica)
             except ReplicaDied as error:
-                self.down(replica, error)
+                self.mark_dead(replica, error)
 
         async with asyncio.TaskGroup() as group:
             for index, replica in self.live.items():
                 group.create_task(one(replica), name=f"{what}-{index}")
 
-    async def _renew(self, replica: ReplicaPort, weights: Weights) -> float:
+    async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> float:
         try:
             await replica.update_weights(weights.path, weights.version)
             await replica.wake("kv_cache")
@@ -228,7 +192,7 @@ class Supervisor:
                 return 0.0
             found = await replica.logprobs(self.canary)
         except ReplicaDied as error:
-            self.down(replica, error)
+            self.mark_dead(replica, error)
             return 0.0
         return compare(replica.index, found, weights, self.config.canary_tolerance)
 
@@ -237,13 +201,14 @@ class Supervisor:
         core = core_of(index, self.config.replicas, sorted(os.sched_getaffinity(0)))
         deaths = 0
         while deaths <= self.config.restarts:
-            replica, since = self._make_replica(index, core, self._listener.on_step), math.inf
+            replica = self._make_replica(index, core, self._listener.on_step)
+            since = math.inf  # it has not served yet
             try:
                 async with self._begins():
                     await replica.start()
                     async with self._update:
                         if self.weights is not None:
-                            await self._renew(replica, self.weights)
+                            await self._load_and_check(replica, self.weights)
                         if not replica.died.is_set():
                             self._admit(replica)
                             since = self._timeline.now()
@@ -251,7 +216,7 @@ class Supervisor:
                     up.set_result(None)
                 await self._watch(replica)
             except ReplicaDied as error:
-                self.down(replica, error)
+                self.mark_dead(replica, error)
                 hopeless = isinstance(error, ReplicaMisconfigured) or deaths == self.config.restarts
                 if hopeless and not up.done():
                     raise
@@ -265,7 +230,7 @@ class Supervisor:
         self._supervised.remove(index)
         if not self._supervised:
             end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
-            self._listener.on_end(end)
+            self._listener.on_none_left(end)
             raise end
 
     async def _stop(self, replica: ReplicaPort) -> None:
@@ -298,13 +263,13 @@ class Supervisor:
                 if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
                     self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
                     replica.kill()
-        self.down(replica)
+        self.mark_dead(replica)
 
     def fail(self, error: Exception) -> None:
         """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
         self.tasks.create_task(_raised(error), name="failed")
 
-    def down(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
+    def mark_dead(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
         """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
         if error is not None:

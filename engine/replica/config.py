@@ -30,32 +30,41 @@ MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaConfig:
-    """How an engine is built. kv_blocks x block_size tokens of KV cache; dtype float32 on the CPU.
-
-    devices: the GPUs of all replicas, none for the CPU; replica i takes the `tensor_parallel` ones from
-    i x tensor_parallel on. There kv_blocks may be None: what their memory holds. weight_transfer: as the learner's:
-    "shm" (one host) or "gloo", on GPUs also "ipc" (those of the learner) or "nccl". sleeps: a replica at rest gives up
-    its GPU memory (vLLM's sleep mode). kv_offload_bytes: blocks that leave the cache are kept in that much host memory
-    (vLLM's native offloading, kv_offloading_size). memory_share: of each GPU's memory what a replica takes, in (0, 1].
-    None: nearly all, but three fifths where it `sleeps`, since a learner at rest is there too. GPUs and offloading
-    follow vLLM's documentation and were not run here.
-    """
+    """How an engine is built. GPUs and offloading follow vLLM's documentation and were not run here."""
 
     checkpoint: str
+    """A Hugging Face folder."""
     max_model_len: int = 1024
+    """Tokens of the longest sequence."""
     max_num_seqs: int = 256
+    """Requests that run at once."""
     kv_blocks: int | None = 1024
+    """The KV cache holds kv_blocks x block_size tokens. None, on GPUs only: what their memory holds."""
     block_size: int = 32
     dtype: str = "float32"
+    """Of the weights and the computation; float32 on the CPU."""
     devices: tuple[int, ...] = ()
+    """The GPUs of all replicas, none for the CPU. Replica i takes `tensor_parallel` of them, from i x tensor_parallel
+    on.
+    """
     tensor_parallel: int = 1
+    """GPUs of a replica."""
     kv_offload_bytes: int = 0
+    """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
+    """As the learner's: "shm" (one host) or "gloo"; on GPUs also "ipc" (those of the learner) or "nccl"."""
     sleeps: bool = False
+    """A replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     memory_share: float | None = None
-    start_deadline_s: float = 300.0  # on a GPU the model is compiled first
+    """Share of each GPU's memory that a replica takes, in (0, 1]. None: nearly all of it, but three fifths where it
+    `sleeps`, since a learner at rest is there too.
+    """
+    start_deadline_s: float = 300.0
+    """Seconds to come up; on a GPU the model is compiled first."""
     step_deadline_s: float = 60.0
+    """Seconds without a step, while requests are in flight, after which the engine counts as stalled."""
     update_deadline_s: float = 60.0
+    """Seconds for a weight update, or to sleep, or to wake."""
 
     def __post_init__(self) -> None:
         if "[" in self.checkpoint:
@@ -134,14 +143,15 @@ class ReplicaConfig:
 def prepare_environment() -> None:
     """Must run before torch or vLLM is imported in the process. Raises RuntimeError when it is too late."""
     if "vllm" in sys.modules:
-        raise RuntimeError("engine.replica.replica.prepare_environment() must be called before vllm is imported")
+        raise RuntimeError("engine.replica.config.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # To ask a run too early what it waits for (engine.telemetry.watchdog) is no death. Not ignored: children would
     # inherit it.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     # an engine is forked from a thread, and a thread's own arena keeps no freed pages
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
     # what vLLM keeps at home spares the next start a second; without a home it would show three tracebacks

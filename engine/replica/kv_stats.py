@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 def kv_tap(stepped: Callable[[KvSample], None]) -> Any:

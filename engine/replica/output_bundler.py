@@ -1,4 +1,4 @@
-"""Tokens leave an engine in bundles. Pure: the outputs of a step go in, those that leave come out.
+"""Tokens are streamed out of an engine in bundles. Pure: the outputs of a step go in, those that are due come out.
 
 A token that leaves by itself costs its node some 70 us of one event loop, in a bundle some 30 (measured on a Xeon).
 
@@ -24,17 +24,17 @@ class _Request:
     held: list[Any] = field(default_factory=list)
 
 
-class Bundles:
+class OutputBundler:
     """The outputs (vLLM's EngineCoreOutput) that are held, of the requests that were added; those of others pass."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Request] = {}
 
     def add(self, request_id: str, deliver_at: Iterable[int]) -> None:
-        """deliver_at: see `engine.ports.Sampling`."""
+        """deliver_at: see `engine.replica.port.Sampling`."""
         self._requests[request_id] = _Request(frozenset(deliver_at))
 
-    def drop(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> None:
         """The request was aborted."""
         self._requests.pop(request_id, None)
 
@@ -42,18 +42,18 @@ class Bundles:
         """Requests of which something is held."""
         return sum(bool(request.held) for request in self._requests.values())
 
-    def leaving(self, outputs: Iterable[Any]) -> list[Any]:
-        """What leaves of a step's outputs, each with all that was held of its request."""
-        return [output for output in outputs if self._leaves(output)]
+    def push(self, outputs: Iterable[Any]) -> list[Any]:
+        """Those of a step's outputs that are due, each with all that was held of its request."""
+        return [output for output in outputs if self._due(output)]
 
-    def all(self) -> list[Any]:
-        """Everything that is held leaves."""
+    def flush(self) -> list[Any]:
+        """Everything that is held, which is held no longer."""
         found = [_joined(request.held) for request in self._requests.values() if request.held]
         for request in self._requests.values():
             request.held = []
         return found
 
-    def _leaves(self, output: Any) -> bool:
+    def _due(self, output: Any) -> bool:
         request = self._requests.get(output.request_id)
         if request is None:
             return True

@@ -17,18 +17,16 @@ import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from engine.errors import first_error
-from engine.ports import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
-from engine.replica.config import ReplicaConfig as ReplicaConfig
-from engine.replica.config import prepare_environment as prepare_environment
+from engine.replica.config import ReplicaConfig
+from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
 
@@ -145,7 +143,7 @@ class Replica:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
     ) -> AsyncGenerator[Delta, None]:
-        """See `engine.ports.Generator`. Raises ValueError for what vLLM refuses (too long, id out of vocabulary)."""
+        """See `engine.replica.port.Generator`. Raises ValueError for a prompt that is too long or has an unknown id."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -164,10 +162,12 @@ class Replica:
             extra_args=None if sampling.deliver_at is None else {"deliver_at": list(sampling.deliver_at)},
         )
         self._enter()
-        ends, total = self._ends.setdefault(request_id, []), 0
+        ends = self._ends.setdefault(request_id, [])
+        total = 0
         try:
             known = self._engine.vllm_config.model_config.get_vocab_size()
-            if (largest := max(token_ids, default=0)) >= known:  # vLLM does not look, and dies of it
+            largest = max(token_ids, default=0)
+            if largest >= known:  # vLLM does not look, and dies of it
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
             # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
             async with aclosing(
@@ -349,8 +349,14 @@ def _nothing() -> None: ...
 
 def _spans(ends: Sequence[tuple[int, float]], total: int) -> list[tuple[int, int, int]]:
     """(version, start, end) of each version that has tokens. ends: in order, see `Replica`; total: tokens."""
-    bounds = pairwise([0, *(int(min(end, total)) for _, end in ends)])
-    return [(version, *bound) for (version, _), bound in zip(ends, bounds, strict=True) if bound[0] < bound[1]]
+    spans: list[tuple[int, int, int]] = []
+    start = 0
+    for version, sampled in ends:
+        end = int(min(sampled, total))
+        if start < end:
+            spans.append((version, start, end))
+        start = end
+    return spans
 
 
 def _end(engine: Any) -> None:

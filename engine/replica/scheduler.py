@@ -15,7 +15,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
-from engine.replica.output_bundler import Bundles
+from engine.replica.output_bundler import OutputBundler
 
 
 class BundlingScheduler(Scheduler):
@@ -23,33 +23,33 @@ class BundlingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bundles = Bundles()
+        self._bundler = OutputBundler()
         self._pausing = False
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
         extra = request.sampling_params.extra_args or {}
         if "deliver_at" in extra:
-            self._bundles.add(request.request_id, extra["deliver_at"])
+            self._bundler.add(request.request_id, extra["deliver_at"])
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]:
         finished = super().finish_requests(request_ids, finished_status)
         for request in finished:
-            self._bundles.drop(request.request_id)
+            self._bundler.forget(request.request_id)
         return finished
 
     def set_pause_state(self, pause_state: PauseState) -> None:
         """While something is held a pause begins one step later."""
-        self._pausing = pause_state is PauseState.PAUSED_ALL and len(self._bundles) > 0
+        self._pausing = pause_state is PauseState.PAUSED_ALL and len(self._bundler) > 0
         if not self._pausing:
             super().set_pause_state(pause_state)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         for found in by_client.values():
-            found.outputs = self._bundles.leaving(found.outputs)
+            found.outputs = self._bundler.push(found.outputs)
         if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps that were under way come after it
-            by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundles.all()
+            by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundler.flush()
         if self._pausing:
             self._pausing = False
             super().set_pause_state(PauseState.PAUSED_ALL)

@@ -23,7 +23,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from engine.rollout.tool_call_messages import check_rendered, plain
+from engine.rollout.tool_call_messages import check_template_keeps_calls, normalize
 
 Message = Mapping[str, Any]
 
@@ -65,7 +65,7 @@ class ChatConfig:
             raise TemplateError(f"template {str(self.template)!r} cannot be read: {error}") from error
 
 
-class Chat:
+class ChatTemplate:
     """Renders prompts and tool responses to token ids with a Hugging Face tokenizer's chat template.
 
     prefill: what the template puts at the beginning of a turn to be generated; the model goes on after it.
@@ -84,10 +84,10 @@ class Chat:
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
-        self._tool_pieces = functools.cache(self._cut)
+        self._tool_pieces = functools.cache(self._split_around_tools)
         # The samples of a group ask for the same prompt, and often for the same response.
         self._prompt = functools.lru_cache(1024)(self._encode_prompt)
-        self._given = functools.lru_cache(1024)(self._encode_given)
+        self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
         names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
         self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
         self._spelled = functools.cache(self._spell)
@@ -96,7 +96,7 @@ class Chat:
         self.audit()
 
     @classmethod
-    def load(cls, checkpoint: str | Path, config: ChatConfig | None = None) -> Chat:
+    def load(cls, checkpoint: str | Path, config: ChatConfig | None = None) -> ChatTemplate:
         """Raises TemplateError naming the path when it holds no tokenizer, or why the template is unusable."""
         from transformers import AutoTokenizer
 
@@ -104,14 +104,14 @@ class Chat:
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
         return cls(AutoTokenizer.from_pretrained(str(checkpoint)), config)
 
-    def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Chat:
+    def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         """A chat that shows these tools, unless the configuration says which are shown, or the template shows none.
 
         Raises TemplateError when the template is unusable with them.
         """
         if self.config.tools is not None or not schemas or not self._mentions("tools"):
             return self
-        return Chat(self._tokenizer, replace(self.config, tools=tuple(schemas)))
+        return ChatTemplate(self._tokenizer, replace(self.config, tools=tuple(schemas)))
 
     def _check_config(self) -> None:
         """Raises TemplateError for what the template would ignore without a word."""
@@ -134,7 +134,7 @@ class Chat:
 
         Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
         """
-        return list(self._given(tuple(responses)))
+        return list(self._tool_response_ids(tuple(responses)))
 
     def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
         """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.
@@ -144,7 +144,7 @@ class Chat:
         earlier turns; ValueError for what cannot be rendered, when there is no assistant's turn or one goes on after
         its end.
         """
-        messages = plain(messages)
+        messages = normalize(messages)
         pieces: list[tuple[list[int], bool]] = []
         rendered, answered = "", 0  # what the template makes of the pieces, and how many messages they hold
         for at, message in enumerate(messages):
@@ -159,7 +159,7 @@ class Chat:
                 ids = self._encode(whole[len(rendered) :])
             text = self._after_prefill(at, message["content"])
             if "tool_calls" in message:
-                text = self._said(messages[: at + 1], whole, text)
+                text = self._turn_text(messages[: at + 1], whole, text)
             turn = self._encode(text)
             if self.end_of_turn in turn:
                 raise ValueError(f"message {at}: the assistant's turn holds the end-of-turn token in its text")
@@ -176,7 +176,7 @@ class Chat:
             raise ValueError(f"message {at}: the template begins each turn with {self.prefill!r}, got {content[:80]!r}")
         return content.removeprefix(self.prefill)
 
-    def _said(self, messages: Sequence[Message], opened: str, content: str) -> str:
+    def _turn_text(self, messages: Sequence[Message], opened: str, content: str) -> str:
         """The text of the last message, an assistant's turn with tool calls, that the template puts after `opened`.
 
         content: of the message, without the prefill.
@@ -185,10 +185,10 @@ class Chat:
         opened = _opened(opened, whole, self._dropped)
         _compare(opened, whole[: len(opened)])
         text, _, _ = whole[len(opened) :].rpartition(self.end_of_turn_text)
-        check_rendered(text, [*messages[:-1], {**messages[-1], "content": content}])
+        check_template_keeps_calls(text, [*messages[:-1], {**messages[-1], "content": content}])
         return text
 
-    def _encode_given(self, responses: tuple[str, ...]) -> list[int]:
+    def _encode_tool_responses(self, responses: tuple[str, ...]) -> list[int]:
         if not any(map(self._control.search, responses)):
             return self._encode(self._tool_text(responses))
         text, *pieces = self._tool_pieces(len(responses))
@@ -202,7 +202,7 @@ class Chat:
             text += piece
         return ids + self._encode(text)
 
-    def closers(self, tag: str) -> frozenset[int]:
+    def tokens_completing(self, tag: str) -> frozenset[int]:
         """Ids of the tokens that can complete `tag`: no other one has text in which it ends."""
         ids = sorted(self._fast.get_vocab(with_added_tokens=True).values())
         texts = self._fast.decode_batch([[token] for token in ids], skip_special_tokens=False)
@@ -287,7 +287,7 @@ class Chat:
         first, *pieces = self._tool_pieces(len(responses))
         return first + "".join(response + piece for response, piece in zip(responses, pieces, strict=True))
 
-    def _cut(self, count: int) -> list[str]:
+    def _split_around_tools(self, count: int) -> list[str]:
         """What the template puts before, between and after `count` tool responses that follow an assistant turn."""
         tools: list[Message] = [{"role": "tool", "content": _TOOL.format(n)} for n in range(count)]
         head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _CALLER}]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Deadline:
-    """`async with deadline.timeout() as budget` for one attempt after another, and `with deadline.waiting()` inside."""
+class TrajectoryDeadline:
+    """`async with deadline.timeout() as budget` for one attempt after another, and `with deadline.paused()` inside."""
 
     def __init__(self, seconds: float) -> None:
         self._now = asyncio.get_running_loop().time
@@ -22,7 +22,7 @@ class Deadline:
         return self._timeout
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         since = self._now()
         if since >= self._ends_at or self._timeout.expired():  # the end is on its way, and nothing holds it up
             yield

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -94,12 +93,18 @@ class PythonTool:
     ) -> None:
         _check(output_chars)
         self.name = name
-        self._run = partial(runner.run, display=display)
+        self._runner = runner
+        self._display = display
         self._limits = limits
         self._output_chars = output_chars
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        return await _answer(arguments, self._run, self._limits, self._output_chars)
+        found = _code_and_input(arguments)
+        if isinstance(found, ToolReply):
+            return found
+        code, stdin = found
+        result = await self._runner.run(code, stdin, self._limits, display=self._display)
+        return _reply(result, self._output_chars)
 
 
 class PythonSessions:
@@ -140,19 +145,25 @@ class _SessionTool:
     output_chars: int
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        return await _answer(arguments, self.session.run, self.limits, self.output_chars)
+        found = _code_and_input(arguments)
+        if isinstance(found, ToolReply):
+            return found
+        code, stdin = found
+        result = await self.session.run(code, stdin, self.limits)
+        return _reply(result, self.output_chars)
 
 
-async def _answer(
-    arguments: Mapping[str, Any],
-    run: Callable[[str, str, Limits | None], Awaitable[ToolResult]],
-    limits: Limits | None,
-    output_chars: int,
-) -> ToolReply:
-    code, stdin = arguments.get("code"), arguments.get("input", "")
+def _code_and_input(arguments: Mapping[str, Any]) -> tuple[str, str] | ToolReply:
+    """What is to be run and its standard input, or the answer to arguments that are no strings."""
+    code = arguments.get("code")
+    stdin = arguments.get("input", "")
     if not isinstance(code, str) or not isinstance(stdin, str):
         return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
-    result = await run(code, stdin, limits)
+    return code, stdin
+
+
+def _reply(result: ToolResult, output_chars: int) -> ToolReply:
+    """What the model reads of a result."""
     text = _lines(clip(feedback(result), output_chars), NOTES.get(result.session_state or ""))
     return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
 

@@ -28,13 +28,14 @@ from dataclasses import dataclass
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Superseded
-from engine.ports import ReplicaDied, Sampling, StatefulTool, Tool
-from engine.rollout.chat_template import Chat
-from engine.rollout.deadline import Deadline
+from engine.ports import StatefulTool, Tool
+from engine.replica.port import ReplicaDied, Sampling
+from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.deadline import TrajectoryDeadline
 from engine.rollout.python_tool import schema
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
-from engine.rollout.turn import Call, Draft, ToolLost, refusal
+from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress
 from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.timeline import Timeline
@@ -43,16 +44,19 @@ from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Tr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens; deadline_s is from its start to its
-    end, but without the waits for a place on a replica, for which the model can do nothing. Another temperature than 1
-    is for evaluations: what it samples cannot be trained (`algo.group.batch.join`).
-    """
+    """Budgets of one trajectory."""
 
     max_tokens: int = 256
+    """Prompt, sampled and tool tokens together."""
     max_turns: int = 4
     max_calls_per_turn: int = 8
+    """Calls beyond these are answered with an error and not run."""
     temperature: float = 1.0
+    """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.join`)."""
     deadline_s: float = 120.0
+    """From the trajectory's start to its end, without its waits for a place on a replica, for which the model can do
+    nothing.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
@@ -93,7 +97,7 @@ class Rollouts:
     def __init__(
         self,
         config: RolloutConfig,
-        chat: Chat,
+        chat: ChatTemplate,
         fleet: Fleet,
         tools: Sequence[Tool | StatefulTool],
         timeline: Timeline,
@@ -104,7 +108,7 @@ class Rollouts:
             raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
         self.config = config
         self.seed = seed
-        self.closers = chat.closers(CLOSE)
+        self.call_closing_tokens = chat.tokens_completing(CLOSE)
         self._chat = chat
         self._fleet = fleet
         self._tools = tools
@@ -135,7 +139,8 @@ class Rollouts:
         """What a prompt that names these tools is offered. Raises ValueError for a tool that is not there."""
         if names not in self._offers:
             known = {tool.name: tool for tool in self._tools}
-            if unknown := [name for name in names or () if name not in known]:
+            unknown = [name for name in names or () if name not in known]
+            if unknown:
                 raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r} (there is: {', '.join(known)})")
             tools = self._tools if names is None else [known[name] for name in dict.fromkeys(names)]
             shown = self._chat.with_tools([schema(tool) for tool in tools])
@@ -150,8 +155,10 @@ class Rollouts:
         tally: counts its sampled tokens; the only trace of them when it is cancelled. log: what a journal holds of it,
         from which it goes on, and where its turns are written down.
         """
-        started_at, tally, log = self._timeline.now(), tally or Tally(), log or _NO_JOURNAL.log(0, 0, sample)
-        deadline = Deadline(self.config.deadline_s)
+        started_at = self._timeline.now()
+        tally = tally or Tally()
+        log = log or _NO_JOURNAL.log(0, 0, sample)
+        deadline = TrajectoryDeadline(self.config.deadline_s)
         while True:
             self._counts.trajectories += 1
             rollout = _Rollout(self, prompt, sample, group, self._counts.trajectories, tally, log)
@@ -167,7 +174,7 @@ class _Offer:
     """The tools that a model may call, and the chat that shows them."""
 
     tools: Sequence[Tool | StatefulTool]
-    chat: Chat
+    chat: ChatTemplate
 
 
 class _Rollout:
@@ -176,9 +183,15 @@ class _Rollout:
     def __init__(
         self, owner: Rollouts, prompt: Prompt, sample: int, group: int, key: int, tally: Tally, log: Log
     ) -> None:
-        self.owner, self.prompt, self.sample, self.group, self.key = owner, prompt, sample, group, key
-        self.tally, self.log = tally, log
-        self.config, self.fleet = owner.config, owner._fleet
+        self.owner = owner
+        self.prompt = prompt
+        self.sample = sample
+        self.group = group
+        self.key = key
+        self.tally = tally
+        self.log = log
+        self.config = owner.config
+        self.fleet = owner._fleet
         self.offer = owner._offer(prompt.tools, prompt.id)
         self.chat = self.offer.chat
         self.timeline = owner._timeline
@@ -190,11 +203,12 @@ class _Rollout:
         if log.pieces:
             so_far = join_pieces(log.pieces)
             self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
-            self.turns, self.text = [*so_far.turns], [so_far.text]
+            self.turns = [*so_far.turns]
+            self.text = [so_far.text]
 
-    async def run(self, opened: AsyncExitStack, deadline: Deadline, started_at: float) -> Trajectory:
+    async def run(self, opened: AsyncExitStack, deadline: TrajectoryDeadline, started_at: float) -> Trajectory:
         """Raises Superseded when it has to begin again."""
-        self.waiting = deadline.waiting
+        self.paused = deadline.paused
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
         try:
@@ -212,7 +226,7 @@ class _Rollout:
         except ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
-            self.fleet.leave(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
+            self.fleet.trajectory_ended(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
         return Trajectory(
             prompt=self.prompt,
@@ -275,103 +289,127 @@ class _Rollout:
         A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
         """
         start = len(self.buffer)
-        draft = Draft(start, start, self.timeline.now(), self.chat.stream())
+        turn = TurnInProgress(start=start, read=start, queued_at=self.timeline.now(), stream=self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
-                await self._generate(draft, tools)
-                if draft.calls:
-                    self.fleet.turn_done(self.key, len(self.buffer))
+                await self._generate(turn, tools)
+                if turn.calls:
+                    self.fleet.turn_finished(self.key, len(self.buffer))
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
-            if len(self.buffer) > draft.start:
-                self.turns.append(self._close(draft, lane))
+            if len(self.buffer) > turn.start:
+                self.turns.append(self._close(turn, lane))
 
-    async def _generate(self, draft: Draft, tools: asyncio.TaskGroup) -> None:
+    async def _generate(self, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
         """Streams the turn's tokens into the buffer; each call is dispatched as it closes.
 
         Only a token that can complete the closing tag can complete a call, so nothing is decoded before one comes.
         """
-        buffer, start, closers = self.buffer, draft.start, self.owner.closers
+        buffer = self.buffer
+        start = turn.start
+        closing = self.owner.call_closing_tokens
         sampling = Sampling(
             max_tokens=self.config.max_tokens - start,
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
-            deliver_at=closers,
+            deliver_at=closing,
         )
-        turn = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.waiting)
-        async with aclosing(turn) as deltas:
-            async for draft.replica, delta in deltas:
+        stream = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused)
+        async with aclosing(stream) as deltas:
+            async for turn.replica, delta in deltas:
                 if len(buffer.ids) == start:
-                    draft.started_at, draft.cached_tokens = self.timeline.now(), delta.cached_tokens
+                    turn.started_at = self.timeline.now()
+                    turn.cached_tokens = delta.cached_tokens
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)
-                if not closers.isdisjoint(delta.token_ids):
+                if not closing.isdisjoint(delta.token_ids):
                     # Up to that token only: a character that is not whole yet would hold back the text before it.
-                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closers)
-                    self._read(draft, tools, len(buffer) - after)
+                    after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closing)
+                    self._read(turn, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
             buffer.label(version, start + begin, start + end)
-        draft.finish, draft.finished_at = delta.finish, self.timeline.now()
-        if draft.finish == "stop":
-            draft.text = self.chat.decode(buffer.ids[start:])
-            for call in (*draft.parser.feed(draft.text[draft.read_chars :]), *draft.parser.finish()):
-                self._dispatch(call, draft.calls, tools)
+        turn.finish = delta.finish
+        turn.finished_at = self.timeline.now()
+        if turn.finish == "stop":
+            turn.text = self.chat.decode(buffer.ids[start:])
+            for call in (*turn.parser.feed(turn.text[turn.read_chars :]), *turn.parser.finish()):
+                self._dispatch(call, turn, tools)
 
-    def _read(self, draft: Draft, tools: asyncio.TaskGroup, end: int) -> None:
+    def _read(self, turn: TurnInProgress, tools: asyncio.TaskGroup, end: int) -> None:
         """The parser reads what was sampled since it last did, up to `end`."""
-        text = draft.stream.step(self.buffer.ids[draft.read : end])
-        draft.read, draft.read_chars = end, draft.read_chars + len(text)
-        for call in draft.parser.feed(text):
-            self._dispatch(call, draft.calls, tools)
+        text = turn.stream.step(self.buffer.ids[turn.read : end])
+        turn.read = end
+        turn.read_chars += len(text)
+        for call in turn.parser.feed(text):
+            self._dispatch(call, turn, tools)
 
-    def _close(self, draft: Draft, lane: int) -> Turn:
-        now, end = self.timeline.now(), len(self.buffer)
-        finished_at = now if draft.finished_at is None else draft.finished_at
-        self.tally.tokens += end - draft.start
-        self.text.append(draft.text or self.chat.decode(self.buffer.ids[draft.start :]))
+    def _close(self, turn: TurnInProgress, lane: int) -> Turn:
+        now = self.timeline.now()
+        end = len(self.buffer)
+        finished_at = now if turn.finished_at is None else turn.finished_at
+        self.tally.tokens += end - turn.start
+        self.text.append(turn.text or self.chat.decode(self.buffer.ids[turn.start :]))
         self.timeline.span(
-            "trajectories", "generate", draft.started_at, finished_at, lane, replica=draft.replica, key=self.key
+            "trajectories", "generate", turn.started_at, finished_at, lane, replica=turn.replica, key=self.key
         )
-        if draft.calls:
-            self.timeline.span("trajectories", "tools", finished_at, now, lane, calls=len(draft.calls))
+        if turn.calls:
+            self.timeline.span("trajectories", "tools", finished_at, now, lane, calls=len(turn.calls))
         return Turn(
-            start=draft.start,
+            start=turn.start,
             end=end,
-            tool_uses=tuple(self._use(call, finished_at) for call in draft.calls),
-            replica=draft.replica,
-            cached_tokens=draft.cached_tokens,
-            queued_at=draft.queued_at,
-            started_at=draft.started_at,
+            tool_uses=tuple(self._record(call, finished_at) for call in turn.calls),
+            replica=turn.replica,
+            cached_tokens=turn.cached_tokens,
+            queued_at=turn.queued_at,
+            started_at=turn.started_at,
             finished_at=finished_at,
-            truncated=draft.finish != "stop",
+            truncated=turn.finish != "stop",
         )
 
-    def _use(self, call: Call, turn_finished_at: float) -> ToolUse:
+    def _record(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
+        """What the trajectory keeps of a call, and its span in the timeline if it was run."""
         use = call.use(turn_finished_at)
-        if call.lane >= 0:
+        if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
-            times = call.dispatched_at, call.finished_at, call.lane
-            self.timeline.span("tool calls", use.outcome, *times, key=self.key, turn_end_ms=after_ms)
+            self.timeline.span(
+                "tool calls",
+                use.outcome,
+                call.dispatched_at,
+                call.finished_at,
+                call.lane,
+                key=self.key,
+                turn_end_ms=after_ms,
+            )
         return use
 
-    def _dispatch(self, call: ToolCall | MalformedCall, calls: list[Call], tools: asyncio.TaskGroup) -> None:
-        now, refused = self.timeline.now(), None
+    def _dispatch(self, call: ToolCall | MalformedCall, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
+        """Starts the call, or answers it at once where it is not to be run."""
+        now = self.timeline.now()
         if isinstance(call, MalformedCall):
-            calls.append(Call("", "{}", now, -1, now, now, refusal("malformed", f"FormatError: {call.reason}")))
+            turn.calls.append(PendingToolCall.malformed(reason=call.reason, now=now))
             return
+        arguments = json.dumps(call.arguments)
+        refused = self._why_not(call, turn)
+        if refused is not None:
+            turn.calls.append(PendingToolCall.refused(name=call.name, arguments=arguments, reason=refused, now=now))
+            return
+        lanes = self.timeline.lanes["tool calls"]
+        lane = lanes.take()
+        pending = PendingToolCall.closed(name=call.name, arguments=arguments, now=now, lane=lane)
+        turn.calls.append(pending)
+        running = pending.run(self.tools[call.name], call.arguments, self.timeline)
+        task = tools.create_task(running, name=f"tool-{self.key}-{len(turn.calls)}")
+        task.add_done_callback(lambda _: lanes.give(lane))
+
+    def _why_not(self, call: ToolCall, turn: TurnInProgress) -> str | None:
+        """Why a call is not run, for the model to read; None: it is run."""
         if call.name not in self.tools:
-            names = ", ".join(self.tools)
-            refused = refusal("error", f"NameError: no tool {call.name!r} (there is: {names})")
-        elif len(calls) >= self.config.max_calls_per_turn:
-            refused = refusal("error", f"LimitError: at most {self.config.max_calls_per_turn} calls")
-        calls.append(record := Call(call.name, json.dumps(call.arguments), now, -1, now, now, refused))
-        if refused is None:
-            record.lane = lane = self.timeline.lanes["tool calls"].take()
-            running = record.run(self.tools[record.name], call.arguments, self.timeline)
-            task = tools.create_task(running, name=f"tool-{self.key}-{len(calls)}")
-            task.add_done_callback(lambda _: self.timeline.lanes["tool calls"].give(lane))
+            return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools)})"
+        if len(turn.calls) >= self.config.max_calls_per_turn:
+            return f"LimitError: at most {self.config.max_calls_per_turn} calls"
+        return None
 
 
 _NO_JOURNAL = Journal()

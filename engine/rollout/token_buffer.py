@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ports import Delta
+from engine.replica.port import Delta
 from engine.types import Bools, Floats, Ids
 
 

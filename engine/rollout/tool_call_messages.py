@@ -13,13 +13,13 @@ from typing import Any
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 
 
-def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates take them: contents are strings, arguments of calls are objects.
 
     Raises ValueError naming message and field.
 
     >>> function = {"name": "python", "arguments": '{"code": "1"}'}
-    >>> plain([{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}])[0]["content"]
+    >>> normalize([{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}])[0]["content"]
     ''
     """
     found = []
@@ -38,11 +38,11 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         found.append({**rest, "content": content or ""})
         if calls:
             fields = (f"message {at}: tool_calls[{number}].function" for number in range(len(calls)))
-            found[-1]["tool_calls"] = [_plain(call, field) for call, field in zip(calls, fields, strict=True)]
+            found[-1]["tool_calls"] = [_normalize_call(call, field) for call, field in zip(calls, fields, strict=True)]
     return found
 
 
-def check_rendered(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+def check_template_keeps_calls(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError unless the text, a template's of the last message, begins with its content and has its calls,
     and no other.
     """
@@ -56,7 +56,7 @@ def check_rendered(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _plain(call: Any, field: str) -> dict[str, Any]:
+def _normalize_call(call: Any, field: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise ValueError(f"{field} must be an object, got {function!r}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.errors import asked_to_end
+from engine.errors import no_foreign_cancel
 from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
 from engine.rollout.tool_call_parser import ToolCallParser
@@ -25,23 +25,46 @@ class ToolLost(RuntimeError):
     """The tool's infrastructure failed."""
 
 
-@dataclass(slots=True)
-class Call:
-    """A call under way: when it closed, and its reply once there is one. arguments: as in ToolUse."""
+@dataclass(kw_only=True, slots=True)
+class PendingToolCall:
+    """A call from the token that closed it to its reply. arguments: as in ToolUse. lane: its row in the timeline,
+    None for a call that is not run.
+    """
 
     name: str
     arguments: str
     closed_at: float
-    lane: int
-    dispatched_at: float = 0.0
-    finished_at: float = 0.0
+    dispatched_at: float
+    finished_at: float
+    lane: int | None = None
     reply: ToolReply | None = None
+
+    @classmethod
+    def closed(cls, *, name: str, arguments: str, now: float, lane: int) -> PendingToolCall:
+        """A call that `run` is to follow."""
+        return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, lane=lane)
+
+    @classmethod
+    def malformed(cls, *, reason: str, now: float) -> PendingToolCall:
+        """A call that could not be decoded, which the model is told."""
+        return cls._answered(
+            name="", arguments="{}", now=now, reply=_not_run(outcome="malformed", text=f"FormatError: {reason}")
+        )
+
+    @classmethod
+    def refused(cls, *, name: str, arguments: str, reason: str, now: float) -> PendingToolCall:
+        """A call that is answered with an error and not run."""
+        return cls._answered(name=name, arguments=arguments, now=now, reply=_not_run(outcome="error", text=reason))
+
+    @classmethod
+    def _answered(cls, *, name: str, arguments: str, now: float, reply: ToolReply) -> PendingToolCall:
+        return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, reply=reply)
 
     async def run(self, tool: Tool, arguments: Mapping[str, Any], timeline: Timeline) -> None:
         """Raises ToolLost."""
         self.dispatched_at = timeline.now()
         try:
-            with asked_to_end(f"tool {self.name!r}"):
+            with no_foreign_cancel(f"tool {self.name!r}"):
                 reply = await tool(arguments)
             if not isinstance(reply, ToolReply):
                 raise TypeError(f"tool {self.name!r} must answer with a ToolReply, got {reply!r}")
@@ -69,8 +92,8 @@ class Call:
         )
 
 
-@dataclass(slots=True)
-class Draft:
+@dataclass(kw_only=True, slots=True)
+class TurnInProgress:
     """A turn under way."""
 
     start: int
@@ -84,10 +107,9 @@ class Draft:
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[PendingToolCall] = field(default_factory=list)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
 
 
-def refusal(outcome: str, text: str) -> ToolReply:
-    """The reply to a call that is not run."""
+def _not_run(*, outcome: str, text: str) -> ToolReply:
     return ToolReply(outcome=outcome, text=text, executed=False)

@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import first_error
-from engine.fleet.fleet import Fleet, Weights
+from engine.fleet.fleet import Fleet
 from engine.ports import Reward
 from engine.rollout.rollout import Rollouts
 from engine.stages.grading import graded
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
-from engine.types import Prompt, Trajectory
+from engine.types import Prompt, PublishedWeights, Trajectory
 
 
 class Estimate(Protocol):
@@ -131,7 +131,7 @@ class Evaluator:
             raise ValueError(f"waiting must be at least 1, got {waiting}")
         self._evaluation, self._fleet, self._evaluated = evaluation, fleet, evaluated
         self._folder, self._bound = folder, waiting
-        self._waiting: deque[tuple[int, Weights]] = deque()
+        self._waiting: deque[tuple[int, PublishedWeights]] = deque()
         self._pinned: deque[Path] = deque()  # the newest stays for a replica that is replaced
         self._busy = False
         self._change = asyncio.Event()
@@ -153,7 +153,7 @@ class Evaluator:
             for path in (*self._pinned, *(Path(weights.path) for _, weights in self._waiting)):
                 path.unlink()
 
-    def submit(self, step: int, weights: Weights) -> None:
+    def submit(self, step: int, weights: PublishedWeights) -> None:
         """Never waits. The file of the weights may go as soon as this returns."""
         pinned = self._folder / f"evaluate-{step}-{Path(weights.path).name}"
         os.link(weights.path, pinned)

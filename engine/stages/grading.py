@@ -6,7 +6,7 @@ import asyncio
 import math
 from dataclasses import replace
 
-from engine.errors import asked_to_end
+from engine.errors import no_foreign_cancel
 from engine.ports import GraderUnavailable, Reward
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason, Trajectory
@@ -20,7 +20,7 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
     timeline.idle.flag("reward", 1, started)
     try:
         async with asyncio.timeout(deadline_s) as budget:
-            with asked_to_end("the reward"):
+            with no_foreign_cancel("the reward"):
                 value = float(await reward(trajectory))  # a bool or a NumPy number: a journal holds plain ones
         if not math.isfinite(value):
             raise ValueError(f"the reward of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from engine.fleet.canary import Weights
 from engine.fleet.fleet import Fleet
 from engine.learner.process import LearnerProcess
 from engine.pipeline.leases import Leases
@@ -27,7 +26,7 @@ from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Group
+from engine.types import Batch, Group, PublishedWeights
 
 
 @dataclass(kw_only=True)
@@ -104,7 +103,7 @@ class Learn:
         trained, canary = learning.result()
         learnt = now()
         self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
-        difference = await self.fleet.update_weights(Weights(trained.weights, step, canary))
+        difference = await self.fleet.update_weights(PublishedWeights(trained.weights, step, canary))
         idle.flag("staleness_gate", -1, live := now())
         self.train_s += live - mark
         return metrics | {

@@ -12,13 +12,14 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from engine.run.atomic_files import write_whole
 from engine.telemetry.idle_clock import IdleClock
 
@@ -45,6 +46,30 @@ class Lanes:
         heapq.heappush(self._free, lane)
 
 
+class _Span(NamedTuple):
+    pid: int
+    lane: int
+    name: str
+    start: float
+    end: float
+    args: dict[str, Any]
+
+
+class _Instant(NamedTuple):
+    pid: int
+    at: float
+    name: str
+    args: dict[str, Any]
+
+
+class _Step(NamedTuple):
+    replica: int
+    at: float
+    used_blocks: int
+    running: int
+    waiting: int
+
+
 class Timeline:
     """Collects what happened, for `write`. Raises KeyError for a track that is not in TRACKS."""
 
@@ -52,19 +77,28 @@ class Timeline:
         self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
-        self._spans: deque[tuple[int, int, str, float, float, dict[str, Any]]] = deque(maxlen=EVENTS)
-        self._instants: deque[tuple[int, float, str, dict[str, Any]]] = deque(maxlen=EVENTS)
-        self._steps: deque[tuple[int, float, int, int, int]] = deque(maxlen=EVENTS)
+        self._spans: deque[_Span] = deque(maxlen=EVENTS)
+        self._instants: deque[_Instant] = deque(maxlen=EVENTS)
+        self._steps: deque[_Step] = deque(maxlen=EVENTS)
 
     def span(self, track: str, name: str, start: float, end: float, lane: int = 0, /, **args: Any) -> None:
-        self._spans.append((_PIDS[track], lane, name, start, end, args))
+        self._spans.append(_Span(_PIDS[track], lane, name, start, end, args))
 
     def instant(self, track: str, name: str, **args: Any) -> None:
-        self._instants.append((_PIDS[track], self.now(), name, args))
+        self._instants.append(_Instant(_PIDS[track], self.now(), name, args))
 
     def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
         """One engine step: blocks in use, running and waiting requests at its end."""
-        self._steps.append((replica, self.now(), used_blocks, sample.running, sample.waiting))
+        self._steps.append(_Step(replica, self.now(), used_blocks, sample.running, sample.waiting))
+
+    @contextmanager
+    def idle_cause(self, cause: str) -> Iterator[None]:
+        """Inside, replicas that stand idle do so for this cause (`IdleClock.flag`)."""
+        self.idle.flag(cause, 1, self.now())
+        try:
+            yield
+        finally:
+            self.idle.flag(cause, -1, self.now())
 
     def write(self, path: Path) -> None:
         """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises DiskFull."""
@@ -73,7 +107,11 @@ class Timeline:
         write_whole(path, chain([first], (b",\n" + event for event in events), [b"]}\n"]))
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        times = chain((s[3] for s in self._spans), (i[1] for i in self._instants), (s[1] for s in self._steps))
+        times = chain(
+            (span.start for span in self._spans),
+            (instant.at for instant in self._instants),
+            (step.at for step in self._steps),
+        )
         start = min(times, default=0.0)
 
         def us(seconds: float) -> int:  # whole: spans that meet must not overlap by a rounding, Perfetto drops one
@@ -82,12 +120,12 @@ class Timeline:
         for pid, track in enumerate(TRACKS):
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}}
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
-        for pid, lane, name, begin, end, args in self._spans:
-            event = {"ph": "X", "pid": pid, "tid": lane, "name": name, "ts": us(begin)}
-            yield {**event, "dur": us(end) - us(begin), "args": args}
-        for pid, at, name, args in self._instants:
-            event = {"ph": "i", "pid": pid, "tid": 0, "name": name, "ts": us(at), "s": "t"}
-            yield {**event, "args": args}
+        for span in self._spans:
+            event = {"ph": "X", "pid": span.pid, "tid": span.lane, "name": span.name, "ts": us(span.start)}
+            yield {**event, "dur": us(span.end) - us(span.start), "args": span.args}
+        for instant in self._instants:
+            event = {"ph": "i", "pid": instant.pid, "tid": 0, "name": instant.name, "ts": us(instant.at), "s": "t"}
+            yield {**event, "args": instant.args}
         for replica, at, used, running, waiting in self._steps:
             counter = {"ph": "C", "pid": _PIDS["replicas"], "ts": us(at)}
             yield {**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}}

@@ -1,7 +1,7 @@
 """No silent hang: a report of what every task waits for, on demand (SIGUSR1) and when nothing moves any more.
 
 Invariants
-- A run in which `progress` stands still for `silence_s` ends with `Stuck`, which carries the report.
+- A run in which `progress` stands still for `silence_s` ends with `NoProgress`, which carries the report.
 - A run that failed or was interrupted ends, whatever its threads do.
 - SIGTERM and SIGHUP end a run in the same way: what it measured is written.
 """
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from engine.pipeline.pipeline import StageStats
 
 
-class Stuck(RuntimeError):
+class NoProgress(RuntimeError):
     """Nothing has moved for too long; the message lists queues and tasks."""
 
 
@@ -42,7 +42,7 @@ def report(stats: Callable[[], list[StageStats]]) -> str:
 
 
 async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats]], silence_s: float = 900.0) -> None:
-    """Until cancelled. Raises Stuck when progress() has returned the same value for silence_s.
+    """Until cancelled. Raises NoProgress when progress() has returned the same value for silence_s.
 
     silence_s must exceed every deadline of a single wait (a learner's step, say), whose own error says more.
     """
@@ -52,7 +52,7 @@ async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats
         looks = looks + 1 if progress() == seen else 0
         seen = progress()
         if looks > 10:  # not by the clock: where this process stood still (Ctrl-Z, fg) nothing could move
-            raise Stuck(f"nothing has moved for {silence_s:g} s:\n{report(stats)}")
+            raise NoProgress(f"nothing has moved for {silence_s:g} s:\n{report(stats)}")
 
 
 def dump(stats: Callable[[], list[StageStats]]) -> None:
@@ -70,7 +70,7 @@ def end_on_signals(task: asyncio.Task[Any]) -> None:
             loop.add_signal_handler(number, task.cancel)
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End the process. With a status other than 0 its threads are left alone: nothing can interrupt one that waits."""
     if status:
         for stream in (sys.stdout, sys.stderr):

@@ -24,13 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 from rich.console import Console
 
 from engine.console.options import parse
-from engine.ports import ReplicaDied, Sampling, Tool
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
-from engine.rollout.chat_template import Chat
+from engine.ports import Tool
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, Sampling
+from engine.replica.replica import Replica
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
 from engine.run.workspace import workspace
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -57,7 +59,7 @@ class Config:
 
 async def main(config: Config, console: Console) -> None:
     weights, problems = config.weights, prompts("test", config.seed)
-    chat = Chat.load(weights)
+    chat = ChatTemplate.load(weights)
     settings = ReplicaConfig(checkpoint=str(weights), max_num_seqs=1, kv_blocks=64)
     async with AsyncExitStack() as stack:
         stack.enter_context(workspace())
@@ -75,7 +77,7 @@ async def main(config: Config, console: Console) -> None:
 
 
 async def episode(
-    question: str, chat: Chat, replica: Replica, tool: Tool, temperature: float, console: Console
+    question: str, chat: ChatTemplate, replica: Replica, tool: Tool, temperature: float, console: Console
 ) -> list[int]:
     """One problem from question to answer, printed as it is sampled; returns all its token ids."""
     ids = chat.prompt_ids([{"role": "user", "content": question}])
@@ -155,7 +157,7 @@ if __name__ == "__main__":
         asyncio.run(main(options, Console()))
     except KeyboardInterrupt:
         print()
-        leave(130)
+        exit_process(130)
     except (ValueError, SandboxUnavailable, ReplicaDied) as failure:
         print(f"error: {failure}", file=sys.stderr)
-        leave(1)
+        exit_process(1)

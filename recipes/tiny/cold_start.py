@@ -32,7 +32,8 @@ from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 
 prepare_environment()
 
@@ -48,10 +49,11 @@ from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
 from engine.balancing.kv_aware import KvAware
 from engine.console.options import parse
-from engine.fleet.fleet import Fleet, FleetConfig
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied
-from engine.rollout.chat_template import Chat
+from engine.replica.port import ReplicaDied
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.run_folder import versions
@@ -59,7 +61,7 @@ from engine.run.workspace import workspace
 from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import leave
+from engine.telemetry.watchdog import exit_process
 from engine.types import StopReason, Trajectory
 from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
@@ -125,7 +127,7 @@ async def make(config: Config) -> dict[str, Any]:
         tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    chat, model = Chat(tokenizer), new_model(config.seed, tokenizer)
+    chat, model = ChatTemplate(tokenizer), new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
     with workspace() as folder:
         start, crafted, mannered = (folder / name for name in ("start", "crafted", "mannered"))
@@ -162,7 +164,7 @@ def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
     )
 
 
-async def train(phase: Phase, seed: int, chat: Chat, source: Path, target: Path) -> list[float]:
+async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, target: Path) -> list[float]:
     """Trains the model in source into target, and returns the mean loss per token of every tenth of the steps.
 
     Raises LearnerDied.
@@ -189,7 +191,7 @@ def _progress() -> Progress:
 
 
 async def evaluate(
-    checkpoint: Path, chat: Chat, problems: int, temperatures: Sequence[float]
+    checkpoint: Path, chat: ChatTemplate, problems: int, temperatures: Sequence[float]
 ) -> list[dict[str, float]]:
     """What `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
 
@@ -262,4 +264,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

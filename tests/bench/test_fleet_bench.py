@@ -26,8 +26,9 @@ from bench.report import drawn
 from bench.workload import Traced, Turn, load
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.fleet import Fleet, FleetConfig
-from engine.ports import KvSample
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.port import KvSample
 from engine.telemetry.timeline import Timeline
 from tests.contracts import check_balancer
 from tests.fakes import Replicas, ScriptedReplica, fleet_of
@@ -74,8 +75,8 @@ class Terse(ScriptedReplica):
 class Alternate(RoundRobin):
     """Every turn on the next replica."""
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
-        super().leave(key, tokens, False)
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
+        super().trajectory_ended(key, tokens, False)
 
 
 async def test_a_turn_on_another_replica_than_the_one_before_is_counted() -> None:
@@ -90,8 +91,8 @@ class Restless(RoundRobin):
 
     left = False
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        super().leave(key, tokens, finished)
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        super().trajectory_ended(key, tokens, finished)
         self.left = key == 1
 
     def decide(self, now: float) -> list[Place]:

@@ -95,7 +95,7 @@ def test_fields_of_the_quick_start_may_stand_anywhere():
 
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_ctrl_c_shows_what_whole_rounds_give(rounds, capsys, monkeypatch):
-    monkeypatch.setattr("bench.report.leave", sys.exit)  # which would end this process
+    monkeypatch.setattr("bench.report.exit_process", sys.exit)  # which would end this process
     whole, shown = [], []
 
     def measure():

@@ -18,7 +18,7 @@ from bench.sim_fleet.sim_fleet import POLICIES
 from bench.workload import Size, Traced, Turn
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 TINY = Machine(blocks=99, block_size=32, costs=Costs(o=4e-3, b=2e-4, c=1e-7, d=131e-6), max_num_seqs=64)
 
@@ -59,16 +59,16 @@ class Wandering(RoundRobin):
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
         self.samples += 1
 
-    def turn_done(self, key: int, tokens: int, now: float) -> None:
-        super().turn_done(key, tokens, now)
+    def turn_finished(self, key: int, tokens: int, now: float) -> None:
+        super().turn_finished(key, tokens, now)
         del self.running[key]
 
-    def leave(self, key: int, tokens: int, finished: bool) -> None:
-        super().leave(key, tokens, finished)
+    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
+        super().trajectory_ended(key, tokens, finished)
         self.running.pop(key, None)
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
-        super().arrive(key, group, prompt_tokens, tokens, now)
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+        super().request_turn(key, group, prompt_tokens, tokens, now)
         self.running.pop(key, None)
 
     def decide(self, now: float) -> list[Place]:
@@ -123,7 +123,7 @@ def test_moves_lose_and_repeat_nothing() -> None:
     ends: dict[int, int] = {}
 
     def hear(name: str, *arguments) -> None:
-        if name == "leave":
+        if name == "trajectory_ended":
             ends[arguments[0]] = arguments[1]
 
     result, simulation = simulate(Watched(Wandering(), hear), rows)
@@ -141,7 +141,7 @@ def test_replicas_may_die_at_any_time(name: str) -> None:
     ends: dict[int, int] = {}
 
     def hear(event: str, *arguments) -> None:
-        if event == "leave":
+        if event == "trajectory_ended":
             ends[arguments[0]] = arguments[1]
 
     deaths = [Death(n % 2, 0.3 + 0.7 * n, 0.5) for n in range(8)]
@@ -182,7 +182,7 @@ class Mover:
     def __getattr__(self, name: str):
         return lambda *arguments: None
 
-    def arrive(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
+    def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
         self.arrivals.append(now)
         self.waiting.append(key)
 
@@ -206,7 +206,7 @@ def test_replicas_die_while_trajectories_move() -> None:
     ends: dict[int, int] = {}
 
     def hear(event: str, *arguments) -> None:
-        if event == "leave":
+        if event == "trajectory_ended":
             ends[arguments[0]] = arguments[1]
 
     deaths = [Death(n % 2, 0.05 + 0.211 * n, 0.1) for n in range(30)]
@@ -231,10 +231,10 @@ def test_a_policy_hears_what_a_live_one_does() -> None:
     simulate(Watched(RoundRobin(), lambda *event: heard.append(event)), rows)
     told = [event for event in heard if event[0] not in ("sample", "decide")]
     assert told[:2] == [("replica_up", 0, 99, 32), ("replica_up", 1, 99, 32)]
-    assert [event[:4] for event in told[2:4]] == [("arrive", 0, 0, 40), ("turn_done", 0, 110, told[3][3])]
-    assert told[4][:5] == ("arrive", 0, 0, 40, 119)
+    assert [event[:4] for event in told[2:4]] == [("request_turn", 0, 0, 40), ("turn_finished", 0, 110, told[3][3])]
+    assert told[4][:5] == ("request_turn", 0, 0, 40, 119)
     assert told[4][5] == pytest.approx(told[3][3] + 0.5)
-    assert told[5:] == [("leave", 0, 149, True)]
+    assert told[5:] == [("trajectory_ended", 0, 149, True)]
     before_tools = heard.index(told[3])
     samples = [event[2] for event in heard[:before_tools] if event[0] == "sample"]
     assert sum(sample.steps for sample in samples) == 70
@@ -246,7 +246,7 @@ def test_decisions_follow_the_events_of_a_moment_and_keep_their_distance() -> No
     heard: list[tuple[str, float]] = []
 
     def hear(name: str, *arguments) -> None:
-        if name in ("decide", "arrive"):
+        if name in ("decide", "request_turn"):
             heard.append((name, arguments[-1]))
 
     simulate(Watched(RoundRobin(), hear), trace())
@@ -255,7 +255,7 @@ def test_decisions_follow_the_events_of_a_moment_and_keep_their_distance() -> No
     waits = []
     arrived: list[float] = []
     for name, now in heard:
-        if name == "arrive":
+        if name == "request_turn":
             arrived.append(now)
         else:
             waits += [now - then for then in arrived]

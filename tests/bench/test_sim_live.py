@@ -14,7 +14,7 @@ from bench.sim_fleet import live as sim_live
 from bench.sim_fleet import sim_fleet
 from bench.sim_fleet.costs import Costs, Machine, fit
 from bench.sim_fleet.run import Simulation
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 TRUE = Costs(o=4e-3, b=2e-4, c=2e-7, d=130e-6)
 POLICIES = ("round_robin", "cap12")

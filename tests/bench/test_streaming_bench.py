@@ -26,18 +26,18 @@ from bench.streaming.streaming import (
     round_figures,
     style_metrics,
 )
-from engine.rollout.chat_template import Chat
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.types import Prompt, StopReason, ToolUse, Trajectory, Turn
 from tests.fakes import settle
 
 
 @pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat.load(TOKENIZER)
+def chat() -> ChatTemplate:
+    return ChatTemplate.load(TOKENIZER)
 
 
-def script_of(chat: Chat, style: int, trajectories: int = 3, turns: int = 2) -> Script:
+def script_of(chat: ChatTemplate, style: int, trajectories: int = 3, turns: int = 2) -> Script:
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     return Script(
         chat, lambda text: tokenizer.encode(text, add_special_tokens=False).ids, STYLES[style], trajectories, turns, 0
@@ -45,7 +45,7 @@ def script_of(chat: Chat, style: int, trajectories: int = 3, turns: int = 2) -> 
 
 
 @pytest.mark.parametrize("style", range(len(STYLES)))
-def test_every_turn_but_the_last_makes_the_calls_of_its_style(chat: Chat, style: int) -> None:
+def test_every_turn_but_the_last_makes_the_calls_of_its_style(chat: ChatTemplate, style: int) -> None:
     script = script_of(chat, style)
     for key, turns in enumerate(script.turns):
         for number, ids in enumerate(turns):
@@ -63,7 +63,7 @@ def test_every_turn_but_the_last_makes_the_calls_of_its_style(chat: Chat, style:
                 assert text.endswith("</tool_call>")
 
 
-def test_a_request_continues_where_the_trajectory_is(chat: Chat) -> None:
+def test_a_request_continues_where_the_trajectory_is(chat: ChatTemplate) -> None:
     script = script_of(chat, 0)
     prompt = chat.prompt_ids(script.prompt(1).messages)
     first, last = script.turns[1]
@@ -79,7 +79,7 @@ def test_a_request_continues_where_the_trajectory_is(chat: Chat) -> None:
     assert progress.engine_ids == prompt + [9] * len(first) + [7, 7]
 
 
-async def test_a_late_call_waits_for_its_turns_end(chat: Chat) -> None:
+async def test_a_late_call_waits_for_its_turns_end(chat: ChatTemplate) -> None:
     script = script_of(chat, 0)
     progress, _ = script.begin(chat.prompt_ids(script.prompt(1).messages))
     call = {"key": 1, "turn": 0, "s": 0.0}

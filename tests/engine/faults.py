@@ -17,10 +17,13 @@ from functools import partial
 
 from engine.balancing.balancer import Place
 from engine.errors import first_error
-from engine.fleet.fleet import Fleet, FleetConfig, Weights
-from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.replica.replica import Replica
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 from tests.contracts import check_replica
 
 CHECKPOINT = "recipes/tiny/agent"
@@ -51,13 +54,13 @@ class Restless:
 
     def sample(self, replica, sample, now): ...
 
-    def arrive(self, key, group, prompt_tokens, tokens, now):
+    def request_turn(self, key, group, prompt_tokens, tokens, now):
         self.waiting.append(key)
 
-    def turn_done(self, key, tokens, now):
+    def turn_finished(self, key, tokens, now):
         self.running.pop(key, None)
 
-    def leave(self, key, tokens, finished):
+    def trajectory_ended(self, key, tokens, finished):
         self.running.pop(key, None)
         self.waiting = [other for other in self.waiting if other != key]
 
@@ -115,7 +118,7 @@ class Load:
                     self.marks.pop(mark).set()
             self.spans += delta.spans
         finally:
-            self.fleet.leave(key, len(prompt) + len(found), finished=True)
+            self.fleet.trajectory_ended(key, len(prompt) + len(found), finished=True)
         return found
 
     def all(self):
@@ -178,7 +181,7 @@ async def under_faults(found):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.all(), name="load")
             await load.until(TURNS * TOKENS // 3)
-            await fleet.update_weights(Weights(f"{CHECKPOINT}/model.safetensors", 1, None))
+            await fleet.update_weights(PublishedWeights(f"{CHECKPOINT}/model.safetensors", 1, None))
         found["updated"] = running.result() == quiet
         found["versions"] = sorted({version for version, _, _ in load.spans})
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.rollout.chat_template import Chat
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
 from tests.fakes import Clock, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, logprob_of
 
-CHAT = Chat.load(Path(__file__).parent.parent.parent / "recipes/tiny/agent")
+CHAT = ChatTemplate.load(Path(__file__).parent.parent.parent / "recipes/tiny/agent")
 END = "<|im_end|>"
 ANSWER = f"<answer>42</answer>{END}"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ports import Delta
+from engine.replica.port import Delta
 from engine.rollout.token_buffer import TokenBuffer
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replica.output_bundler import BUNDLE, Bundles
+from engine.replica.output_bundler import BUNDLE, OutputBundler
 
 Logprobs = namedtuple("Logprobs", "ids logprobs ranks cumulated")  # as vLLM's LogprobsLists
 
@@ -26,47 +26,47 @@ def output(request, tokens, finish=None, events=None, prefill=None):
     )
 
 
-def sizes(bundles, outputs):
-    return [len(found.new_token_ids) for found in bundles.leaving(outputs)]
+def sizes(bundler, outputs):
+    return [len(found.new_token_ids) for found in bundler.push(outputs)]
 
 
 def test_the_first_token_leaves_at_once_then_bundles_and_the_rest_with_the_end():
-    bundles = Bundles()
-    bundles.add("a", [])
-    left = [sizes(bundles, [output("a", [0], prefill="here")])]
-    left += [sizes(bundles, [output("a", [n])]) for n in range(2 * BUNDLE + 3)]
-    left.append(sizes(bundles, [output("a", [9], finish="stop")]))
+    bundler = OutputBundler()
+    bundler.add("a", [])
+    left = [sizes(bundler, [output("a", [0], prefill="here")])]
+    left += [sizes(bundler, [output("a", [n])]) for n in range(2 * BUNDLE + 3)]
+    left.append(sizes(bundler, [output("a", [9], finish="stop")]))
     assert [size for step in left for size in step] == [1, BUNDLE, BUNDLE, 4]
-    assert sizes(bundles, [output("a", [1])]) == [1], "it has ended, and is forgotten"
+    assert sizes(bundler, [output("a", [1])]) == [1], "it has ended, and is forgotten"
 
 
 def test_a_token_that_its_reader_waits_for_takes_along_what_waits():
-    bundles = Bundles()
-    bundles.add("a", [7])
-    assert [sizes(bundles, [output("a", [token])]) for token in (1, 2, 7, 7, 3)] == [[], [], [3], [1], []]
+    bundler = OutputBundler()
+    bundler.add("a", [7])
+    assert [sizes(bundler, [output("a", [token])]) for token in (1, 2, 7, 7, 3)] == [[], [], [3], [1], []]
 
 
 def test_what_was_preempted_and_what_nobody_added_is_told_at_once():
-    bundles = Bundles()
-    bundles.add("a", [])
-    assert sizes(bundles, [output("a", [1]), output("b", [1])]) == [1]
-    assert sizes(bundles, [output("a", [1], events=["preempted"])]) == [2]
+    bundler = OutputBundler()
+    bundler.add("a", [])
+    assert sizes(bundler, [output("a", [1]), output("b", [1])]) == [1]
+    assert sizes(bundler, [output("a", [1], events=["preempted"])]) == [2]
 
 
 def test_an_aborted_request_is_forgotten():
-    bundles = Bundles()
-    bundles.add("a", [])
-    bundles.leaving([output("a", [1])])
-    assert len(bundles) == 1
-    bundles.drop("a")
-    assert (len(bundles), bundles.all()) == (0, [])
+    bundler = OutputBundler()
+    bundler.add("a", [])
+    bundler.push([output("a", [1])])
+    assert len(bundler) == 1
+    bundler.forget("a")
+    assert (len(bundler), bundler.flush()) == (0, [])
 
 
 def test_an_end_without_a_token_brings_those_that_waited():
-    bundles = Bundles()
-    bundles.add("a", [])
-    bundles.leaving([output("a", [4])])
-    (last,) = bundles.leaving([output("a", [], finish="error")])
+    bundler = OutputBundler()
+    bundler.add("a", [])
+    bundler.push([output("a", [4])])
+    (last,) = bundler.push([output("a", [], finish="error")])
     assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4], [[-4.0]])
 
 
@@ -76,14 +76,14 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), m
 @given(STEPS, st.sets(st.integers(0, 9)))
 def test_whatever_comes_leaves_once_and_in_order(steps, deliver_at):
     """The third of a step: everything leaves after it."""
-    bundles, sampled, left, waiting = Bundles(), {}, {}, {}
+    bundler, sampled, left, waiting = OutputBundler(), {}, {}, {}
     for name in "abc":
-        bundles.add(name, deliver_at)
+        bundler.add(name, deliver_at)
         sampled[name], left[name], waiting[name] = [], [], 0
     for name, tokens, pause in [*steps, ("a", [0], True)]:
         sampled[name] += tokens
         waiting[name] += 1
-        for found in bundles.leaving([output(name, tokens)]) + (bundles.all() if pause else []):
+        for found in bundler.push([output(name, tokens)]) + (bundler.flush() if pause else []):
             left[found.request_id] += found.new_token_ids
             waiting[found.request_id] = 0
             expected = [-token for token in found.new_token_ids]

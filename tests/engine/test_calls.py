@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algo.sft import Example, examples
-from engine.rollout.chat_template import Chat
+from engine.rollout.chat_template import ChatTemplate
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.engine.test_chat import HERMES, TINY, tokenizer
@@ -22,10 +22,13 @@ LINES = HERMES.replace("{{ m.content }}<|im_end|>", RENDERED + "<|im_end|>")
 # A chat, and the text that its template makes of a content and calls.
 CHATS = {
     "lines": (
-        Chat(tokenizer(LINES)),
+        ChatTemplate(tokenizer(LINES)),
         lambda content, calls: content + "".join(f"\n{_tag(call, 10)}" for call in calls),
     ),
-    "tiny": (Chat.load(TINY), lambda content, calls: "\n".join([content] * bool(content) + [_tag(c) for c in calls])),
+    "tiny": (
+        ChatTemplate.load(TINY),
+        lambda content, calls: "\n".join([content] * bool(content) + [_tag(c) for c in calls]),
+    ),
 }
 functions = st.builds(lambda parts: {"name": "python", "arguments": {"code": "".join(parts)}}, codes)
 
@@ -76,7 +79,7 @@ def test_calls_as_data_follow_what_the_template_begins_a_turn_with(shown):
     if shown == "in the last turn":
         opening, last = "{{ m.role }}\n", "{% if loop.last and m.role == 'assistant' %}<reason></reason>{% endif %}"
         template = template.replace(opening, opening + last)
-    chat = Chat(tokenizer(template))
+    chat = ChatTemplate(tokenizer(template))
     said = [with_calls({"function": GOOD}, content="<reason></reason>I look"), {"role": "tool", "content": "1"}]
     messages = [USER, *said, {"role": "assistant", "content": "<reason></reason>It is 1"}]
     given, asked, answered, last = chat.conversation(messages)
@@ -136,4 +139,4 @@ def test_a_template_that_leaves_something_out_is_refused(template):
     with pytest.raises(
         ValueError, match=r"message 1: the chat template renders content 'I think' and tool_calls \[Tool"
     ):
-        Chat(tokenizer(template)).conversation([USER, with_calls({"function": GOOD}, content="I think")])
+        ChatTemplate(tokenizer(template)).conversation([USER, with_calls({"function": GOOD}, content="I think")])

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from engine.fleet.canary import CanaryFailed, Weights, compare, tolerance, tolerance_of
+from engine.fleet.canary import CanaryFailed, compare, tolerance, tolerance_of
+from engine.types import PublishedWeights
 
 # Between vLLM and the learner, where nothing was wrong: the quick start's agent, SmolLM2-135M, random 97 M, the tiny
 # agent with bfloat16 on one side. What a stale head made at least: 0.38 at 12 layers.
@@ -19,7 +20,10 @@ BROKEN = [("float32", 3, 1e-3), ("float32", 80, 1e-3), ("bfloat16", 12, 0.38)]
 
 @pytest.mark.parametrize(("dtype", "layers", "ordinary"), ORDINARY)
 def test_rounding_passes_with_room_to_spare(dtype, layers, ordinary):
-    weights, allowed = Weights("/w", 7, np.asarray([-1.0, -2.0, -3.0], np.float32)), tolerance(dtype, layers=layers)
+    weights, allowed = (
+        PublishedWeights("/w", 7, np.asarray([-1.0, -2.0, -3.0], np.float32)),
+        tolerance(dtype, layers=layers),
+    )
     found = weights.canary + np.float32(ordinary)
     assert compare(1, found, weights, allowed) == pytest.approx(ordinary, rel=0.1)
     assert allowed > 3 * ordinary
@@ -27,7 +31,10 @@ def test_rounding_passes_with_room_to_spare(dtype, layers, ordinary):
 
 @pytest.mark.parametrize(("dtype", "layers", "broken"), BROKEN)
 def test_weights_that_are_partly_old_do_not_pass(dtype, layers, broken):
-    weights, allowed = Weights("/w", 7, np.asarray([-1.0, -2.0, -3.0], np.float32)), tolerance(dtype, layers=layers)
+    weights, allowed = (
+        PublishedWeights("/w", 7, np.asarray([-1.0, -2.0, -3.0], np.float32)),
+        tolerance(dtype, layers=layers),
+    )
     with pytest.raises(CanaryFailed, match="replica 1 after weight update 7"):
         compare(1, weights.canary - np.float32(broken), weights, allowed)
     with pytest.raises(CanaryFailed):

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
+from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 
 TINY = Path(__file__).parent.parent.parent / "recipes/tiny/agent"
 HERMES = (
@@ -41,7 +41,7 @@ def tokenizer(template=HERMES, eos="<|im_end|>", tags=("<tool_call>", "</tool_ca
 
 @pytest.fixture(scope="module", params=["bytes", "tiny"])
 def chat(request):
-    return Chat.load(TINY) if request.param == "tiny" else Chat(tokenizer())
+    return ChatTemplate.load(TINY) if request.param == "tiny" else ChatTemplate(tokenizer())
 
 
 def test_the_audit_passes(chat):
@@ -86,14 +86,14 @@ def test_a_conversation_with_several_user_turns(chat):
 
 
 def test_what_cannot_be_learnt_is_refused():
-    chat = Chat(tokenizer())
+    chat = ChatTemplate(tokenizer())
     with pytest.raises(ValueError, match=r"no assistant's turn in a conversation of \['user'\]"):
         chat.conversation([USER])
     with pytest.raises(ValueError, match="message 1: the assistant's turn holds the end-of-turn token"):
         chat.conversation([USER, {"role": "assistant", "content": "a<|im_end|>b"}])
     forgetful = HERMES.replace("{{ m.content }}<|im_end|>", "{{ m.content if loop.index < 3 or loop.last }}<|im_end|>")
     with pytest.raises(TemplateError, match="not append-only"):
-        Chat(tokenizer(forgetful)).conversation([USER, SAID, USER, SAID, USER, SAID])
+        ChatTemplate(tokenizer(forgetful)).conversation([USER, SAID, USER, SAID, USER, SAID])
 
 
 # Control tokens in what a tool printed
@@ -138,7 +138,7 @@ def test_what_is_handed_out_is_the_callers_own(chat):
 
 def test_the_tokens_that_can_complete_a_tag(chat):
     vocabulary = chat._fast.get_vocab(with_added_tokens=True)
-    closers = chat.closers("</tool_call>")
+    closers = chat.tokens_completing("</tool_call>")
     assert {vocabulary["</tool_call>"], vocabulary[">"]} <= closers
     assert not closers & {vocabulary["<tool_call>"], vocabulary["<|im_end|>"], vocabulary["a"], vocabulary["<"]}
 
@@ -150,7 +150,7 @@ def test_the_tokens_that_can_complete_a_tag(chat):
 def test_a_token_with_the_end_of_the_tag_anywhere_in_it_can_complete_the_tag(text, wanted):
     merged = tokenizer()
     merged.add_tokens([text])
-    assert (merged.convert_tokens_to_ids(text) in Chat(merged).closers("</tool_call>")) == wanted
+    assert (merged.convert_tokens_to_ids(text) in ChatTemplate(merged).tokens_completing("</tool_call>")) == wanted
 
 
 STRIPS_EARLIER_REASONING = HERMES.replace(
@@ -193,7 +193,7 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
 )
 def test_a_template_that_cannot_be_used_turn_by_turn_is_refused_with_the_cause(template, message):
     with pytest.raises(TemplateError, match=f"(?s){message}"):
-        Chat(tokenizer(template))
+        ChatTemplate(tokenizer(template))
 
 
 def test_a_template_that_puts_an_empty_thought_into_a_last_turn_without_one_is_as_good():
@@ -201,34 +201,34 @@ def test_a_template_that_puts_an_empty_thought_into_a_last_turn_without_one_is_a
     empty = (
         "{% if m.role == 'assistant' and loop.last and '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}"
     )
-    Chat(tokenizer(HERMES.replace("{{ m.content }}<|im_end|>", empty + "{{ m.content }}<|im_end|>")))
+    ChatTemplate(tokenizer(HERMES.replace("{{ m.content }}<|im_end|>", empty + "{{ m.content }}<|im_end|>")))
 
 
 def test_a_template_without_a_newline_after_the_end_of_turn_is_as_good():
-    chat = Chat(tokenizer(HERMES.replace("<|im_end|>\n", "<|im_end|>")))
+    chat = ChatTemplate(tokenizer(HERMES.replace("<|im_end|>\n", "<|im_end|>")))
     assert chat.decode(chat.tool_ids(["5"])).startswith("<|im_start|>user\n<tool_response>\n5")
 
 
 def test_a_system_prompt_of_the_template_may_end_like_the_probe():
-    chat = Chat(tokenizer("<|im_start|>system\nLike pizza<|im_end|>\n" + HERMES))
+    chat = ChatTemplate(tokenizer("<|im_start|>system\nLike pizza<|im_end|>\n" + HERMES))
     assert chat.decode(chat.tool_ids(["5"])).startswith("\n<|im_start|>user\n<tool_response>\n5\n")
 
 
 def test_a_tokenizer_without_an_end_of_turn_token_is_refused():
     with pytest.raises(TemplateError, match="no end-of-turn token"):
-        Chat(tokenizer(eos=None))
+        ChatTemplate(tokenizer(eos=None))
 
 
 def test_a_tokenizer_that_loses_text_is_refused():
     lossy = tokenizer()
     lossy.backend_tokenizer.decoder = None
     with pytest.raises(TemplateError, match=r"does not give .* back"):
-        Chat(lossy)
+        ChatTemplate(lossy)
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"checkpoint '{tmp_path}/nowhere': no tokenizer_config.json there"):
-        Chat.load(tmp_path / "nowhere")
+        ChatTemplate.load(tmp_path / "nowhere")
 
 
 # What a configuration changes
@@ -256,7 +256,7 @@ CONFIGURED = {
 @pytest.fixture(scope="module", params=CONFIGURED)
 def configured(request):
     template, config = CONFIGURED[request.param]
-    return Chat(tokenizer(template), config)
+    return ChatTemplate(tokenizer(template), config)
 
 
 def text_of(chat, messages):
@@ -265,53 +265,57 @@ def text_of(chat, messages):
 
 def test_by_default_ids_are_what_they_always_were():
     """Of the quick start's agent, also with the schemas of its tools, which its template does not show."""
-    chat = Chat.load(TINY)
+    chat = ChatTemplate.load(TINY)
     asked, answered = (
         [1, 310, 201, 57, 74, 67, 349, 286, 24, 223, 12, 223, 25, 33, 2, 201, 1, 316, 201],
         [201, 1, 310, 201, 510, 201, 22, 20, 201, 511, 2, 201, 1, 316, 201],
     )
-    for same in (chat, chat.with_tools([LOOKUP]), Chat.load(TINY, ChatConfig())):
+    for same in (chat, chat.with_tools([LOOKUP]), ChatTemplate.load(TINY, ChatConfig())):
         assert same.prompt_ids([{"role": "user", "content": "What is 6 * 7?"}]) == asked
         assert same.tool_ids(["42"]) == answered
         assert same.prefill == ""
 
 
 def test_a_system_message_comes_first_unless_there_is_one():
-    chat = Chat(tokenizer(), ChatConfig(system="Be brief."))
+    chat = ChatTemplate(tokenizer(), ChatConfig(system="Be brief."))
     assert text_of(chat, [USER]).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
     own = {"role": "system", "content": "Be long."}
-    assert text_of(chat, [own, USER]) == text_of(Chat(tokenizer()), [own, USER])
+    assert text_of(chat, [own, USER]) == text_of(ChatTemplate(tokenizer()), [own, USER])
 
 
 def test_tools_are_shown_where_the_template_shows_tools():
-    chat = Chat(tokenizer(TOOLS))
+    chat = ChatTemplate(tokenizer(TOOLS))
     assert "<tools>" not in text_of(chat, [USER])
     shown = text_of(chat.with_tools([LOOKUP]), [USER])
     assert json.loads(shown[len("<tools>") : shown.index("</tools>")]) == [LOOKUP]
-    assert shown == text_of(Chat(tokenizer(TOOLS), ChatConfig(tools=(LOOKUP,))), [USER])
-    silent = Chat(tokenizer(TOOLS), ChatConfig(tools=()))
+    assert shown == text_of(ChatTemplate(tokenizer(TOOLS), ChatConfig(tools=(LOOKUP,))), [USER])
+    silent = ChatTemplate(tokenizer(TOOLS), ChatConfig(tools=()))
     assert silent.with_tools([LOOKUP]) is silent, "the configuration has the last word"
 
 
 def test_a_template_that_has_one_form_for_tools_uses_it():
     several = tokenizer()
     several.chat_template = {"default": HERMES, "tool_use": TOOLS}
-    chat = Chat(several)
+    chat = ChatTemplate(several)
     assert "<tools>" in text_of(chat.with_tools([LOOKUP]), [USER])
-    assert text_of(chat, [USER]) == text_of(Chat(tokenizer()), [USER])
+    assert text_of(chat, [USER]) == text_of(ChatTemplate(tokenizer()), [USER])
 
 
 def test_a_template_is_given_as_text_or_as_a_file(tmp_path):
     (tmp_path / "chat.jinja").write_text(REASON)
     for template in (REASON, tmp_path / "chat.jinja", str(tmp_path / "chat.jinja")):
         for own in (HERMES, None):
-            assert text_of(Chat(tokenizer(own), ChatConfig(template=template)), [USER]).endswith("assistant\n<reason>")
+            assert text_of(ChatTemplate(tokenizer(own), ChatConfig(template=template)), [USER]).endswith(
+                "assistant\n<reason>"
+            )
     with pytest.raises(TemplateError, match=f"{tmp_path}/absent"):
-        Chat(tokenizer(), ChatConfig(template=tmp_path / "absent"))
+        ChatTemplate(tokenizer(), ChatConfig(template=tmp_path / "absent"))
 
 
 def test_arguments_reach_the_template():
-    thinking, not_thinking = (Chat(tokenizer(THOUGHT), ChatConfig(template_arguments={"think": x})) for x in (1, 0))
+    thinking, not_thinking = (
+        ChatTemplate(tokenizer(THOUGHT), ChatConfig(template_arguments={"think": x})) for x in (1, 0)
+    )
     assert text_of(thinking, [USER]).endswith("assistant\n")
     assert text_of(not_thinking, [USER]).endswith("assistant\n<think></think>")
 
@@ -327,7 +331,7 @@ def test_arguments_reach_the_template():
 )
 def test_what_the_template_would_ignore_is_refused(config, named):
     with pytest.raises(TemplateError, match=named):
-        Chat(tokenizer(THOUGHT), config)
+        ChatTemplate(tokenizer(THOUGHT), config)
 
 
 @pytest.mark.parametrize(
@@ -340,12 +344,12 @@ def test_what_the_template_would_ignore_is_refused(config, named):
 )
 def test_the_audit_is_of_what_is_configured(condition, config):
     counting = HERMES + f"{{% if {condition} %}}{{{{ messages | length }}}}{{% endif %}}"
-    Chat(tokenizer(counting))
+    ChatTemplate(tokenizer(counting))
     with pytest.raises(TemplateError, match="not append-only"):
-        Chat(tokenizer(counting), config)
+        ChatTemplate(tokenizer(counting), config)
     if config.tools:
         with pytest.raises(TemplateError, match="not append-only"):
-            Chat(tokenizer(counting)).with_tools(config.tools)
+            ChatTemplate(tokenizer(counting)).with_tools(config.tools)
 
 
 @settings(max_examples=60, deadline=None)
@@ -380,8 +384,8 @@ def test_as_configured_a_conversation_to_learn_from_is_what_a_rollout_records(co
 
 def test_a_turn_that_does_not_begin_as_the_template_begins_it_cannot_be_learnt():
     with pytest.raises(ValueError, match=r"message 1: .*'<reason>'.*'Yes'"):
-        Chat(tokenizer(REASON)).conversation([USER, SAID])
-    forgets = Chat(tokenizer(FORGOTTEN_THOUGHT), ChatConfig(template_arguments={"think": False}))
+        ChatTemplate(tokenizer(REASON)).conversation([USER, SAID])
+    forgets = ChatTemplate(tokenizer(FORGOTTEN_THOUGHT), ChatConfig(template_arguments={"think": False}))
     [_, (ids, _)] = forgets.conversation([USER, SAID])
     assert forgets.decode(ids) == "Yes<|im_end|>"
 
@@ -414,8 +418,8 @@ def test_bytes_that_spoil_a_character_which_came_out_are_no_error():
     backend.decoder = Sequence([ByteFallback(), Fuse()])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     fast.chat_template = HERMES
-    chat = Chat(fast)
-    assert chat.closers("</a>") == {vocabulary[">"], vocabulary["<0x3E>"]}
+    chat = ChatTemplate(fast)
+    assert chat.tokens_completing("</a>") == {vocabulary[">"], vocabulary["<0x3E>"]}
     pieces = [["a", "<0x3E>"], ["<0xFF>", ">"], ["a", ">"]]
     ids = [[vocabulary[name] for name in piece] for piece in pieces]
     assert chat.decode([*ids[0], *ids[1], *ids[2]]) == "a\ufffd\ufffd>a>"
@@ -423,5 +427,5 @@ def test_bytes_that_spoil_a_character_which_came_out_are_no_error():
     assert [stream.step(piece) for piece in ids] == ["a>", "", ""]
 
 
-BYTES = Chat(tokenizer())
-CHATS = [BYTES, Chat.load(TINY)]
+BYTES = ChatTemplate(tokenizer())
+CHATS = [BYTES, ChatTemplate.load(TINY)]

@@ -14,6 +14,7 @@ from engine import ports
 from engine.balancing import balancer
 from engine.balancing.kv_aware import KvAware
 from engine.ports import ToolReply
+from engine.replica import port
 from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
@@ -88,7 +89,7 @@ def test_selectors(selector):
 
 
 async def test_generators():
-    await contracts.check_generator(example(ports.Generator)(), [5, 6, 7], stop_token_id=2)
+    await contracts.check_generator(example(port.Generator)(), [5, 6, 7], stop_token_id=2)
 
 
 async def test_replicas():
@@ -198,7 +199,7 @@ def test_a_bad_balancer_is_found():
             self.replicas.remove(replica)
 
     class Repeats(example(balancer.Balancer)):
-        def leave(self, key, tokens, finished):
+        def trajectory_ended(self, key, tokens, finished):
             self.home.pop(key, None)
 
     for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):

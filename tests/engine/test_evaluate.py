@@ -8,11 +8,11 @@ import pytest
 
 from algo.eval_stats import avg_at_k
 from engine.fleet.canary import CanaryFailed
-from engine.fleet.fleet import Weights
 from engine.ports import GraderUnavailable
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.evaluate import Evaluation, Evaluator
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 from tests.engine.node import ANSWER, CHAT
 from tests.fakes import Clock, Gate, Replicas, SlowReward, a_prompt, conversation, fleet_of, settle
 
@@ -55,7 +55,7 @@ class Setup:
     def weights(self, version, canary=0.0):
         path = self.learner / f"weights-{version}"
         path.write_bytes(b"")
-        return Weights(str(path), version, np.full(3, canary, np.float32))
+        return PublishedWeights(str(path), version, np.full(3, canary, np.float32))
 
     def submit(self, version, canary=0.0):
         """The learner removes the file at once."""

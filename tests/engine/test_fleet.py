@@ -11,10 +11,11 @@ from bench.fleet.baselines import ThunderPolled
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
-from engine.fleet.fleet import FleetConfig, Weights
+from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import STEADY_S
-from engine.ports import ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 from tests.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
 
 STOP = (1,)
@@ -26,7 +27,7 @@ def sampling(max_tokens=40, seed=9):
 
 
 def weights(version=1, canary=(0.0, 0.0, 0.0)):
-    return Weights(f"/w/{version}", version, np.asarray(canary, np.float32))
+    return PublishedWeights(f"/w/{version}", version, np.asarray(canary, np.float32))
 
 
 async def play(fleet, key=1, ids=(2, 3), group=0, **options):
@@ -36,7 +37,7 @@ async def play(fleet, key=1, ids=(2, 3), group=0, **options):
         async for replica, delta in fleet.turn(key, group, list(ids), sampling(**options)):
             found += [(replica, token) for token in delta.token_ids]
     finally:
-        fleet.leave(key, len(ids) + len(found), finished=True)
+        fleet.trajectory_ended(key, len(ids) + len(found), finished=True)
     return found
 
 
@@ -81,7 +82,7 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
                 first = replicas.made[replica]
                 first.die()
             spans = delta.spans
-        fleet.leave(1, 2 + len(found), finished=True)
+        fleet.trajectory_ended(1, 2 + len(found), finished=True)
         second = replicas.made[1 - first.index]
         assert found == expected()
         assert len(found) > 3, "the test needs a turn that is long enough"
@@ -101,7 +102,7 @@ async def disturbed(replicas, disturb, ids=(2, 3)):
             assert delta.logprobs == [logprob_of(token) for token in delta.token_ids]
             if len(found) == 3 and delta.token_ids:
                 await disturb(fleet, replicas.made[replica])
-        fleet.leave(1, len(ids) + len(found), finished=True)
+        fleet.trajectory_ended(1, len(ids) + len(found), finished=True)
         fleet._balancer.check()
     return found, list(delta.spans)
 
@@ -127,7 +128,7 @@ async def test_a_turn_that_dies_twice_samples_what_it_would_have_sampled():
             found += delta.token_ids
             if len(found) in (2, 4):
                 replicas.made[replica].die()
-        fleet.leave(1, 2 + len(found), finished=True)
+        fleet.trajectory_ended(1, 2 + len(found), finished=True)
     assert found == undisturbed
     assert sum(len(replica.requests) for replica in replicas.made) == 3
 
@@ -183,7 +184,7 @@ async def test_a_replica_that_dies_in_the_tick_of_a_placement_is_not_used():
             places = super().decide(now)
             placements.extend(places)
             if len(placements) == 1 and places:
-                asyncio.get_running_loop().call_soon(fleet._supervisor.down, replicas.made[0])
+                asyncio.get_running_loop().call_soon(fleet._supervisor.mark_dead, replicas.made[0])
             return places
 
     async with fleet_of(replicas, balancer=DiesUnderThePlacement(max_tokens=1000)) as fleet:
@@ -224,7 +225,7 @@ async def test_closing_a_turn_aborts_its_request():
         await turn.aclose()
         assert replicas.made[0].in_flight == 0
         assert len(replicas.made[0].aborted) == 1
-        fleet.leave(1, 3, finished=True)
+        fleet.trajectory_ended(1, 3, finished=True)
 
 
 async def test_a_finished_turn_leaves_nothing_in_flight():
@@ -238,7 +239,7 @@ async def test_a_finished_turn_leaves_nothing_in_flight():
 async def test_cancelling_a_waiting_turn_leaves_the_queue():
     replicas = Replicas()
     async with fleet_of(replicas, restarts=5) as fleet, asyncio.TaskGroup() as group:
-        fleet._supervisor.open.clear()
+        fleet._supervisor.weights_current.clear()
         waiting = group.create_task(play(fleet))
         await settle()
         assert fleet._balancer.waiting() == 1
@@ -560,7 +561,7 @@ async def test_samples_reach_the_balancer_and_the_peaks():
         assert fleet.last[0].free_blocks == 80
         assert fleet.kv_peak == {0: 0.6}
         assert fleet.preemptions == 3
-        assert fleet._balancer._books.free_blocks_R[0] == 80 - 2
+        assert fleet._balancer._ledger.arrays.free_blocks_R[0] == 80 - 2
 
 
 async def test_every_second_of_a_replica_has_a_cause():
@@ -572,16 +573,16 @@ async def test_every_second_of_a_replica_has_a_cause():
         await anext(turn)
         clock.now += 5
         await turn.aclose()
-        fleet.turn_done(1, 3)
+        fleet.turn_finished(1, 3)
         clock.now += 2
         update = group.create_task(fleet.update_weights(weights()))
         await gate.started.wait()
         clock.now += 3
         gate.release()
         await update
-        fleet.leave(1, 3, finished=True)
+        fleet.trajectory_ended(1, 3, finished=True)
         clock.now += 1
-        fleet.leave(1, 3, finished=True)
+        fleet.trajectory_ended(1, 3, finished=True)
     causes = {cause: seconds for cause, seconds in timeline.idle.seconds(clock.now)[0].items() if seconds}
     assert causes == {"busy": 5.0, "tool_wait": 2.0, "weight_sync": 3.0, "host": 1.0}
 
@@ -648,12 +649,12 @@ async def test_a_policy_of_ones_own_drives_the_fleet():
 
         def sample(self, replica, sample, now): ...
 
-        def arrive(self, key, group, prompt_tokens, tokens, now):
+        def request_turn(self, key, group, prompt_tokens, tokens, now):
             self.keys.append(key)
 
-        def turn_done(self, key, tokens, now): ...
+        def turn_finished(self, key, tokens, now): ...
 
-        def leave(self, key, tokens, finished): ...
+        def trajectory_ended(self, key, tokens, finished): ...
 
         def decide(self, now):
             keys, self.keys = self.keys, []

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from engine.balancing.balancer import Place
-from engine.ports import ReplicaDied, Sampling
+from engine.replica.port import ReplicaDied, Sampling
 from engine.telemetry.timeline import Timeline
 from tests.fakes import Gate, Replicas, ScriptedReplica, fleet_of, next_token, settle
 
@@ -32,13 +32,13 @@ class Directed:
 
     def sample(self, replica, sample, now): ...
 
-    def arrive(self, key, group, prompt_tokens, tokens, now):
+    def request_turn(self, key, group, prompt_tokens, tokens, now):
         self.waiting.append(key)
-        self.said.append(("arrive", key, tokens))
+        self.said.append(("request_turn", key, tokens))
 
-    def turn_done(self, key, tokens, now): ...
+    def turn_finished(self, key, tokens, now): ...
 
-    def leave(self, key, tokens, finished):
+    def trajectory_ended(self, key, tokens, finished):
         self.waiting = [other for other in self.waiting if other != key]
 
     def decide(self, now):
@@ -65,7 +65,7 @@ class Moving:
 
     async def __aexit__(self, *error):
         await self.turn.aclose()
-        self.fleet.leave(1, 2 + len(self.found), finished=True)
+        self.fleet.trajectory_ended(1, 2 + len(self.found), finished=True)
         await self.fleet.__aexit__(*error)
 
     async def until(self, tokens):
@@ -121,7 +121,7 @@ async def test_a_moved_turn_goes_on_from_its_tokens_with_what_is_left_of_its_bud
         assert list(run.spans) == [(0, at, at + 1) for at in range(len(WHOLE))], "both requests tell their versions"
         assert (first.in_flight, second.in_flight) == (0, 0)
         assert run.fleet.moves == 1
-        assert [said for said in run.policy.said if said[0] == "arrive"] == [("arrive", 1, 2)], (
+        assert [said for said in run.policy.said if said[0] == "request_turn"] == [("request_turn", 1, 2)], (
             "the books moved at once"
         )
 
@@ -166,7 +166,7 @@ async def test_a_turn_whose_replica_dies_before_the_abort_arrives_goes_on_where_
         await run.rest()
         assert run.found == WHOLE
         assert [len(replica.requests) for replica in run.replicas.made[:2]] == [1, 1]
-        assert [said for said in run.policy.said if said[0] == "arrive"] == [("arrive", 1, 2)]
+        assert [said for said in run.policy.said if said[0] == "request_turn"] == [("request_turn", 1, 2)]
 
 
 async def test_a_turn_whose_new_replica_dies_while_it_moves_is_placed_again():
@@ -181,7 +181,7 @@ async def test_a_turn_whose_new_replica_dies_while_it_moves_is_placed_again():
         await run.rest()
         assert run.found == WHOLE
         assert ("down", 1) in run.policy.said
-        assert [said[0] for said in run.policy.said if said[0] == "arrive"] == ["arrive"] * 2
+        assert [said[0] for said in run.policy.said if said[0] == "request_turn"] == ["request_turn"] * 2
 
 
 async def test_a_turn_whose_old_and_new_replicas_die_is_placed_again():
@@ -224,7 +224,7 @@ async def test_a_move_of_a_turn_that_is_placed_but_has_not_begun_costs_nothing()
     async with fleet_of(replicas, 2, balancer=Twice()) as fleet:
         async for _ in fleet.turn(1, 0, [2, 3], SAMPLING):
             pass
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         assert [len(replica.requests) for replica in replicas.made] == [0, 1]
         assert fleet.moves == 0
 
@@ -298,7 +298,7 @@ async def test_an_abort_that_fails_takes_the_replica_down():
         await settle()
         async for _, delta in turn:
             found += delta.token_ids
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         assert found == WHOLE
         assert ("down", 0) in policy.said
 

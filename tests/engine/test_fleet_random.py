@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fleet.fleet import Superseded
-from engine.ports import Sampling
+from engine.replica.port import Sampling
 from tests.engine.faults import Restless
 from tests.engine.test_fleet import weights
 from tests.fakes import Replicas, fleet_of, next_token, settle
@@ -37,7 +37,7 @@ async def turn(fleet, key):
         except Superseded:
             pass
         finally:
-            fleet.leave(key, 2 + len(found), finished=False)
+            fleet.trajectory_ended(key, 2 + len(found), finished=False)
 
 
 async def storm(seed, on_update):

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.fleet.fleet import FleetConfig, Superseded
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Superseded
 from tests.engine.test_fleet import expected, play, sampling, weights
 from tests.fakes import Gate, Replicas, fleet_of, settle
 
@@ -30,7 +31,7 @@ async def test_turns_in_flight_go_on_under_the_new_weights():
         async for _, delta in turn:
             found += delta.token_ids
             spans = delta.spans
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         assert found == expected()
         assert [version for version, _, _ in spans] == [0, 0, *[4] * (len(found) - 2)]
         assert replicas.made[0].aborted == []
@@ -46,7 +47,7 @@ async def test_restart_ends_what_is_in_flight_and_it_begins_again_under_the_new_
         with pytest.raises(Superseded, match="trajectory 1 began under version 0, now it is 4"):
             async for _ in turn:
                 pass
-        fleet.leave(1, 4, finished=False)
+        fleet.trajectory_ended(1, 4, finished=False)
         assert replicas.made[0].in_flight == 0
         gate.release()
         await update
@@ -61,7 +62,7 @@ async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_i
         for key in (1, 2):
             async for _ in fleet.turn(key, 0, [2, 3], sampling()):
                 pass
-            fleet.turn_done(key, 9)
+            fleet.turn_finished(key, 9)
         fleet._balancer.decide = lambda now: []
         waiting = group.create_task(superseded(fleet, 2))
         fresh = group.create_task(anext(fleet.turn(3, 0, [2] * 9, sampling())))
@@ -73,7 +74,7 @@ async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_i
         assert not fresh.done(), "it has no token yet: it goes on waiting"
         fresh.cancel()
         for key in (1, 2, 3):
-            fleet.leave(key, 9, finished=False)
+            fleet.trajectory_ended(key, 9, finished=False)
         assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
 
 
@@ -87,7 +88,7 @@ async def test_restart_lets_a_turn_end_that_ends_before_its_abort_arrives():
         async for _, delta in turn:
             found += delta.token_ids
         gate.release()
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         assert found == expected()
         assert delta.finish == "stop"
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import first_error
-from engine.fleet.fleet import Weights
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
 from engine.rollout.python_tool import PythonSessions
@@ -19,7 +18,7 @@ from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import Attempt, GroupConfig, Verdict, groups
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
-from engine.types import Boundary
+from engine.types import Boundary, PublishedWeights
 from tests.engine.held import HeldRollouts, reward
 from tests.engine.node import ANSWER, CHAT, END, Setup, call
 from tests.fakes import (
@@ -549,7 +548,7 @@ async def test_tokens_add_up_on_real_rollouts_while_replicas_die_and_weights_cha
                 await settle(20)
                 next(replica for replica in replicas.made if not replica.died.is_set()).die()
                 await settle(20)
-                await fleet.update_weights(Weights("weights", version, np.zeros(3, np.float32)))
+                await fleet.update_weights(PublishedWeights("weights", version, np.zeros(3, np.float32)))
         assert fleet.deaths > 3
     assert sorted(group.lease for group in stage.out) == list(range(12))
     found = metrics.step(stage.out, 5)

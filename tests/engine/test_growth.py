@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.balancing.length_forecast import HORIZONS, Growth, Kin
+from engine.balancing.length_forecast import HORIZONS, GroupStats, LengthForecast
 
 
 def sizes(*values):
@@ -11,31 +11,31 @@ def sizes(*values):
 
 
 def learnt(ended, going=(), max_tokens=1000, **options):
-    growth = Growth(max_tokens, **options)
+    lengths = LengthForecast(max_tokens, **options)
     for size in ended:
-        growth.end(Kin(0), size)
-    growth.refresh(sizes(*going), [Kin(0) for _ in going], [])
-    return growth
+        lengths.end(GroupStats(0), size)
+    lengths.refresh(sizes(*going), [GroupStats(0) for _ in going], [])
+    return lengths
 
 
 def test_at_first_all_sizes_up_to_the_bound_are_alike():
-    growth = Growth(1000)
-    assert growth.mean_tokens() == pytest.approx(500, rel=0.01)
-    assert growth.rest_tokens(500) == pytest.approx(250, rel=0.03)
-    assert growth.rest_tokens(1000) < growth.bin_tokens
-    rows_NH = growth.predict(sizes(0), [Kin(0)])
+    lengths = LengthForecast(1000)
+    assert lengths.mean_tokens() == pytest.approx(500, rel=0.01)
+    assert lengths.expected_remaining(500) == pytest.approx(250, rel=0.03)
+    assert lengths.expected_remaining(1000) < lengths.bin_tokens
+    rows_NH = lengths.predict(sizes(0), [GroupStats(0)])
     mean_H, variance_H = rows_NH[0, : len(HORIZONS)], rows_NH[0, len(HORIZONS) :]
     assert mean_H.max() == pytest.approx(250, rel=0.05), "h (1 - h) at the half"
-    then_H = np.array([int(horizon * growth.mean_tokens()) for horizon in HORIZONS])
+    then_H = np.array([int(horizon * lengths.mean_tokens()) for horizon in HORIZONS])
     assert variance_H == pytest.approx(mean_H * (then_H - mean_H), rel=0.02, abs=500), "of a size that is there or not"
 
 
 def test_the_mean_of_what_ended_is_found():
     drawn = np.random.default_rng(0).lognormal(5, 0.6, 2000).clip(0, 999).astype(int)
-    growth = learnt(drawn)
-    assert growth.mean_tokens() == pytest.approx(drawn.mean(), rel=0.03)
+    lengths = learnt(drawn)
+    assert lengths.mean_tokens() == pytest.approx(drawn.mean(), rel=0.03)
     longer = drawn[drawn > 300]
-    assert growth.rest_tokens(300) == pytest.approx((longer - 300).mean(), rel=0.06)
+    assert lengths.expected_remaining(300) == pytest.approx((longer - 300).mean(), rel=0.06)
 
 
 def test_those_still_going_keep_the_first_ends_from_making_all_look_short():
@@ -46,37 +46,37 @@ def test_those_still_going_keep_the_first_ends_from_making_all_look_short():
 
 
 def test_the_oldest_ends_are_forgotten():
-    growth = learnt([100] * 50 + [500] * 50, history=50)
-    assert growth.mean_tokens() == pytest.approx(500, rel=0.05)
+    lengths = learnt([100] * 50 + [500] * 50, history=50)
+    assert lengths.mean_tokens() == pytest.approx(500, rel=0.05)
 
 
 def test_a_group_whose_members_ended_early_is_expected_to_end_early_and_a_long_one_late():
     drawn = np.random.default_rng(2).lognormal(5, 0.6, 500).clip(0, 999).astype(int)
-    growth = Growth(1000)
-    short, usual, long = Kin(0), Kin(0), Kin(0)
+    lengths = LengthForecast(1000)
+    short, usual, long = GroupStats(0), GroupStats(0), GroupStats(0)
     for size in drawn:
-        growth.end(Kin(0), int(size))
+        lengths.end(GroupStats(0), int(size))
     for _ in range(4):
-        growth.end(short, 40)
-    growth.refresh(sizes(800, 800, 800), [long] * 3, [short, usual, long])
+        lengths.end(short, 40)
+    lengths.refresh(sizes(800, 800, 800), [long] * 3, [short, usual, long])
     at_a_mean = list(HORIZONS).index(0.9)
-    held = [growth.predict(sizes(0), [kin])[0][at_a_mean] for kin in (short, usual, long)]
+    held = [lengths.predict(sizes(0), [group])[0][at_a_mean] for group in (short, usual, long)]
     assert held[0] < 0.5 * held[1] < held[1] < 0.8 * held[2]
 
 
 def test_what_is_held_now_is_known_and_a_trajectory_beyond_the_bound_is_about_to_end():
-    growth = learnt([200, 300, 400])
-    rows_NH = growth.predict(sizes(0, 150, 2000), [Kin(0)] * 3)
+    lengths = learnt([200, 300, 400])
+    rows_NH = lengths.predict(sizes(0, 150, 2000), [GroupStats(0)] * 3)
     assert rows_NH[:, 0].tolist() == [0, 150, 2000]
     assert rows_NH.dtype == np.int64
-    assert growth.rest_tokens(2000) < growth.bin_tokens
+    assert lengths.expected_remaining(2000) < lengths.bin_tokens
 
 
 def test_the_chance_over_groups_is_that_over_all():
     """A group of which nothing is known behaves as the mean over all groups."""
-    growth = learnt([100, 200, 300, 400] * 50)
-    kin = Kin(0)
-    then_H = np.array(HORIZONS) * growth.mean_tokens()
-    alive_H = growth.predict(sizes(0), [kin])[0][1 : len(HORIZONS)] / then_H[1:]
+    lengths = learnt([100, 200, 300, 400] * 50)
+    group = GroupStats(0)
+    then_H = np.array(HORIZONS) * lengths.mean_tokens()
+    alive_H = lengths.predict(sizes(0), [group])[0][1 : len(HORIZONS)] / then_H[1:]
     expected_H = [np.mean([size >= then for size in (100, 200, 300, 400)]) for then in then_H[1:]]
     assert alive_H == pytest.approx(expected_H, abs=0.06)

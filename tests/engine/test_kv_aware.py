@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.kv_ledger import KNOWN
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 BLOCK = 32
 
@@ -21,7 +21,7 @@ def balancer(replicas=1, blocks=100, max_tokens=320, **options):
 
 def arrive(policy, *keys, tokens=32, group=None, now=0.0):
     for key in keys:
-        policy.arrive(key, key if group is None else group, tokens, tokens, now)
+        policy.request_turn(key, key if group is None else group, tokens, tokens, now)
 
 
 def decided(policy, now=0.0):
@@ -49,7 +49,7 @@ def test_an_empty_replica_takes_the_first_in_line_whatever_it_needs():
     policy = balancer(blocks=1)
     arrive(policy, 1, 2)
     assert decided(policy) == [(1, 0, "empty")]
-    policy.leave(1, 320, True)
+    policy.trajectory_ended(1, 320, True)
     assert decided(policy) == [(2, 0, "empty")]
 
 
@@ -74,7 +74,7 @@ def test_the_cheaper_a_preemption_the_more_are_admitted():
         before = decided(policy)
         learn_costs(policy, per_token_s=per_token_s)
         for count, (key, _, _) in enumerate(before + decided(policy)):
-            policy.leave(key, 200, count < 16)  # as many ends in all cases
+            policy.trajectory_ended(key, 200, count < 16)  # as many ends in all cases
         return len(decided(policy))
 
     cheap, some, dear = (admitted(per_token_s) for per_token_s in (1e-5, 6e-4, 0.1))
@@ -86,9 +86,9 @@ def test_short_ends_let_more_in_and_long_runs_fewer():
     def admitted(sizes, steps):
         policy = balancer(replicas=2, blocks=60)
         for key, size in enumerate(sizes):
-            policy.arrive(key, key, 32, 32, 0.0)
+            policy.request_turn(key, key, 32, 32, 0.0)
             policy.decide(0.0)
-            policy.leave(key, 32 + size, True)
+            policy.trajectory_ended(key, 32 + size, True)
         arrive(policy, *range(1000, 1010))
         decided(policy)
         for index in range(2):
@@ -103,15 +103,15 @@ def test_short_ends_let_more_in_and_long_runs_fewer():
 
 def test_what_waited_and_left_or_was_cancelled_teaches_nothing():
     policy = balancer(blocks=1000)
-    before = policy.growth.rest_tokens(10)
+    before = policy.lengths.expected_remaining(10)
     for key in range(40):
         arrive(policy, key)
         if key % 2:
             decided(policy)
-        policy.leave(key, 40, not key % 2)
+        policy.trajectory_ended(key, 40, not key % 2)
     arrive(policy, 99)
     decided(policy)
-    assert policy.growth.rest_tokens(10) == before
+    assert policy.lengths.expected_remaining(10) == before
 
 
 def test_live_free_blocks_are_a_hard_check_and_placements_count_until_they_are_seen():
@@ -142,10 +142,10 @@ def test_a_resident_group_prompt_needs_no_free_blocks():
 def test_members_that_go_on_half_done_hold_more_than_their_groups_prompt():
     policy = balancer(blocks=1000)
     for key, tokens in [(1, 640), (2, 640), (3, 64)]:
-        policy.arrive(key, 7, 64, tokens, 0.0)
+        policy.request_turn(key, 7, 64, tokens, 0.0)
     assert len(decided(policy)) == 3
     lost = 3 * BLOCK // 2  # half a block each
-    assert policy._books.replicas[0].reserved_H[0] == 64 + 2 * (640 - 64) + lost
+    assert policy._ledger.replicas[0].reserved_H[0] == 64 + 2 * (640 - 64) + lost
 
 
 def test_more_headroom_wins_and_a_resident_group_prompt_counts_as_its_blocks():
@@ -163,7 +163,7 @@ def test_ready_goes_home_before_everybody_else():
     policy = balancer(replicas=2)
     arrive(policy, 1, 2)
     decided(policy)
-    policy.turn_done(2, 64, 1.0)
+    policy.turn_finished(2, 64, 1.0)
     arrive(policy, 3)
     arrive(policy, 2, tokens=70, now=2.0)
     assert decided(policy, 2.0)[0] == (2, 1, "home")
@@ -176,7 +176,7 @@ def test_the_first_in_line_is_not_overtaken_by_one_that_would_fit():
     arrive(policy, 2, tokens=640)
     arrive(policy, 3)
     assert decided(policy) == []
-    policy.leave(1, 42, True)
+    policy.trajectory_ended(1, 42, True)
     assert decided(policy)[0] == (2, 0, "empty")
 
 
@@ -184,7 +184,7 @@ def test_a_fresh_one_does_not_overtake_a_parked_one():
     policy = balancer(blocks=30, max_tokens=800, hold_s=1.0)
     arrive(policy, 1, tokens=700)
     decided(policy)
-    policy.turn_done(1, 700, now=0.0)
+    policy.turn_finished(1, 700, now=0.0)
     arrive(policy, 2, tokens=320)
     assert decided(policy, 2.0) == [(2, 0, "empty")]
     arrive(policy, 1, tokens=750, now=3.0)
@@ -198,14 +198,14 @@ def test_a_tool_wait_keeps_its_place_until_hold_s_then_it_is_parked():
     policy = balancer(blocks=4)  # one trajectory fills it
     arrive(policy, 1)
     decided(policy)
-    policy.turn_done(1, 64, now=0.0)
+    policy.turn_finished(1, 64, now=0.0)
     arrive(policy, 2)
     assert decided(policy, 25.0) == []
     assert decided(policy, 25.1) == [(2, 0, "empty")]
     arrive(policy, 3)
     arrive(policy, 1, tokens=70, now=30.0)
     assert decided(policy, 30.0) == []
-    policy.leave(2, 100, True)
+    policy.trajectory_ended(2, 100, True)
     assert decided(policy, 30.0) == [(1, 0, "empty")], "parked goes before fresh"
 
 
@@ -213,7 +213,7 @@ def test_one_that_comes_back_late_is_parked_even_when_nobody_wanted_its_place():
     policy = balancer()
     arrive(policy, 1)
     decided(policy)
-    policy.turn_done(1, 64, now=0.0)
+    policy.turn_finished(1, 64, now=0.0)
     arrive(policy, 1, tokens=70, now=26.0)
     assert decided(policy, 26.0) == [(1, 0, "headroom")]
 
@@ -224,31 +224,31 @@ def test_where_more_is_held_than_there_is_those_who_wait_longest_for_tools_lose_
     arrive(policy, 1, 2, 3)
     assert len(decided(policy)) == 3
     for key, tokens in [(2, 200), (1, 200)]:
-        policy.turn_done(key, tokens, now=0.0)
+        policy.turn_finished(key, tokens, now=0.0)
     if crowded:
         arrive(policy, 4, tokens=1000)
     assert decided(policy, 1.0) == []
     policy.sample(0, free(20, running=1, steps=300), 1.0)  # the third holds 300 more: 700 of 640 tokens
     assert decided(policy, 1.0) == []
-    policy.leave(4, 1000, False)
+    policy.trajectory_ended(4, 1000, False)
     for key, expected in [(1, "home"), (2, "headroom")]:
         arrive(policy, key, tokens=210, now=2.0)
-        policy.leave(3, 400, False)
+        policy.trajectory_ended(3, 400, False)
         assert decided(policy, 2.0) == [(key, 0, expected)]
 
 
 def test_no_forecast_is_made_while_all_fit_even_at_their_bound():
     policy = balancer(blocks=100, max_tokens=320)
-    learnt = policy.growth.version
+    learnt = policy.lengths.version
     for key in range(30):
         arrive(policy, key, group=0)
         assert decided(policy) == [(key, 0, "headroom")]
         if key >= 7:  # eight of 320 fill 2,560 of the 2,720 tokens that are given out
-            policy.leave(key - 7, 200, True)
-    assert policy.growth.version == learnt
+            policy.trajectory_ended(key - 7, 200, True)
+    assert policy.lengths.version == learnt
     arrive(policy, 30, 31, group=0)
     assert len(decided(policy)) == 2, "it is known by now that they end at 200"
-    assert policy.growth.version > learnt
+    assert policy.lengths.version > learnt
 
 
 def test_what_was_predicted_for_groups_that_are_gone_is_forgotten_also_while_all_fit():
@@ -256,8 +256,8 @@ def test_what_was_predicted_for_groups_that_are_gone_is_forgotten_also_while_all
     for key in range(10_000):
         arrive(policy, key)
         assert len(decided(policy)) == 1
-        policy.leave(key, 40, True)
-    assert len(policy._books._known) <= KNOWN
+        policy.trajectory_ended(key, 40, True)
+    assert len(policy._ledger._known) <= KNOWN
 
 
 def test_a_place_is_held_as_long_as_computing_a_full_cache_takes():
@@ -266,7 +266,7 @@ def test_a_place_is_held_as_long_as_computing_a_full_cache_takes():
     arrive(policy, 1)
     decided(policy)
     for wait_s, expected in [(2.9, "home"), (3.5, "headroom")]:
-        policy.turn_done(1, 64, now=0.0)
+        policy.turn_finished(1, 64, now=0.0)
         arrive(policy, 1, tokens=70, now=wait_s)
         assert decided(policy, wait_s) == [(1, 0, expected)]
 
@@ -276,14 +276,14 @@ def test_what_ran_or_waited_on_a_dead_replica_goes_elsewhere():
     arrive(policy, 1, 2, 3, 4)
     places = {key: replica for key, replica, _ in decided(policy)}
     running, ready = [key for key in places if places[key] == 0]
-    policy.turn_done(ready, 50, 0.0)
+    policy.turn_finished(ready, 50, 0.0)
     arrive(policy, ready, tokens=60)
     policy.replica_down(0)
     policy.check()
     arrive(policy, running, tokens=40)
     assert sorted(decided(policy)) == sorted([(running, 1, "headroom"), (ready, 1, "headroom")])
     for key in places:
-        policy.leave(key, 70, True)
+        policy.trajectory_ended(key, 70, True)
     assert policy.reserved_blocks() == 0
 
 
@@ -292,7 +292,7 @@ def test_a_turn_may_end_in_the_moment_its_replica_dies():
     arrive(policy, 1)
     decided(policy)
     policy.replica_down(0)
-    policy.turn_done(1, 50, 0.0)
+    policy.turn_finished(1, 50, 0.0)
     arrive(policy, 1, tokens=60)
     assert decided(policy) == []
     policy.replica_up(0, 100, BLOCK)
@@ -314,7 +314,7 @@ def test_events_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="trajectory 1 arrives while fresh"):
         arrive(policy, 1)
     with pytest.raises(ValueError, match="trajectory 1 ends a turn while fresh"):
-        policy.turn_done(1, 2, 0.0)
+        policy.turn_finished(1, 2, 0.0)
     decided(policy)
     with pytest.raises(ValueError, match="trajectory 1 arrives while running"):
         arrive(policy, 1)
@@ -337,8 +337,8 @@ def test_leave_is_idempotent_and_a_late_sample_of_a_dead_replica_is_ignored():
     policy = balancer()
     arrive(policy, 1)
     decided(policy)
-    policy.leave(1, 10, True)
-    policy.leave(1, 10, True)
+    policy.trajectory_ended(1, 10, True)
+    policy.trajectory_ended(1, 10, True)
     policy.replica_down(0)
     policy.sample(0, free(3), 0.0)
     policy.check()
@@ -348,7 +348,7 @@ def test_nothing_new_goes_to_a_draining_replica_and_what_runs_there_moves_away()
     policy = balancer(replicas=2, blocks=1000)
     arrive(policy, 1, 2, 3)
     assert decided(policy) == [(1, 0, "headroom"), (2, 1, "headroom"), (3, 0, "headroom")]
-    policy.turn_done(3, 50, 0.0)
+    policy.turn_finished(3, 50, 0.0)
     policy.replica_drain(0)
     policy.check()
     arrive(policy, 4)
@@ -363,7 +363,7 @@ def test_those_that_find_no_room_stay_on_a_draining_replica_until_there_is_some(
     assert decided(policy) == [(1, 0, "empty"), (2, 1, "empty")]
     policy.replica_drain(0)
     assert decided(policy) == []
-    policy.leave(2, 50, True)
+    policy.trajectory_ended(2, 50, True)
     assert decided(policy) == [(1, 1, "drain")]
 
 
@@ -386,7 +386,7 @@ def test_in_the_tail_a_running_trajectory_moves_to_a_faster_replica_with_its_cos
     assert place.go_s < 0.85 * place.stay_s
     assert 14 < place.stay_s < 20
     assert decided(policy, 3.0) == [], "not again at once"
-    policy.turn_done(place.key, 64, 3.1)
+    policy.turn_finished(place.key, 64, 3.1)
     arrive(policy, place.key, tokens=70, now=3.2)
     assert decided(policy, 3.2) == [(place.key, 1, "home")]
 
@@ -394,7 +394,7 @@ def test_in_the_tail_a_running_trajectory_moves_to_a_faster_replica_with_its_cos
 def test_in_the_tail_a_turn_begins_on_a_faster_replica():
     policy = KvAware(320, hold_s=25.0)
     crowd(policy, 10)
-    policy.turn_done(4, 64, 3.0)
+    policy.turn_finished(4, 64, 3.0)
     arrive(policy, 4, tokens=70, now=3.1)
     assert decided(policy, 3.1)[0] == (4, 1, "tail")
 
@@ -406,28 +406,28 @@ def test_nobody_moves_while_others_wait_nor_more_often_than_allowed():
     assert decided(policy, 3.0) == [(99, 1, "empty")]
     arrive(policy, 98, tokens=10**6)
     assert decided(policy, 3.0) == []
-    policy.leave(99, 10, False)
-    policy.leave(98, 10, False)
+    policy.trajectory_ended(99, 10, False)
+    policy.trajectory_ended(98, 10, False)
     for _ in range(2):
         policy.sample(1, free(1000), 3.5)
     moved = [place.key for now in range(4, 100) for place in policy.decide(float(now))]
     assert len(moved) == len(set(moved)) > 1
     for key in set(range(10)) - set(moved):
-        policy.leave(key, 60, True)
+        policy.trajectory_ended(key, 60, True)
     policy.sample(0, free(1000), 100.0)
     assert [place for now in range(101, 200) for place in policy.decide(float(now))] == []
 
 
 def test_events_of_before_a_move_are_taken():
     """It ended its turn, left, or its old replica died while the move was on its way."""
-    for event in ("turn_done", "leave", "down", "new down"):
+    for event in ("turn_finished", "trajectory_ended", "down", "new down"):
         policy = KvAware(320, hold_s=25.0)
         crowd(policy, 10)
         (place,) = policy.decide(3.0)
-        if event == "turn_done":
-            policy.turn_done(place.key, 64, 3.1)
-        elif event == "leave":
-            policy.leave(place.key, 64, True)
+        if event == "turn_finished":
+            policy.turn_finished(place.key, 64, 3.1)
+        elif event == "trajectory_ended":
+            policy.trajectory_ended(place.key, 64, True)
         elif event == "down":
             policy.replica_down(0)
             arrive(policy, place.key, tokens=40)
@@ -473,7 +473,7 @@ class Machine(RuleBasedStateMachine):
         self.draining.discard(replica)
         self.policy.replica_down(replica)
         for key in [key for key, state in self.state.items() if state == replica]:
-            self.policy.arrive(key, key % 3, 30, 30, self.now)
+            self.policy.request_turn(key, key % 3, 30, 30, self.now)
             self.state[key] = "waiting"
         self.decide()
 
@@ -497,7 +497,7 @@ class Machine(RuleBasedStateMachine):
     def new(self, count, tokens):
         for _ in range(count):
             self.key += 1
-            self.policy.arrive(self.key, self.key % 3, tokens, tokens, self.now)
+            self.policy.request_turn(self.key, self.key % 3, tokens, tokens, self.now)
             self.state[self.key] = "waiting"
             self.order.append(self.key)
         self.decide()
@@ -506,7 +506,7 @@ class Machine(RuleBasedStateMachine):
     def turn_ends(self, pick, tokens):
         if keys := [key for key, state in self.state.items() if isinstance(state, int)]:
             key = keys[pick % len(keys)]
-            self.policy.turn_done(key, tokens, self.now)
+            self.policy.turn_finished(key, tokens, self.now)
             self.state[key] = "tool"
             self.decide()
 
@@ -514,7 +514,7 @@ class Machine(RuleBasedStateMachine):
     def tool_answers(self, pick, tokens):
         if keys := [key for key, state in self.state.items() if state == "tool"]:
             key = keys[pick % len(keys)]
-            self.policy.arrive(key, key % 3, tokens, tokens, self.now)
+            self.policy.request_turn(key, key % 3, tokens, tokens, self.now)
             self.state[key] = "waiting"
             self.decide()
 
@@ -526,7 +526,7 @@ class Machine(RuleBasedStateMachine):
             if key in self.order:
                 self.order.remove(key)
             for _ in range(1 + twice):
-                self.policy.leave(key, tokens, finished)
+                self.policy.trajectory_ended(key, tokens, finished)
             self.decide()
 
     @rule(seconds=st.floats(0.1, 15))
@@ -535,7 +535,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def decide(self):
-        parked = set(self.policy._books.queues["parked"])
+        parked = set(self.policy._ledger.queues["parked"])
         waited = self.policy.waiting()
         for place in self.policy.decide(self.now):
             before = self.state[place.key]
@@ -545,18 +545,18 @@ class Machine(RuleBasedStateMachine):
             assert place.replica not in self.draining or place.rule == "home", place
             if isinstance(before, int):
                 assert place.rule == "drain" or not parked | set(self.order), "moved while others wait"
-                assert self.policy._books.items[place.key].moves > 0, place
+                assert self.policy._ledger.trajectories[place.key].moves > 0, place
             self.state[place.key] = place.replica
             parked.discard(place.key)
             if place.key in self.order:
                 assert self.order.pop(0) == place.key, "a fresh one was overtaken"
                 assert not parked, "a fresh one overtook a parked one"
         waiting = [key for key, state in self.state.items() if state == "waiting"]
-        books = self.policy._books
-        idle = [index for index in self.up if index not in self.draining and not books.replicas[index].active]
+        ledger = self.policy._ledger
+        idle = [index for index in self.up if index not in self.draining and not ledger.replicas[index].active]
         assert not (waiting and idle), f"{waiting} wait while {idle} have nothing to do"
         assert self.policy.waiting() == len(waiting) <= waited
-        assert {key: item.home for key, item in books.items.items() if item.state == "running"} == {
+        assert {key: found.home for key, found in ledger.trajectories.items() if found.state == "running"} == {
             key: state for key, state in self.state.items() if isinstance(state, int)
         }
 
@@ -566,10 +566,10 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         for key in list(self.state):
-            self.policy.leave(key, 10, True)
+            self.policy.trajectory_ended(key, 10, True)
         self.policy.check()
         assert self.policy.reserved_blocks() == self.policy.waiting() == 0
-        assert not self.policy._books.kins
+        assert not self.policy._ledger.groups
 
 
 TestMachine = Machine.TestCase

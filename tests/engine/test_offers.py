@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algo.eval_stats import avg_at_k
-from engine.rollout.chat_template import Chat, ChatConfig, TemplateError
+from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.python_tool import PythonTool, schema
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.evaluate import Evaluation
@@ -26,7 +26,7 @@ class Setup:
     """Rollouts with two tools, `python` and `echo`, whose template shows tools."""
 
     def __init__(self, *turns, chat=None):
-        self.chat = chat or Chat(tokenizer(TOOLS))
+        self.chat = chat or ChatTemplate(tokenizer(TOOLS))
         self.timeline = Timeline(Clock(tick=0.001))
         self.replicas = Replicas(chat=self.chat, script=conversation(self.chat, *turns))
         self.fleet = fleet_of(self.replicas, timeline=self.timeline)
@@ -73,7 +73,7 @@ async def test_a_tool_that_is_not_there_is_named_with_the_prompt():
 
 
 async def test_the_configuration_of_the_chat_says_what_is_shown():
-    chat = Chat(tokenizer(TOOLS), ChatConfig(tools=(), system="You have a tool named echo."))
+    chat = ChatTemplate(tokenizer(TOOLS), ChatConfig(tools=(), system="You have a tool named echo."))
     async with Setup([ECHO], [ANSWER], chat=chat) as node:
         trajectory = await node.rollouts.run(a_prompt(), 0, 0)
     assert node.shown(trajectory) == []
@@ -83,7 +83,7 @@ async def test_the_configuration_of_the_chat_says_what_is_shown():
 
 def test_a_template_that_breaks_with_the_tools_is_refused_before_anything_is_sampled():
     with pytest.raises(TemplateError, match="not append-only"):
-        Setup(chat=Chat(tokenizer(HERMES + "{% if tools %}{{ messages | length }}{% endif %}")))
+        Setup(chat=ChatTemplate(tokenizer(HERMES + "{% if tools %}{{ messages | length }}{% endif %}")))
 
 
 # Evaluation

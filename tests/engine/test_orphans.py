@@ -160,7 +160,8 @@ entered[0].end()
 
 NODE = """
 import asyncio, os
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 
 async def main():
     replica = Replica(ReplicaConfig(checkpoint="recipes/tiny/agent", kv_blocks=64), 0, None, lambda *_: None)
@@ -199,7 +200,8 @@ for long_s in (0, 100):
 
 HANGING = """
 import asyncio, os, select, threading
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
 
 async def main():
     config = ReplicaConfig(checkpoint="recipes/tiny/agent", kv_blocks=64)

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from algo.learner.config import LearnerConfig
-from engine.devices import Placement
-from engine.fleet.fleet import Weights
+from engine.devices import DevicePlan
 from engine.learner.process import LearnerProcessConfig, Trained
 from engine.pipeline.leases import Leases
 from engine.replica.config import ReplicaConfig
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Group
+from engine.types import Batch, Group, PublishedWeights
 from tests.engine.test_fleet import expected, play, sampling, weights
 from tests.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle
 
@@ -34,7 +33,7 @@ ONE, EIGHT = (0,), tuple(range(8))
     ],
 )
 def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learner, replicas, sleeps):
-    placement = Placement(**options)
+    placement = DevicePlan(**options)
     replica = placement.replica(ReplicaConfig(checkpoint="x"))
     assert (replica.weight_transfer, replica.devices, replica.sleeps) == (transfer, replicas, sleeps)
     assert (replica.tensor_parallel, placement.shared) == (placement.tensor_parallel, sleeps)
@@ -60,16 +59,40 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"devices": (1, 1)}, r"devices must differ, got \(1, 1\)"),
-        ({"devices": ONE}, "devices must be 3 for ranks=1 and replicas=2 of 1 .* got 1"),
-        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 for .* got 8"),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 for .* got 8"),
+        ({"devices": ONE}, "devices must be 3 .* ranks=1, .* got 1"),
+        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
         ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
     ],
 )
 def test_an_impossible_placement_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
-        Placement(**options).replica(ReplicaConfig(checkpoint="x"))
+        DevicePlan(**options).replica(ReplicaConfig(checkpoint="x"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": ONE, "replicas": 2},
+        {"devices": EIGHT, "ranks": 4, "replicas": 2},
+        {"devices": ONE, "ranks": 4, "replicas": 1, "tensor_parallel": 2},
+        {"devices": ONE, "ranks": 1, "replicas": 1, "tensor_parallel": 2},
+    ],
+)
+def test_a_wrong_number_of_gpus_is_answered_with_two_plans_that_hold(options):
+    with pytest.raises(ValueError, match="devices must be") as refused:
+        DevicePlan(**options)
+    _, _, fix = str(refused.value).partition("Fix: ")
+    apart, _, shared = fix.partition(" or ")
+    assert [plan_in(options, part).shared for part in (apart, shared)] == [False, True]
+
+
+def plan_in(options, words):
+    """The plan with the options that a text like `devices=0,1 replicas=2 (...)` names."""
+    named = dict(part.split("=") for part in words.partition(" (")[0].split())
+    devices = tuple(map(int, named.pop("devices").split(",")))
+    return DevicePlan(**{**options, "devices": devices, **{name: int(number) for name, number in named.items()}})
 
 
 def test_a_gpu_for_each_rank_or_none():
@@ -152,10 +175,10 @@ async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():
             fleet.rest()
         async for _ in turn:
             pass
-        fleet.turn_done(1, 9)
+        fleet.turn_finished(1, 9)
         with pytest.raises(ValueError, match="under way, 1 are"):
             fleet.rest()
-        fleet.leave(1, 9, finished=True)
+        fleet.trajectory_ended(1, 9, finished=True)
         async with fleet.rest():
             pass
 
@@ -191,7 +214,7 @@ async def test_a_replica_that_dies_at_rest_is_replaced_when_the_learner_has_left
         await resting.wait()
         await settle()
         assert replicas.made[2].events == ["start"]
-        await fleet.update_weights(Weights("", 1, np.zeros(3, np.float32)))
+        await fleet.update_weights(PublishedWeights("", 1, np.zeros(3, np.float32)))
         assert fleet.live == [0, 1]
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.run.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
-from engine.run.run_folder import DiskFull, RunFolder, versions
+from engine.run.run_folder import RunFolder, versions
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -124,7 +125,8 @@ import sys
 import zlib
 from pathlib import Path
 from engine.run.checkpoints import Unresumable
-from engine.run.run_folder import DiskFull, RunFolder
+from engine.run.atomic_files import DiskFull
+from engine.run.run_folder import RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
 try:

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from engine.ports import ReplicaDied, ReplicaMisconfigured
-from engine.replica.config import ENVIRONMENT
-from engine.replica.replica import Replica, ReplicaConfig
+from engine.replica.config import ENVIRONMENT, ReplicaConfig
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured
+from engine.replica.replica import Replica
 
 TINY = str(Path(__file__).parents[2] / "recipes/tiny/agent")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]

@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.canary import Weights
 from engine.learner.process import Trained
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
@@ -34,7 +33,7 @@ from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import Learn
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch
+from engine.types import Batch, PublishedWeights
 from tests.damage import damages
 from tests.engine.node import ANSWER, CHAT, END, call
 from tests.engine.test_journal import PowerCut as JournalOfPowerCut
@@ -151,7 +150,7 @@ class Life:
                 timeline = Timeline(Clock(tick=0.001))
                 replicas = Replicas(chat=CHAT, script=talk)
                 fleet = await stack.enter_async_context(fleet_of(replicas, 2, timeline=timeline))
-                await fleet.update_weights(Weights("w", self.state.step, np.zeros(3, np.float32)))
+                await fleet.update_weights(PublishedWeights("w", self.state.step, np.zeros(3, np.float32)))
                 task = asyncio.create_task(self.pipeline(fleet, timeline).run())
                 turns = 0
                 while (

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.fleet.baselines import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from tests import contracts
 
 BLOCK = 10
@@ -28,7 +28,7 @@ def up(policy, replicas=2, blocks=10):
 
 def arrive(policy, *keys, tokens=10, now=0.0):
     for key in keys:
-        policy.arrive(key, key, tokens, tokens, now)
+        policy.request_turn(key, key, tokens, tokens, now)
 
 
 def decided(policy, now=0.0):
@@ -51,13 +51,13 @@ def test_a_trajectory_stays_on_its_replica_and_leaves_one_that_drains(make):
     policy = up(make())
     arrive(policy, 1, 2)
     home = decided(policy)[1]
-    policy.turn_done(1, 20, 1.0)
-    policy.turn_done(2, 20, 1.0)
+    policy.turn_finished(1, 20, 1.0)
+    policy.turn_finished(2, 20, 1.0)
     arrive(policy, 2, 1, tokens=20)
     assert decided(policy, 1.0)[1] == home
     policy.replica_drain(home)
-    policy.turn_done(1, 30, 2.0)
-    policy.leave(2, 20, True)
+    policy.turn_finished(1, 30, 2.0)
+    policy.trajectory_ended(2, 20, True)
     policy.replica_down(home)
     arrive(policy, 1, tokens=30)
     assert decided(policy, 2.0) == {1: 1 - home}
@@ -69,8 +69,8 @@ def test_who_waits_for_tools_or_to_go_home_when_its_replica_drains_goes_elsewher
     policy = up(make())
     arrive(policy, 1, 2)
     homes = decided(policy)
-    policy.turn_done(1, 20, 1.0)
-    policy.turn_done(2, 20, 1.0)
+    policy.turn_finished(1, 20, 1.0)
+    policy.turn_finished(2, 20, 1.0)
     arrive(policy, 1, tokens=20)
     policy.replica_drain(homes[1])
     arrive(policy, 2, tokens=20)
@@ -86,7 +86,7 @@ def test_events_that_cannot_be_are_refused(make):
     with pytest.raises(ValueError, match="trajectory 1 arrives while waiting"):
         arrive(policy, 1)
     with pytest.raises(ValueError, match="trajectory 1 ends a turn while it waits"):
-        policy.turn_done(1, 10, 0.0)
+        policy.turn_finished(1, 10, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_a_barrier_waits_for_the_slowest_trajectory():
     policy = up(StaticSplit(barrier=True))
     arrive(policy, 1, 2)
     assert decided(policy) == {1: 0, 2: 1}
-    policy.turn_done(1, 20, 1.0)
+    policy.turn_finished(1, 20, 1.0)
     arrive(policy, 1, tokens=25)
     assert decided(policy) == {}
-    policy.leave(2, 50, True)
+    policy.trajectory_ended(2, 50, True)
     assert decided(policy) == {1: 0}
 
 
@@ -135,9 +135,9 @@ def test_least_in_flight_counts_tool_waiting_ones_and_stops_at_its_cap():
     policy = up(LeastInFlight(cap=2))
     arrive(policy, *range(5))
     assert decided(policy) == {0: 0, 1: 1, 2: 0, 3: 1}
-    policy.turn_done(1, 20, 1.0)
+    policy.turn_finished(1, 20, 1.0)
     assert decided(policy) == {}
-    policy.leave(3, 30, True)
+    policy.trajectory_ended(3, 30, True)
     assert decided(policy) == {4: 1}
 
 
@@ -200,8 +200,8 @@ def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones(
     policy = up(ThunderLike(interval_s=1.0, buffer_tokens=0), replicas=1)
     arrive(policy, 1, 2, 3, tokens=20)
     assert decided(policy) == {1: 0, 2: 0, 3: 0}
-    policy.turn_done(1, 30, 0.0)
-    policy.turn_done(2, 25, 0.0)
+    policy.turn_finished(1, 30, 0.0)
+    policy.turn_finished(2, 25, 0.0)
     arrive(policy, 4, tokens=20)
     for _ in range(25):  # the third grows to 45: 100 of 100
         policy.sample(0, KvSample(0, 1, 0, 0), 0.0)
@@ -210,7 +210,7 @@ def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones(
     arrive(policy, 2, tokens=25)
     arrive(policy, 1, tokens=30)
     assert decided(policy, 1.1) == {1: 0}, "it kept its place"
-    policy.leave(3, 45, True)
+    policy.trajectory_ended(3, 45, True)
     assert list(decided(policy, 1.2)) == [2, 4]
 
 
@@ -234,7 +234,7 @@ def test_the_polled_one_fills_a_replica_and_gives_places_only_when_it_polls():
     arrive(policy, 2, tokens=60)
     assert decided(policy) == {1: 0, 2: 1}
     arrive(policy, 3, tokens=40)
-    policy.turn_done(2, 60, 0.5)
+    policy.turn_finished(2, 60, 0.5)
     arrive(policy, 2, tokens=60)
     assert decided(policy, 0.9) == {2: 1}, "home at once, while the new one waits"
     assert policy.waiting() == 1
@@ -249,10 +249,10 @@ def test_the_polled_one_takes_the_place_of_running_ones_at_the_end_of_their_turn
         policy.sample(0, KvSample(0, 2, 0, 0), 0.0)
     decided(policy, 1.0)
     decided(policy, 2.0)
-    policy.turn_done(2, 56, 2.1)
-    policy.turn_done(1, 55, 2.1)
+    policy.turn_finished(2, 56, 2.1)
+    policy.turn_finished(1, 55, 2.1)
     arrive(policy, 2, tokens=56)
     arrive(policy, 1, tokens=55)
     assert decided(policy, 2.2) == {2: 0}, "the smaller one was marked, once"
-    policy.leave(2, 56, True)
+    policy.trajectory_ended(2, 56, True)
     assert decided(policy, 3.0) == {1: 0}

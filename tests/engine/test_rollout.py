@@ -220,10 +220,10 @@ async def test_the_deadline_kills_a_call_that_is_still_running():
 def shut(node):
     """No place for longer than the deadline."""
     supervisor = node.fleet._supervisor
-    supervisor.open.clear()
+    supervisor.weights_current.clear()
     loop = asyncio.get_running_loop()
-    loop.call_later(2 * node.config.deadline_s, supervisor.open.set)
-    loop.call_later(2 * node.config.deadline_s, node.fleet.on_open)
+    loop.call_later(2 * node.config.deadline_s, supervisor.weights_current.set)
+    loop.call_later(2 * node.config.deadline_s, node.fleet._schedule)
     return ToolResult(outcome="ok", stdout="1")
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.ports import Delta
-from engine.rollout.chat_template import Chat
+from engine.replica.port import Delta
+from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
@@ -20,7 +20,7 @@ from tests.engine.test_chat import tokenizer
 from tests.fakes import Clock, ScriptedReplica, ScriptedRunner, a_prompt, conversation, fleet_of
 
 END = "<|im_end|>"
-CHATS = {"tags are tokens": Chat(tokenizer()), "tags are spelled": Chat(tokenizer(tags=()))}
+CHATS = {"tags are tokens": ChatTemplate(tokenizer()), "tags are spelled": ChatTemplate(tokenizer(tags=()))}
 
 
 class Chunked(ScriptedReplica):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.balancing.kv_aware import KvAware
-from engine.fleet.canary import Weights
 from engine.rollout.python_tool import PythonSessions
 from engine.run.journal import Journal
+from engine.types import PublishedWeights
 from sandbox.wire import ToolResult
 from tests.engine.node import ANSWER, END, Setup, call, check
 from tests.fakes import Gate, ScriptedRunner, ScriptedSessions, a_prompt
@@ -65,9 +65,9 @@ class Heard(KvAware):
         super().__init__(1000)
         self.heard = []
 
-    def arrive(self, key, group, prompt_tokens, tokens, now):
+    def request_turn(self, key, group, prompt_tokens, tokens, now):
         self.heard.append((prompt_tokens, tokens))
-        super().arrive(key, group, prompt_tokens, tokens, now)
+        super().request_turn(key, group, prompt_tokens, tokens, now)
 
 
 async def test_the_policy_hears_which_of_its_tokens_are_the_groups_prompt(tmp_path):
@@ -111,7 +111,7 @@ async def test_the_state_of_a_session_is_rebuilt_or_it_begins_again(tmp_path, an
 
 async def test_one_that_may_not_go_on_under_new_weights_begins_again(tmp_path):
     await cut_off(tmp_path)
-    weights = Weights("w", 1, np.zeros(3, np.float32))
+    weights = PublishedWeights("w", 1, np.zeros(3, np.float32))
     async with Setup([FIRST], [SECOND], [ANSWER]) as node:
         node.fleet.config = replace(node.fleet.config, on_update="restart")
         await node.fleet.update_weights(weights)

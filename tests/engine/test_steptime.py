@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.balancing.step_cost import StepTime
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 def fed(steps, *, noise=0.0, jump=1, replicas=2):

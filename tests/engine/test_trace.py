@@ -1,6 +1,7 @@
 """The timeline: valid JSON for Perfetto, spans of one lane never overlap."""
 
 import asyncio
+import contextlib
 import json
 import tracemalloc
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 from engine.telemetry.timeline import TRACKS, Lanes, Timeline
 from tests.fakes import Clock
 
@@ -133,3 +134,14 @@ async def test_spans_of_one_lane_do_not_overlap_in_a_run_of_many_rollouts(tmp_pa
         spans.sort()
         for (_, end), (start, _) in pairwise(spans):
             assert end <= start, (lane, spans)
+
+
+def test_an_idle_cause_ends_with_what_it_covers_also_when_that_fails():
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.idle.replica(0, clock())
+    with contextlib.suppress(ZeroDivisionError), timeline.idle_cause("kv_blocked"):
+        clock.now += 2.0
+        raise ZeroDivisionError
+    clock.now += 3.0
+    assert timeline.idle.seconds(clock.now)[0] == {"kv_blocked": 2.0, "host": 3.0}

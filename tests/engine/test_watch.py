@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.telemetry.watchdog import Stuck, report, watch
+from engine.telemetry.watchdog import NoProgress, report, watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ async def test_a_run_that_stands_still_ends_with_a_report():
     with pytest.raises(ExceptionGroup) as failure:
         await stand_still(stuck_pipeline())
     [stuck] = failure.value.exceptions
-    assert isinstance(stuck, Stuck)
+    assert isinstance(stuck, NoProgress)
     assert "stage sink: 0 queued, 1 in, 0 out" in str(stuck)
     assert "wait_for_ever (source[0])" in str(stuck)
     assert "3 x test_watch.py" in str(stuck)

@@ -12,12 +12,15 @@ import signal
 import sys
 
 from bench.fleet.baselines import RoundRobin
-from engine.fleet.fleet import Fleet, FleetConfig, Weights
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
-from engine.ports import ReplicaDied, Sampling
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import ReplicaDied, Sampling
+from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
 
 CHECKPOINT = "recipes/tiny/agent"
 CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
@@ -115,13 +118,13 @@ async def main(transfer, ranks):
                 seed=3,
             )
             ready, canary = await learner.configure(message)
-            await fleet.update_weights(Weights(ready.weights, 0, canary))
+            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
             canaries = [canary]
             for version in (1, 2, 3):
                 trained, canary = await learner.train(batch(12, step=version), version)
                 canaries.append(canary)
                 Watched.victim = 1 if version == 3 else None
-                await fleet.update_weights(Weights(trained.weights, version, canary))
+                await fleet.update_weights(PublishedWeights(trained.weights, version, canary))
             found["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
             await given(8)  # the replaced one too has the weights and passed
             found["given"] = sorted((index, version) for index, version, _ in Watched.given)
@@ -137,7 +140,7 @@ async def main(transfer, ranks):
             found["replaced"] = Watched.given[-1][:2]
             found["sent"] = sorted(Watched.sent)
             trained, canary = await learner.train(batch(12, step=4), 4)
-            update = fleet.update_weights(Weights(trained.weights, 4, canary))
+            update = fleet.update_weights(PublishedWeights(trained.weights, 4, canary))
             found["across"] = await across(fleet._supervisor.live[1], update)
             found["last"] = sorted(Watched.given[-2:])
             found["last"] = [entry[:2] for entry in found["last"]]

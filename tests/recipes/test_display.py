@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from engine.console.display import SOLVED_STEPS, Display
-from engine.ports import KvSample
+from engine.replica.port import KvSample
 
 
 def test_a_dumb_terminal_gets_a_line_per_step(monkeypatch):

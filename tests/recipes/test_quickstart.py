@@ -82,7 +82,9 @@ def test_tool_calls_start_before_their_turn_ends(learnt: tuple[Path, str]) -> No
 
 IN_VLLM = """
 import asyncio, json, sys
-from engine.replica.replica import Replica, ReplicaConfig, prepare_environment
+from engine.replica.replica import Replica
+from engine.replica.config import prepare_environment
+from engine.replica.config import ReplicaConfig
 
 async def main(checkpoint, ids):
     replica = Replica(ReplicaConfig(checkpoint=checkpoint, max_model_len=256, kv_blocks=16), 0, None, lambda *_: None)

@@ -5,13 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from engine.ports import Delta, ToolReply
-from engine.rollout.chat_template import Chat
+from engine.ports import ToolReply
+from engine.replica.port import Delta
+from engine.rollout.chat_template import ChatTemplate
 from recipes.tiny.chat import Config, episode
 from recipes.tiny.task import MAX_TOKENS, SHIPPED, tool_call
 from sandbox import SandboxUnavailable
 
-CHAT = Chat.load(SHIPPED)
+CHAT = ChatTemplate.load(SHIPPED)
 
 
 class Script:

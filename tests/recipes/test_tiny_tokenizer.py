@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from engine.rollout.chat_template import Chat
+from engine.rollout.chat_template import ChatTemplate
 from recipes.tiny.cold_start import EVERYTHING
 from recipes.tiny.task import SHIPPED, Mix, demonstrations
 from recipes.tiny.tokenizer import TAGS, VOCABULARY, train_tokenizer
@@ -70,7 +70,7 @@ def test_rendering_of_an_episode():
 
 def test_only_the_assistants_tokens_are_learnt():
     """A demonstration's pieces are encoded one by one; no token would span the places where they meet."""
-    chat = Chat(TOKENIZER)
+    chat = ChatTemplate(TOKENIZER)
     for messages in itertools.islice(demonstrations(Mix(head=0.2, clean=0.4, err=0.4), 9), 100):
         pieces = chat.conversation(messages)
         whole = TOKENIZER.encode(render(messages), add_special_tokens=False)

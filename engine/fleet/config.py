@@ -1,0 +1,46 @@
+"""How a fleet of replicas is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.fleet.canary import tolerance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetConfig:
+    """How many replicas there are, and how long the fleet waits for them.
+
+    >>> FleetConfig(replicas=4, on_update="restart").restarts
+    3
+    """
+
+    replicas: int = 2
+    block_size: int = 32
+    """Tokens of a KV block, as in `ReplicaConfig`."""
+    canary_tolerance: float = tolerance("float32", layers=8)
+    """How far a replica's log-probabilities may be from the learner's (`engine.fleet.canary.tolerance_of`)."""
+    watch_s: float = 5.0
+    """Seconds between two looks at a replica's health."""
+    restarts: int = 3
+    """How many times each replica may die, its start included. Counted anew once it has served for STEADY_S."""
+    stop_deadline_s: float = 10.0
+    """Seconds for a replica to end before it is killed."""
+    drain_s: float = 10.0
+    """Seconds that a replica which is drained waits for its turns to end or to move, before they go on elsewhere."""
+    on_update: Literal["continue", "restart"] = "continue"
+    """What a trajectory does at a weight update. "continue": it goes on under the new weights, and its tokens tell
+    their versions. "restart": its turn, or its next one, raises Superseded, and it begins again.
+    """
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
+        if self.restarts < 0:
+            raise ValueError(f"restarts must not be negative, got {self.restarts}")
+        for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.on_update not in ("continue", "restart"):
+            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')

@@ -1,0 +1,129 @@
+"""What a replica is to the fleet: what it is asked for, and what it answers. Light: imports neither torch nor vLLM.
+
+`engine.replica.replica.Replica` is one with a vLLM engine, `tests.fakes.ScriptedReplica` a scripted one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engine.types import Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn).
+
+    ignore_eos: the model's own end token does not end the turn (a bench replays a length). deliver_at: tokens that are
+    delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits.
+    """
+
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool = False
+    deliver_at: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One or more tokens as a replica produced them. finish is set on the last one: "stop", "length" or "abort".
+
+    version: the replica's weight version now; spans: on the last delta (version, start, end) over all tokens of the
+    request, exact across updates in flight.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish: str | None = None
+    cached_tokens: int = 0
+    version: int = 0
+    spans: Sequence[tuple[int, int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvSample:
+    """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
+
+    preempted: requests that lost their blocks in this step. prefilled: tokens of prompts that it computed, those of
+    preempted requests and of lost prefixes included. steps: how many steps the sample stands for, 1 on a live engine; a
+    simulator jumps over steps between which nothing begins or ends. preempted and prefilled are sums over them.
+    """
+
+    free_blocks: int
+    running: int
+    waiting: int
+    preempted: int
+    prefilled: int = 0
+    steps: int = 1
+
+
+class Generator(Protocol):
+    """Continues a token sequence.
+
+    class Echo:  # samples the end-of-turn token at once
+        def generate(self, token_ids, sampling, request_id):
+            return self._stream()
+        async def _stream(self):
+            yield Delta([2], [0.0], finish="stop")
+    """
+
+    def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncGenerator[Delta, None]:
+        """Deltas until one has `finish`. Raises ReplicaDied when the engine is gone; closing the generator aborts."""
+        ...
+
+
+class ReplicaDied(RuntimeError):
+    """The engine behind a generator is dead; the request can continue elsewhere from its tokens."""
+
+
+class ReplicaMisconfigured(ReplicaDied):
+    """The engine did not start, and another attempt would fail in the same way: what it was given is wrong."""
+
+
+class ReplicaPort(Protocol):
+    """An engine as the fleet uses it (`engine.replica.replica.Replica`; a scripted one in tests). Its methods raise
+    ReplicaDied when the engine is gone.
+    """
+
+    index: int
+    died: asyncio.Event
+    in_flight: int
+    pid: int
+
+    @property
+    def usable_blocks(self) -> int: ...
+
+    async def start(self) -> None:
+        """Raises ReplicaMisconfigured where another attempt would fail in the same way."""
+        ...
+
+    def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str
+    ) -> AsyncGenerator[Delta, None]: ...
+
+    async def abort(self, request_id: str) -> None:
+        """The request's stream ends with finish "abort" after the tokens that it has; nothing if it has ended."""
+        ...
+
+    async def update_weights(self, path: str, version: int) -> None: ...
+
+    async def sleep(self) -> None:
+        """Gives up what it holds of a shared device. No request is in flight, and none comes before it is awake."""
+        ...
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Takes one part back: first the weights, which hold nothing before the next update, then the KV cache."""
+        ...
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...
+
+    def stalled(self, now: float) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
