@@ -271,7 +271,7 @@ async def check_replica(
 
 def check_transport(transport: Any, read: Callable[[str, int], Mapping[str, Any]]) -> None:
     """What replicas read of a version is what was written as that version, all of it, whoever comes when
-    (`algo.weights.transport.Transport`).
+    (`algo.weights.layout.Transport`).
 
     read: the weights by name that a replica gets at an address for a version.
     """

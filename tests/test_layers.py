@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import graphlib
 import importlib
 import subprocess
 import sys
@@ -83,6 +84,16 @@ def test_imports_point_one_way():
             if module.split(".")[0] in OURS and not within(module, allowed):
                 wrong.append(f"{name(path)}:{line} imports {module}")
     assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions and those of types count too."""
+    modules = {name(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in MODULES}
+    graph = {module: {other for other, _ in imports(path) if other in modules} for module, path in modules.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("folder", NEVER)

@@ -31,7 +31,7 @@ class LearnerConfig:
     `dataclasses.asdict` of this is what the learner is sent. The old log-probabilities are the sampler's: sampling must
     be at temperature 1. reference_kl_coef: of an estimate of KL(learner || reference) per token, added to the loss with
     the average that the loss has (its `aggregate`, else over tokens). The reference is the run's checkpoint, frozen
-    (`algo.reference`), also after a resume; it is scored once a step, and without adapters it is a second model in
+    (`algo.learner.reference`), also after a resume; it is scored once a step, and without adapters it is a second model in
     memory. reference_kl: the estimator (`algo.loss.kl`); "k3" is the field's, "k2" has the divergence's own gradient.
     Metric: reference_kl. mismatch_tolerance: the largest |learner - sampler| of a log-probability that a token in the
     step's first minibatch may have whose trajectory the weights under training sampled (`Trainer.train`: at a staleness

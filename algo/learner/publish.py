@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from algo.learner.lora import merged
-from algo.weights.transport import BUCKET_BYTES, Layout, Transport, transport
+from algo.weights.layout import BUCKET_BYTES, Layout, Transport
+from algo.weights.transport import Gloo, Shm, Silent
 
 
 class Publisher:
@@ -51,6 +52,19 @@ class Publisher:
                 if views:
                     views[name].copy_(weight)
         return self._transport.address(version)
+
+
+def transport(name: str, folder: Path, layout: Layout) -> Transport:
+    """The transport of this rank; folder: on a memory file system, for what lies in files."""
+    if name in ("ipc", "nccl"):
+        from algo.weights.transport_gpu import Ipc, Nccl
+
+        if name == "ipc":
+            return Ipc(layout)
+        return Nccl(layout) if dist.get_rank() == 0 else Silent()
+    if dist.get_rank() != 0:
+        return Silent()
+    return Shm(folder, layout) if name == "shm" else Gloo(layout)
 
 
 def export(scorer: nn.Module, source: Path, path: Path) -> None:

@@ -36,16 +36,16 @@ from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.publish import Publisher, export
+from algo.learner.reference import Reference
 from algo.learner.serialize import build
 from algo.learner.step_metrics import reduced, summary
 from algo.learner.unsharded import Whole
-from algo.loss.interface import Tokens, Totals, aggregated, statistics
+from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
-from algo.reference import Reference
 from engine.types import Batch
 
 if TYPE_CHECKING:
-    from algo.learner.learner import LearnerConfig
+    from algo.learner.config import LearnerConfig
 
 
 def join_group() -> None:
@@ -84,6 +84,9 @@ class Scored(NamedTuple):
         proximal_M = None if self.proximal is None else self.proximal[index]
         reference_M = None if self.reference is None else self.reference[index]
         return proximal_M, reference_M
+
+
+NOTHING_SCORED = Scored()
 
 
 class Trainer:
@@ -187,12 +190,14 @@ class Trainer:
                 raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
         return results
 
-    def _update(self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None) -> dict[str, float]:
+    def _update(
+        self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
+    ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
         return self._step(minibatch, *self._passes(minibatch, scored, live), live)
 
     def _passes(
-        self, minibatch: MiniBatch, scored: Scored = Scored(), live: int | None = None
+        self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
@@ -265,7 +270,7 @@ class Trainer:
         added: dict[str, Tensor] = {}
         if reference_M is not None:
             kl_M = ESTIMATORS[self.config.reference_kl](logprobs_M, reference_M)
-            how = getattr(self.loss, "aggregate", "token")
+            how: Aggregate = getattr(self.loss, "aggregate", "token")
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all

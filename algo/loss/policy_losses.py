@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algo.loss.interface import Tokens, Totals
+    from algo.loss.interface import Aggregate, Tokens, Totals
 
 Counts = dict[str, "Tensor"]
 Level = Literal["token", "sequence", "geometric"]
 Kind = Literal["clamp", "icepop", "mask"]
-Aggregate = Literal["token", "sequence"] | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
