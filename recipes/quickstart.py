@@ -44,7 +44,7 @@ import uvloop
 from rich.console import Console
 
 from algo.eval_stats import avg_at_k
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from algo.learner.learner import LearnerConfig
@@ -244,13 +244,13 @@ class Quickstart:
     async def _train(self) -> None:
         config, journal = self.config, self.state.journal
         problems = journal.after(prompts("train", config.seed))
-        select = prepare(config.selector, config.seed)
+        select = select_and_score(config.selector, config.seed)
         grouped = groups(self.rollouts, self.reward, select, problems, config.group, self.timeline, journal)
         learn = Learn(
             learner=self.learner,
             fleet=self.fleet,
             leases=self.leases,
-            join=join,
+            join=make_batch,
             stepped=self._stepped,
             stats=lambda: self.stats(),
             timeline=self.timeline,

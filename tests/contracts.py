@@ -158,10 +158,10 @@ def check_loss(loss: Any, lengths: Sequence[int] = (1, 5, 3), seed: int = 0) -> 
     """
     import torch
 
-    from algo.learner.serialize import build, plain
+    from algo.learner.serialize import from_plain, to_plain
     from algo.loss.interface import Tokens, Totals
 
-    assert build(plain(loss)) == loss, "the learner builds the same loss from its plain values"
+    assert from_plain(to_plain(loss)) == loss, "the learner builds the same loss from its plain values"
     rng = torch.Generator().manual_seed(seed)
     totals = Totals(tokens=sum(lengths), sequences=len(lengths))
     sequence_M = torch.repeat_interleave(torch.tensor(lengths))

@@ -34,14 +34,21 @@ MAY_IMPORT = {
     "engine/replica": ("engine.types", "engine.ports", "engine.errors", "engine.process"),
     "engine/learner": ("engine.types", "engine.errors", "engine.process"),
     "engine/pipeline": ("engine.errors",),
-    "engine/run": ("engine.types", "engine.data"),
-    "engine/telemetry": ("engine.types", "engine.ports", "engine.pipeline", "engine.run"),
+    "engine/run": ("engine.types", "engine.data", "engine.atomic_files"),
+    "engine/telemetry": ("engine.types", "engine.ports", "engine.pipeline", "engine.run", "engine.atomic_files"),
     "engine": ("engine", "sandbox.wire"),
     "sandbox/inside": (),
     "sandbox/host": ("sandbox",),
     "sandbox": ("sandbox",),
-    "algo/learner": ("algo.loss", "algo.weights", "engine.types", "engine.ports", "engine.learner"),
-    "algo": ("algo", "engine.types", "engine.ports", "engine.learner", "sandbox.wire"),
+    "algo/learner": (
+        "algo.loss",
+        "algo.weights",
+        "engine.types",
+        "engine.ports",
+        "engine.learner",
+        "engine.atomic_files",
+    ),
+    "algo": ("algo", "engine.types", "engine.ports", "engine.learner", "engine.atomic_files", "sandbox.wire"),
 }
 NEVER = {"sandbox/client": "sandbox.inside", "sandbox/http": "sandbox.inside"}
 HEAVY = {

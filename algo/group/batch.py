@@ -18,7 +18,7 @@ from engine.ports import Selector
 from engine.types import Batch, Group
 
 
-def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
+def select_and_score(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Callable[[Group], Group]:
     """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
     ValueError for a selector that gives an index twice.
 
@@ -43,7 +43,7 @@ def prepare(selector: Selector, seed: int, *, divide_by_std: bool = True) -> Cal
     return select
 
 
-def join(step: int, groups: Sequence[Group]) -> Batch:
+def make_batch(step: int, groups: Sequence[Group]) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
 
     Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,

@@ -27,7 +27,7 @@ class Mismatched(RuntimeError):
     """Learner and sampler disagree beyond the tolerance on what the same weights sampled; the step made no update."""
 
 
-class Place(NamedTuple):
+class TokenPlace(NamedTuple):
     """A token, as numbers that ranks can exchange. micro: its microbatch on its rank, -1: none; trajectory: where its
     trajectory stands in the batch, -1: no single token is to blame; position: in the trajectory; turn: from 1.
     """
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     advantage: float = 0.0
 
     @classmethod
-    def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> Place:
+    def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> TokenPlace:
         """Of target `at` of microbatch `index`. A turn is a run of targets without a gap."""
         own = np.flatnonzero(micro.sequence_M[: at + 1] == micro.sequence_M[at])
         learner, sampler = float(logprobs_M[at]), float(micro.old_logprobs_M[at])
@@ -64,28 +64,28 @@ class Place(NamedTuple):
         )
 
 
-def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> Place:
+def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> TokenPlace:
     """The token of all ranks on which the sampler, which had the `live` weights, and the learner differ most."""
-    worst = Place()
+    worst = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         sequence_M, versions_M = torch.from_numpy(micro.sequence_M), torch.from_numpy(micro.versions_M)
         fresh_M = fresh(sequence_M, micro.sequences, versions_M, live)
         difference_M = (logprobs_M.cpu() - torch.from_numpy(micro.old_logprobs_M)).abs().masked_fill(~fresh_M, -1.0)
         if len(difference_M) and difference_M.max() > worst.difference:
-            worst = Place.of(index, micro, logprobs_M, int(difference_M.argmax()))
+            worst = TokenPlace.of(index, micro, logprobs_M, int(difference_M.argmax()))
     return max(_of_all_ranks(worst), key=lambda place: place.difference)
 
 
 def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], losses: Sequence[float]) -> str:
     """The first microbatch of the first rank whose loss or whose tokens are not finite, in words."""
-    found = Place()
+    found = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         inputs = logprobs_M.cpu(), torch.from_numpy(micro.old_logprobs_M), torch.from_numpy(micro.advantages_M)
         broken_M = ~torch.stack([values_M.isfinite() for values_M in inputs]).all(0)
         if broken_M.any():
-            found = Place.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
+            found = TokenPlace.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
         elif not np.isfinite(losses[index]):
-            found = Place(micro=index)
+            found = TokenPlace(micro=index)
         else:
             continue
         break
@@ -96,7 +96,7 @@ def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], l
     return "every microbatch's loss is finite, the gradient is not"
 
 
-def _of_all_ranks(place: Place) -> list[Place]:
+def _of_all_ranks(place: TokenPlace) -> list[TokenPlace]:
     rows = [torch.zeros(len(place), dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, torch.tensor(place, dtype=torch.float64))
-    return [Place(*row.tolist()) for row in rows]
+    return [TokenPlace(*row.tolist()) for row in rows]

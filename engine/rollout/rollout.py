@@ -45,7 +45,7 @@ from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Tr
 class RolloutConfig:
     """Budgets of one trajectory. max_tokens counts prompt, sampled and tool tokens; deadline_s is from its start to its
     end, but without the waits for a place on a replica, for which the model can do nothing. Another temperature than 1
-    is for evaluations: what it samples cannot be trained (`algo.group.batch.join`).
+    is for evaluations: what it samples cannot be trained (`algo.group.batch.make_batch`).
     """
 
     max_tokens: int = 256

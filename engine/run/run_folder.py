@@ -28,8 +28,8 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.run.atomic_files import DiskFull as DiskFull
-from engine.run.atomic_files import append, sync_folder, write_whole, writing
+from engine.atomic_files import DiskFull as DiskFull
+from engine.atomic_files import append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
 
 _CHECKSUM = b',"crc32":'

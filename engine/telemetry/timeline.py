@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from engine.atomic_files import write_whole
 from engine.ports import KvSample
-from engine.run.atomic_files import write_whole
 from engine.telemetry.idle_clock import IdleClock
 
 # Tracks in the order in which Perfetto shows them.

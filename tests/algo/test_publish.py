@@ -17,11 +17,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from algo.learner.publish import Publisher, appearing, full_state, named_weights
+from algo.learner.publish import Publisher, full_state, named_weights
 from algo.weights import layout as layouts
 from algo.weights import transport
 from algo.weights.layout import Layout
 from algo.weights.transport import Gloo, Shm
+from engine.atomic_files import atomic_path
 from tests import contracts
 from tests.engine.test_contracts import example
 
@@ -261,12 +262,12 @@ def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):
 
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path):
     saved = tmp_path / "saved"
-    code = "import os, signal, sys; from pathlib import Path; from algo.learner.publish import appearing\n"
-    code += "with appearing(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
+    code = "import os, signal, sys; from pathlib import Path; from engine.atomic_files import atomic_path\n"
+    code += "with atomic_path(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", code, saved], cwd=ROOT).returncode == -signal.SIGKILL
     assert not saved.exists()
     for text in ("first", "second"):
-        with appearing(saved) as unfinished:
+        with atomic_path(saved) as unfinished:
             unfinished.mkdir()
             (unfinished / "text").write_text(text)
     assert list(tmp_path.iterdir()) == [saved]
