@@ -120,7 +120,7 @@ def test_what_another_temperature_sampled_is_not_trained():
 
 
 def test_misuse_is_refused():
-    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}, {"keep": 2, "compat": "released"}):
+    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}):
         with pytest.raises(ValueError, match=r"RoC\."):
             RoC(**arguments)
     with pytest.raises(ValueError, match="keep"):

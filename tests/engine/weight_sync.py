@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from bench.fleet.baselines import RoundRobin
+from engine.balancing.round_robin import RoundRobin
 from engine.fleet.fleet import Fleet, FleetConfig, Weights
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
 from engine.ports import ReplicaDied, Sampling
