@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "sandbox": ("sandbox",),
     "algo/learner": (
         "algo.loss",
+        "algo.require",
         "algo.weights",
         "engine.types",
         "engine.ports",

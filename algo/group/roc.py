@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from algo.require import require
 from algo.reward.answers import answers
 from engine.types import Trajectory
 
@@ -53,10 +54,8 @@ class RoC:
     smoothing: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
-        if not self.smoothing > 0:
-            raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
+        require(self, "at least 1", lambda value: value >= 1, "keep")
+        require(self, "positive", lambda value: value > 0, "smoothing")
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
         """How many of each are kept, of more than `keep` in all."""

@@ -72,8 +72,10 @@ class Checkpoints:
             for name in self._random.keys() - saved.keys():
                 del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
-            if other := {name for name in saved if name.startswith("model.")} - {f"model.{n}" for n in state["model"]}:
-                raise KeyError(f"the model has no {min(other).removeprefix('model.')}")  # DCP leaves it out
+            saved_weights = {name.removeprefix("model.") for name in saved if name.startswith("model.")}
+            unknown = saved_weights - state["model"].keys()
+            if unknown:  # DCP leaves them out
+                raise KeyError(f"the model has no {min(unknown)}")
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from algo.learner.serialize import from_plain, to_plain
-from algo.loss.policy_losses import PpoClip, require
+from algo.loss.policy_losses import PpoClip
+from algo.require import require
 
 if TYPE_CHECKING:
     from algo.loss.interface import Loss

@@ -8,7 +8,7 @@ Shape legend: M positions with loss of a microbatch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 import torch
@@ -27,16 +27,23 @@ class Mismatched(RuntimeError):
     """Learner and sampler disagree beyond the tolerance on what the same weights sampled; the step made no update."""
 
 
-class TokenPlace(NamedTuple):
-    """A token, as numbers that ranks can exchange. micro: its microbatch on its rank, -1: none; trajectory: where its
-    trajectory stands in the batch, -1: no single token is to blame; position: in the trajectory; turn: from 1.
-    """
+NONE = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPlace:
+    """A token of a batch, which ranks can exchange as a tensor."""
 
     difference: float = -1.0
-    micro: float = -1.0
-    trajectory: float = -1.0
-    position: float = 0.0
-    turn: float = 0.0
+    """|learner - sampler|; below 0 where no token was found."""
+    micro: int = NONE
+    """Microbatch on its rank, or NONE."""
+    trajectory: int = NONE
+    """Where its trajectory stands in the batch; NONE when no single token is to blame."""
+    position: int = 0
+    """In the trajectory."""
+    turn: int = 0
+    """Counted from 1."""
     learner: float = 0.0
     sampler: float = 0.0
     advantage: float = 0.0
@@ -49,17 +56,27 @@ class TokenPlace(NamedTuple):
         return cls(
             difference=abs(learner - sampler),
             micro=index,
-            trajectory=float(micro.trajectories_S[micro.sequence_M[at]]),
-            position=float(micro.position_ids_RL.flat[micro.positions_M[at]] + 1),
-            turn=1.0 + (np.diff(micro.positions_M[own]) > 1).sum(),
+            trajectory=int(micro.trajectories_S[micro.sequence_M[at]]),
+            position=int(micro.position_ids_RL.flat[micro.positions_M[at]]) + 1,
+            turn=1 + int((np.diff(micro.positions_M[own]) > 1).sum()),
             learner=learner,
             sampler=sampler,
             advantage=float(micro.advantages_M[at]),
         )
 
+    def to_tensor(self) -> Tensor:
+        return torch.tensor(astuple(self), dtype=torch.float64)
+
+    @classmethod
+    def from_tensor(cls, row: Tensor) -> TokenPlace:
+        values = dict(zip((field.name for field in fields(cls)), row.tolist(), strict=True))
+        for name in ("micro", "trajectory", "position", "turn"):
+            values[name] = int(values[name])
+        return cls(**values)
+
     def __str__(self) -> str:
         return (
-            f"trajectory {self.trajectory:.0f} of the batch, position {self.position:.0f} (turn {self.turn:.0f}): the "
+            f"trajectory {self.trajectory} of the batch, position {self.position} (turn {self.turn}): the "
             f"learner says {self.learner:.6f}, the sampler {self.sampler:.6f}, advantage {self.advantage:.6g}"
         )
 
@@ -90,13 +107,14 @@ def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], l
             continue
         break
     for rank, place in enumerate(_of_all_ranks(found)):
-        if place.micro >= 0:
-            token = f", {place}" if place.trajectory >= 0 else ""
-            return f"first in microbatch {place.micro + 1:.0f} of {len(micros)} on rank {rank}{token}"
+        if place.micro != NONE:
+            token = f", {place}" if place.trajectory != NONE else ""
+            return f"first in microbatch {place.micro + 1} of {len(micros)} on rank {rank}{token}"
     return "every microbatch's loss is finite, the gradient is not"
 
 
 def _of_all_ranks(place: TokenPlace) -> list[TokenPlace]:
-    rows = [torch.zeros(len(place), dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, torch.tensor(place, dtype=torch.float64))
-    return [TokenPlace(*row.tolist()) for row in rows]
+    own = place.to_tensor()
+    rows = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return [TokenPlace.from_tensor(row) for row in rows]

@@ -194,7 +194,8 @@ class Trainer:
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
-        return self._step(minibatch, *self._passes(minibatch, scored, live), live)
+        counts, logprobs = self._passes(minibatch, scored, live)
+        return self._step(minibatch, counts, logprobs, live)
 
     def _passes(
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
@@ -281,8 +282,14 @@ class Trainer:
 
     def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the targets, [M], of the model under training unless another is given."""
-        inputs = self._to_device(micro.token_ids_RL), self._to_device(micro.position_ids_RL), micro.lengths_S.tolist()
-        return (scorer or self.scorer)(*inputs, self._to_device(micro.positions_M), self._to_device(micro.targets_M))
+        scorer = scorer or self.scorer
+        return scorer(
+            self._to_device(micro.token_ids_RL),
+            self._to_device(micro.position_ids_RL),
+            micro.lengths_S.tolist(),
+            self._to_device(micro.positions_M),
+            self._to_device(micro.targets_M),
+        )
 
     @torch.no_grad()
     def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
@@ -322,11 +329,19 @@ class Trainer:
     def score_canary(self) -> NDArray[np.float32]:
         """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
         inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
+        lengths_S = [len(ids) for ids in inputs]
+        token_ids_RL = np.concatenate(inputs)[None]
+        position_ids_RL = np.concatenate([np.arange(length) for length in lengths_S])[None]
         targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
-        rows = np.concatenate(inputs)[None], np.concatenate([np.arange(len(ids)) for ids in inputs])[None]
+        positions_M = np.arange(len(targets_M))
         with torch.no_grad():
-            chosen = self._to_device(np.arange(len(targets_M))), self._to_device(targets_M)
-            logprobs_M, _ = self.canary_scorer(*map(self._to_device, rows), [len(ids) for ids in inputs], *chosen)
+            logprobs_M, _ = self.canary_scorer(
+                self._to_device(token_ids_RL),
+                self._to_device(position_ids_RL),
+                lengths_S,
+                self._to_device(positions_M),
+                self._to_device(targets_M),
+            )
         reshard(self.scorer)
         return logprobs_M.cpu().numpy()
 

@@ -177,7 +177,7 @@ def areal_weights(case):
         weights = case.geometric if by_sequence else case.token
         statistic = {"mean": weights, "sum": case.product, "max": case.token}[params["agg"]]
     else:
-        estimator = {"kl_k1": kl.k1, "kl_k2": kl.k2, "kl_k3": partial(kl.k3, clamp=None, result_clamp=None)}
+        estimator = {"kl_k1": torch.sub, "kl_k2": kl.k2, "kl_k3": partial(kl.k3, clamp=None, result_clamp=None)}
         statistic = estimator[params["metric"]](case.learner, case.rollout)
     if by_sequence and (params["agg"] == "max" or params["metric"] != "ratio"):
         statistic = case.per_token(over_sequence(statistic, *case.segments, params["agg"]))
