@@ -2,7 +2,7 @@
 # ARGS goes to the program: make quickstart ARGS="steps=10 algorithm=grpo", make test ARGS="-k parser".
 
 python := .venv/bin/python
-benches := $(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py 2>/dev/null))
+benches := fleet learner mismatch rollout sandbox sim_fleet step streaming weights
 
 .PHONY: help venv quickstart test lint bench clean
 

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench.processes import TICK, family
+import psutil
+
+from bench.processes import family
 
 RELEASE_S = 2.0  # processes that are being born while others are moved out need a second look
 
@@ -23,7 +25,7 @@ RELEASE_S = 2.0  # processes that are being born while others are moved out need
 class Meter:
     """CPU seconds of the trees below `roots` since the start of the meter, to the nanosecond with cgroup v1.
 
-    Elsewhere from /proc/PID/stat, in clock ticks: exact enough over some hundred calls. (A cgroup v2 would do as well,
+    Elsewhere from psutil, in clock ticks: exact enough over some hundred calls. (A cgroup v2 would do as well,
     but moving a host into one would tear it from the cgroups that it made for its own children.)
     """
 
@@ -40,11 +42,11 @@ class Meter:
     def cpu_s(self) -> float:
         if self._group is not None:
             return int((self._group / "cpuacct.usage").read_text()) / 1e9
-        return sum(_ticks(pid) for pid in self._members()) / TICK
+        return sum(_cpu_s(process) for process in self._processes())
 
     def memory_bytes(self) -> int:
-        """Proportional share of all mapped pages, plus page tables; kernel objects such as namespaces not included."""
-        return sum(map(_memory_bytes, self._members()))
+        """Proportional share of all mapped pages (PSS); kernel objects such as namespaces are not included."""
+        return sum(map(_memory_bytes, self._processes()))
 
     def close(self) -> None:
         if self._group is None:
@@ -55,7 +57,10 @@ class Meter:
             self._group.rmdir()
 
     def _members(self) -> list[int]:
-        return sorted({pid for root in self._roots for pid in family(root)})
+        return [process.pid for process in self._processes()]
+
+    def _processes(self) -> set[psutil.Process]:
+        return {process for root in self._roots for process in family(root)}
 
 
 def threads_cpu_s(pid: int) -> float:
@@ -65,21 +70,15 @@ def threads_cpu_s(pid: int) -> float:
 
 
 def children_of(pid: int) -> set[int]:
-    return set(family(pid)) & {child for child in map(int, _numbers("/proc")) if _parent(child) == pid}
+    return {child.pid for child in psutil.Process(pid).children()}
 
 
 def listeners(port: int) -> list[int]:
     """Processes of this machine that hold a listening TCP socket on `port`."""
-    lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    wanted = {f"socket:[{row[9]}]" for row in lines if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
-    found = []
-    for pid in _numbers("/proc"):
-        with contextlib.suppress(OSError):
-            if any(os.readlink(fd) in wanted for fd in Path(f"/proc/{pid}/fd").iterdir()):
-                found.append(int(pid))
-    return found
+    found = psutil.net_connections("tcp")
+    return sorted(
+        {each.pid for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid}
+    )
 
 
 def local_port(host: str, port: int) -> int | None:
@@ -88,30 +87,20 @@ def local_port(host: str, port: int) -> int | None:
     return port if addresses & {"127.0.0.1", "::1", "0.0.0.0"} else None
 
 
-def _numbers(folder: str) -> list[str]:
-    return [name for name in os.listdir(folder) if name.isdigit()]
-
-
-def _parent(pid: int) -> int:
+def _cpu_s(process: psutil.Process) -> float:
+    """Its own CPU and that of its children that ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system + times.children_user + times.children_system
 
 
-def _ticks(pid: int) -> int:
+def _memory_bytes(process: psutil.Process) -> int:
     try:
-        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    except OSError:
+        return process.memory_full_info().pss
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0
-
-
-def _memory_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text() + Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return 1024 * sum(map(int, re.findall(r"^(?:Pss|VmPTE):\s*(\d+) kB", text, re.MULTILINE)))
 
 
 def _make_cpuacct() -> Path | None:

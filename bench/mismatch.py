@@ -102,8 +102,8 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=4, limits=limits, tiers=TIERS[:1])))
         timeline = Timeline()
-        parts = FleetConfig(replicas=1), partial(Replica, config), KvAware(MAX_TOKENS)
-        fleet = await stack.enter_async_context(Fleet(*parts, timeline))
+        one_replica = Fleet(FleetConfig(replicas=1), partial(Replica, config), KvAware(MAX_TOKENS), timeline)
+        fleet = await stack.enter_async_context(one_replica)
         budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1)
         rollouts = Rollouts(budget, ChatTemplate.load(options.checkpoint), fleet, [PythonTool(box)], timeline, SEED)
         async with asyncio.TaskGroup() as tasks:

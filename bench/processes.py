@@ -1,15 +1,14 @@
-"""Programs that a bench runs, and CPU seconds of them by the part they belong to, from /proc."""
+"""Programs that a bench runs, and CPU seconds of them by the part they belong to."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-TICK = os.sysconf("SC_CLK_TCK")
+import psutil
+
 STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
 ROLES = {  # by what the command line holds, first match wins
     "EngineCore": "replicas",
@@ -21,27 +20,26 @@ ROLES = {  # by what the command line holds, first match wins
 }
 
 
-def family(pid: int) -> list[int]:
-    """A process and everything below it; one that ends meanwhile has nothing below it."""
-    children: list[str] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            children += task.read_text().split()
-    return [pid, *(member for child in children for member in family(int(child)))]
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything below it; empty when it has ended."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def cpu_seconds(root: int) -> Counter[str]:
     """CPU seconds so far by role, ended children included for tool calls; a process that ends meanwhile is left out."""
     seconds: Counter[str] = Counter()
-    for pid in family(root):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        role = next((role for mark, role in ROLES.items() if mark in command), "other")
-        own, ended = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
-        seconds[role] += (own + (ended if role == "tool calls" else 0)) / TICK
+    for process in family(root):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            times = process.cpu_times()
+            role = next((role for mark, role in ROLES.items() if mark in command), "other")
+            seconds[role] += times.user + times.system
+            if role == "tool calls":
+                seconds[role] += times.children_user + times.children_system
     return seconds
 
 

@@ -12,7 +12,9 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,10 +73,23 @@ def finish(
     metrics: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> None:
+    """Prints the table and one JSON line, and keeps both in `runs/bench` as `bench.figures` reads them."""
     table(title, header, rows)
     around = {**environment, "load_after": os.getloadavg()[0]}
     line = {"bench": bench, "environment": around, "config": config, "metrics": metrics}
     print(json.dumps(line, default=os.fspath), flush=True)
+    result = {
+        **line,
+        "machine": f"{environment.get('cores', '?')} cores of {environment.get('cpu', 'unknown')}",
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "-m", f"bench.{bench}", *sys.argv[1:]]),
+        "tables": [{"title": title, "header": header, "rows": rows}],
+    }
+    drawn(Path("runs", "bench", f"{bench}.json"), lambda path: path.write_text(_pretty(result)))
+
+
+def _pretty(result: Mapping[str, Any]) -> str:
+    return json.dumps(result, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
 
 
 def drawn(path: Path, draw: Callable[[Path], object]) -> str:
@@ -150,3 +165,9 @@ def existing(inside: str = "") -> Callable[[str], Path]:
         return Path(text)
 
     return parse
+
+
+if __name__ == "__main__":
+    from bench.figures import main
+
+    main()

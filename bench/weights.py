@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algo.learner.config import LearnerConfig
-from bench.fleet.baselines import RoundRobin
 from bench.report import at_least, environment, fill, finish, interruptible, names, say
+from engine.balancing.round_robin import RoundRobin
 from engine.fleet.canary import tolerance_of
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet

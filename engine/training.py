@@ -49,6 +49,7 @@ import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
+from engine.atomic_files import DiskFull
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.display import Display
@@ -66,7 +67,6 @@ from engine.replica.port import KvSample, ReplicaDied
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
-from engine.run.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder, versions

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from algo.eval_stats import avg_at_k
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from algo.learner.config import LearnerConfig
@@ -143,10 +143,10 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         summary = await job.run(
             [
                 job.admit(prompts("train", config.seed)),
-                job.group(rollouts, reward, prepare(config.selector, config.seed)),
+                job.group(rollouts, reward, select_and_score(config.selector, config.seed)),
                 job.batch(),
                 job.write_rollouts(every=config.eval_every),
-                job.train(join, evaluations=[evaluation]),
+                job.train(make_batch, evaluations=[evaluation]),
             ]
         )
         talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(run.path)])

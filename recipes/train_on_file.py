@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from algo.eval_stats import avg_at_k
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.learner.config import LearnerConfig
 from algo.reward.grade_math import GRADER_MODULES
@@ -105,11 +105,11 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         return await job.run(
             [
                 job.admit(read_prompts(config.data, seed=config.seed, epochs=None, **columns)),
-                job.group(rollouts, reward, prepare(RoC(keep=config.group_size), config.seed)),
+                job.group(rollouts, reward, select_and_score(RoC(keep=config.group_size), config.seed)),
                 Stage(name="skip_easy", run=skip_easy(config.skip_above)),
                 job.batch(),
                 job.write_rollouts(every=config.eval_every),
-                job.train(join, evaluations=[evaluation]),
+                job.train(make_batch, evaluations=[evaluation]),
             ]
         )
 

@@ -146,10 +146,10 @@ def check_loss(loss: Any, lengths: Sequence[int] = (1, 5, 3), seed: int = 0) -> 
     """
     import torch
 
-    from algo.learner.serialize import build, plain
+    from algo.learner.serialize import from_plain, to_plain
     from algo.loss.interface import Tokens, Totals
 
-    assert build(plain(loss)) == loss, "the learner builds the same loss from its plain values"
+    assert from_plain(to_plain(loss)) == loss, "the learner builds the same loss from its plain values"
     rng = torch.Generator().manual_seed(seed)
     totals = Totals(tokens=sum(lengths), sequences=len(lengths))
     sequence_M = torch.repeat_interleave(torch.tensor(lengths))
@@ -259,7 +259,7 @@ async def check_replica(
 
 def check_transport(transport: Any, read: Callable[[str, int], Mapping[str, Any]]) -> None:
     """What replicas read of a version is what was written as that version, all of it, whoever comes when
-    (`algo.weights.transport.Transport`).
+    (`algo.weights.layout.Transport`).
 
     read: the weights by name that a replica gets at an address for a version.
     """

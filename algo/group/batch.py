@@ -21,15 +21,16 @@ from engine.types import Batch, Group
 GRPO = Advantage()
 
 
-def prepare(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Callable[[Group], Group]:
+def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Callable[[Group], Group]:
     """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
     ValueError for a selector that gives an index twice.
 
     Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
-    keeps). With the scale of a batch there are none before `join`, which then has to be told the same:
+    keeps). With the scale of a batch there are none before `make_batch`, which then has to be told the same:
 
         advantage = Advantage(scale="batch")
-        select, join_batch = prepare(selector, seed, advantage=advantage), partial(join, advantage=advantage)
+        select = select_and_score(selector, seed, advantage=advantage)
+        join_batch = partial(make_batch, advantage=advantage)
     """
 
     def select(group: Group) -> Group:
@@ -58,7 +59,7 @@ def rewards(group: Group) -> NDArray[np.float64]:
     return np.asarray([group.trajectories[index].reward for index in group.kept], np.float64)
 
 
-def join(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
+def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
 
     Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algo.group import roc_release
+from algo.require import require
 from algo.reward.answers import answers
 from engine.types import Trajectory
 
@@ -40,9 +39,6 @@ def penalty(trajectory: Trajectory) -> float:
     return error_penalty(trajectory) + format_penalty(trajectory)
 
 
-Compat = Literal["paper", "release"]
-
-
 @dataclass(frozen=True, slots=True)
 class RoC:
     """Selector of `keep` trajectories; a positive is one with reward > 0.
@@ -51,8 +47,6 @@ class RoC:
     as allowed has 1 - 1 = 0, counts among the negatives and is drawn uniformly. A factor below 1 prevents it.
     smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
     A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
-    compat: "release" selects as the published code does (`algo.group.roc_release`), which keeps nothing of a group
-    smaller than `keep` and fails for some odd targets.
 
     >>> RoC(keep=8)([], np.random.default_rng(0))
     []
@@ -60,15 +54,10 @@ class RoC:
 
     keep: int
     smoothing: float = 0.05
-    compat: Compat = "paper"
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"RoC.keep must be at least 1, got {self.keep!r}")
-        if not self.smoothing > 0:
-            raise ValueError(f"RoC.smoothing must be positive, got {self.smoothing!r}")
-        if self.compat not in get_args(Compat):
-            raise ValueError(f"RoC.compat must be one of {get_args(Compat)}, got {self.compat!r}")
+        require(self, "at least 1", lambda value: value >= 1, "keep")
+        require(self, "positive", lambda value: value > 0, "smoothing")
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
         """How many of each are kept, of more than `keep` in all."""
@@ -78,10 +67,6 @@ class RoC:
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
         rewards = [_reward(trajectory) for trajectory in trajectories]
-        if self.compat == "release":
-            texts = [roc_release.response_text(trajectory) for trajectory in trajectories]
-            penalties = [roc_release.error_penalty(text) + roc_release.format_penalty(text) for text in texts]
-            return roc_release.select(penalties, rewards, self.keep)
         if len(trajectories) <= self.keep:
             return list(range(len(trajectories)))
         good = np.asarray(rewards) > 0

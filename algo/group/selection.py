@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from algo.require import require
 from engine.ports import Selector
 from engine.types import StopReason, Trajectory
 
@@ -28,8 +29,7 @@ class RandomSubset:
     keep: int
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"RandomSubset.keep must be at least 1, got {self.keep!r}")
+        require(self, "at least 1", lambda value: value >= 1, "keep")
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         count = len(trajectories)

@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable
@@ -26,6 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from engine.atomic_files import sync_folder, write_synced
 
 MANIFEST = "manifest.json"  # {file: [bytes, CRC-32]}; engine.run.checkpoints reads it
 KEPT = 2
@@ -71,8 +72,10 @@ class Checkpoints:
             for name in self._random.keys() - saved.keys():
                 del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
-            if other := {name for name in saved if name.startswith("model.")} - {f"model.{n}" for n in state["model"]}:
-                raise KeyError(f"the model has no {min(other).removeprefix('model.')}")  # DCP leaves it out
+            saved_weights = {name.removeprefix("model.") for name in saved if name.startswith("model.")}
+            unknown = saved_weights - state["model"].keys()
+            if unknown:  # DCP leaves them out
+                raise KeyError(f"the model has no {min(unknown)}")
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
         weights, moments = state["model"], state["optimizer"]
@@ -114,15 +117,12 @@ class Checkpoints:
 def _finish(unfinished: Path, path: Path) -> None:
     """Describes the files, makes them appear, and deletes what is older than the checkpoint before."""
     files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(unfinished.iterdir())}
-    with (unfinished / MANIFEST).open("w") as manifest:
-        json.dump(files, manifest)
-        manifest.flush()
-        os.fsync(manifest.fileno())
-    _sync(unfinished)
+    write_synced(unfinished / MANIFEST, [json.dumps(files).encode()])
+    sync_folder(unfinished)
     if path.exists():  # a run that was resumed writes some of them again
         shutil.rmtree(path)
     unfinished.rename(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
     for old in sorted(each for each in path.parent.glob("step-*") if each.name[5:].isdecimal())[:-KEPT]:
         shutil.rmtree(old)
 
@@ -133,14 +133,6 @@ def _checksum(file: Path) -> int:
         while piece := content.read(1 << 24):
             checksum = zlib.crc32(piece, checksum)
     return checksum
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cause(error: BaseException) -> str:

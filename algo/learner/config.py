@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from algo.learner.serialize import build, plain
-from algo.loss.policy_losses import PpoClip, require
+from algo.learner.serialize import from_plain, to_plain
+from algo.loss.policy_losses import PpoClip
+from algo.require import require
 
 if TYPE_CHECKING:
     from algo.loss.interface import Loss
@@ -20,73 +21,85 @@ ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    """How a batch becomes an update.
-
-    minibatches: optimizer steps per batch. micro_batch_tokens: inputs of one forward pass. threads: of each rank.
-    The learning rate rises linearly over `warmup_steps` batches. Then it stays (schedule "constant"), or falls from the
-    share `decay_from` of the run's `steps` batches on, but never within the warm-up: "linear" towards 0 and no lower
-    than decay_to times lr, "cosine" along half a wave to decay_to times lr.
-    betas, adam_eps, weight_decay: of AdamW; norms and biases are not decayed.
-    loss: one of `algo.loss.policy_losses` or your own (`algo.loss.interface.Loss`); kept in its plain form, so that
-    `dataclasses.asdict` of this is what the learner is sent. The old log-probabilities are the sampler's: sampling must
-    be at temperature 1. reference_kl_coef: of an estimate of KL(learner || reference) per token, added to the loss with
-    the average that the loss has (its `aggregate`, else over tokens). The reference is the run's checkpoint, frozen
-    (`algo.learner.reference`), also after a resume; it is scored once a step, and without adapters it is a second model
-    in memory. reference_kl: the estimator (`algo.loss.kl`); "k3" is the field's, "k2" has the divergence's own
-    gradient. Metric: reference_kl. mismatch_tolerance: the largest |learner - sampler| of a log-probability that a
-    token in the step's first minibatch may have whose trajectory the weights under training sampled (`Trainer.train`:
-    at a staleness of 1 or more these are few); beyond it the learner ends before it updates. None: not checked. The
-    default holds for float32 on both sides; where either is bfloat16 it takes about 0.5 (`python -m bench.mismatch`
-    measures it). dtype: of the passes; weights, optimizer and the reduction of gradients are fp32. device: of all
-    ranks, a GPU each. fp32_head: with dtype bfloat16, logits are computed and kept in fp32, as MiniMax-M1 found
-    necessary (arXiv 2506.13585); rounding them to bf16 is an error of 0.006 of a log-probability, more where logits are
-    large. It costs an fp32 copy of the head in a pass.
-    attention: "packed" (`algo.learner.attention`), or what transformers calls an implementation ("sdpa",
-    "flash_attention_2"). activation_checkpointing: keep only each layer's input for the backward pass, and compute the
-    rest again. offload_optimizer: its state leaves the device when weights are published, until the next step
-    (`DevicePlan.shared`). lora_rank: 0 trains all weights; else adapters of this rank on the layers of these names,
-    scaled by alpha / rank. peak_flops: of one rank, for MFU; None: known by the GPU's name, on the CPU unknown.
-    weight_transfer: how weights reach the replicas, as in ReplicaConfig; weights_dtype: what they are published in, the
-    replicas' own.
-    """
+    """How a batch becomes an update."""
 
     lr: float = 3e-4
+    """Peak learning rate."""
     warmup_steps: int = 3
+    """Batches over which the learning rate rises linearly to `lr`."""
     schedule: Schedule = "constant"
+    """What follows the warm-up: "constant" stays at `lr`; "linear" falls towards 0, but not below decay_to * lr;
+    "cosine" falls along half a wave to decay_to * lr."""
     steps: int | None = None
+    """Batches in the whole run. Needed by "linear" and "cosine", None with "constant"."""
     decay_from: float = 0.0
+    """Share of `steps` after which the learning rate begins to fall, never within the warm-up."""
     decay_to: float = 0.05
+    """Final learning rate as a share of `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's betas."""
     adam_eps: float = 1e-8
+    """AdamW's epsilon."""
     weight_decay: float = 0.0
+    """AdamW's weight decay. Norms and biases are not decayed."""
     grad_clip: float = 1.0
+    """Largest norm of the gradient; a longer one is scaled down."""
     loss: Loss | Mapping[str, Any] = PpoClip()  # noqa: RUF009  frozen
+    """One of `algo.loss.policy_losses` or your own (`algo.loss.interface.Loss`). It is kept in its plain form, so that
+    `dataclasses.asdict` of this configuration is what the learner is sent. The old log-probabilities are the sampler's,
+    so sampling must be at temperature 1."""
     reference_kl_coef: float = 0.0
+    """Coefficient of an estimate of KL(learner || reference) per token, averaged as the loss is (its `aggregate`, else
+    over tokens). The reference is the run's first checkpoint, frozen, also after a resume (`algo.learner.reference`).
+    It is scored once a step; without adapters it is a second model in memory. Metric: reference_kl."""
     reference_kl: ReferenceKl = "k3"
+    """Estimator of that KL (`algo.loss.kl`). "k3" is the usual one, "k2" has the gradient of the divergence itself."""
     mismatch_tolerance: float | None = 1e-3
+    """Largest |learner - sampler| difference of a log-probability, checked in the first minibatch on trajectories that
+    were sampled by the weights under training alone (at a staleness of 1 or more these are few). Beyond it the learner
+    ends before it updates. None: not checked. The default suits float32 on both sides; bfloat16 on either side needs
+    about 0.5 (`python -m bench.mismatch` measures it)."""
     minibatches: int = 2
+    """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096
+    """Input tokens of one forward pass."""
     threads: int = 2
+    """CPU threads of each rank."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the passes. Weights, optimizer state and the reduction of gradients are float32."""
     fp32_head: bool = False
+    """With dtype "bfloat16", compute and keep logits in float32, as MiniMax-M1 found necessary (arXiv 2506.13585).
+    Rounding them to bfloat16 is an error of 0.006 in a log-probability, more where logits are large. It costs a float32
+    copy of the head during a pass."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Of all ranks; with "cuda" each has a GPU of its own."""
     attention: str = "packed"
+    """The name "packed" (`algo.learner.attention`), or a name that transformers knows ("sdpa", "flash_attention_2")."""
     activation_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass and compute the rest again."""
     offload_optimizer: bool = False
+    """Move the optimizer's state off the device when weights are published, until the next step: for a GPU that the
+    replicas share."""
     lora_rank: int = 0
+    """0 trains all weights; otherwise train adapters of this rank."""
     lora_alpha: float = 32.0
+    """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the layers that get adapters."""
     peak_flops: float | None = None
+    """Peak of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
     weight_transfer: str = "shm"
+    """How weights reach the replicas: shm, gloo, ipc or nccl, the same as in ReplicaConfig."""
     weights_dtype: str = "float32"
+    """Dtype in which weights are published, the replicas' own."""
 
     def __post_init__(self) -> None:
         for name in ("betas", "lora_targets"):
             if isinstance(value := getattr(self, name), list):  # as the wire has it
                 object.__setattr__(self, name, tuple(value))
         try:
-            loss = build(self.loss)
-            object.__setattr__(self, "loss", plain(loss))
+            loss = from_plain(self.loss)
+            object.__setattr__(self, "loss", to_plain(loss))
         except ValueError as error:
             raise ValueError(f"LearnerConfig.loss: {error}") from error
         if not callable(loss):

@@ -8,7 +8,7 @@ Shape legend: M positions with loss of a microbatch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 import torch
@@ -27,76 +27,94 @@ class Mismatched(RuntimeError):
     """Learner and sampler disagree beyond the tolerance on what the same weights sampled; the step made no update."""
 
 
-class Place(NamedTuple):
-    """A token, as numbers that ranks can exchange. micro: its microbatch on its rank, -1: none; trajectory: where its
-    trajectory stands in the batch, -1: no single token is to blame; position: in the trajectory; turn: from 1.
-    """
+NONE = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPlace:
+    """A token of a batch, which ranks can exchange as a tensor."""
 
     difference: float = -1.0
-    micro: float = -1.0
-    trajectory: float = -1.0
-    position: float = 0.0
-    turn: float = 0.0
+    """|learner - sampler|; below 0 where no token was found."""
+    micro: int = NONE
+    """Microbatch on its rank, or NONE."""
+    trajectory: int = NONE
+    """Where its trajectory stands in the batch; NONE when no single token is to blame."""
+    position: int = 0
+    """In the trajectory."""
+    turn: int = 0
+    """Counted from 1."""
     learner: float = 0.0
     sampler: float = 0.0
     advantage: float = 0.0
 
     @classmethod
-    def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> Place:
+    def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> TokenPlace:
         """Of target `at` of microbatch `index`. A turn is a run of targets without a gap."""
         own = np.flatnonzero(micro.sequence_M[: at + 1] == micro.sequence_M[at])
         learner, sampler = float(logprobs_M[at]), float(micro.old_logprobs_M[at])
         return cls(
             difference=abs(learner - sampler),
             micro=index,
-            trajectory=float(micro.trajectories_S[micro.sequence_M[at]]),
-            position=float(micro.position_ids_RL.flat[micro.positions_M[at]] + 1),
-            turn=1.0 + (np.diff(micro.positions_M[own]) > 1).sum(),
+            trajectory=int(micro.trajectories_S[micro.sequence_M[at]]),
+            position=int(micro.position_ids_RL.flat[micro.positions_M[at]]) + 1,
+            turn=1 + int((np.diff(micro.positions_M[own]) > 1).sum()),
             learner=learner,
             sampler=sampler,
             advantage=float(micro.advantages_M[at]),
         )
 
+    def to_tensor(self) -> Tensor:
+        return torch.tensor(astuple(self), dtype=torch.float64)
+
+    @classmethod
+    def from_tensor(cls, row: Tensor) -> TokenPlace:
+        values = dict(zip((field.name for field in fields(cls)), row.tolist(), strict=True))
+        for name in ("micro", "trajectory", "position", "turn"):
+            values[name] = int(values[name])
+        return cls(**values)
+
     def __str__(self) -> str:
         return (
-            f"trajectory {self.trajectory:.0f} of the batch, position {self.position:.0f} (turn {self.turn:.0f}): the "
+            f"trajectory {self.trajectory} of the batch, position {self.position} (turn {self.turn}): the "
             f"learner says {self.learner:.6f}, the sampler {self.sampler:.6f}, advantage {self.advantage:.6g}"
         )
 
 
-def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> Place:
+def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> TokenPlace:
     """The token of all ranks on which the sampler, which had the `live` weights, and the learner differ most."""
-    worst = Place()
+    worst = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         sequence_M, versions_M = torch.from_numpy(micro.sequence_M), torch.from_numpy(micro.versions_M)
         fresh_M = fresh(sequence_M, micro.sequences, versions_M, live)
         difference_M = (logprobs_M.cpu() - torch.from_numpy(micro.old_logprobs_M)).abs().masked_fill(~fresh_M, -1.0)
         if len(difference_M) and difference_M.max() > worst.difference:
-            worst = Place.of(index, micro, logprobs_M, int(difference_M.argmax()))
+            worst = TokenPlace.of(index, micro, logprobs_M, int(difference_M.argmax()))
     return max(_of_all_ranks(worst), key=lambda place: place.difference)
 
 
 def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], losses: Sequence[float]) -> str:
     """The first microbatch of the first rank whose loss or whose tokens are not finite, in words."""
-    found = Place()
+    found = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         inputs = logprobs_M.cpu(), torch.from_numpy(micro.old_logprobs_M), torch.from_numpy(micro.advantages_M)
         broken_M = ~torch.stack([values_M.isfinite() for values_M in inputs]).all(0)
         if broken_M.any():
-            found = Place.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
+            found = TokenPlace.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
         elif not np.isfinite(losses[index]):
-            found = Place(micro=index)
+            found = TokenPlace(micro=index)
         else:
             continue
         break
     for rank, place in enumerate(_of_all_ranks(found)):
-        if place.micro >= 0:
-            token = f", {place}" if place.trajectory >= 0 else ""
-            return f"first in microbatch {place.micro + 1:.0f} of {len(micros)} on rank {rank}{token}"
+        if place.micro != NONE:
+            token = f", {place}" if place.trajectory != NONE else ""
+            return f"first in microbatch {place.micro + 1} of {len(micros)} on rank {rank}{token}"
     return "every microbatch's loss is finite, the gradient is not"
 
 
-def _of_all_ranks(place: Place) -> list[Place]:
-    rows = [torch.zeros(len(place), dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, torch.tensor(place, dtype=torch.float64))
-    return [Place(*row.tolist()) for row in rows]
+def _of_all_ranks(place: TokenPlace) -> list[TokenPlace]:
+    own = place.to_tensor()
+    rows = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return [TokenPlace.from_tensor(row) for row in rows]

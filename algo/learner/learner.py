@@ -170,7 +170,7 @@ class Learner:
         published = time.perf_counter()
         canary = trainer.score_canary()
         seconds = {"publish_s": published - started, "canary_s": time.perf_counter() - published}
-        trainer.give_way()
+        trainer.release_gpu()
         return weights, {"canary": canary}, seconds
 
 

@@ -211,11 +211,11 @@ def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
     computed = None if config.dtype == "float32" else getattr(torch, config.dtype)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32 if computed else None)
     for layer in scorer.model.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=is_tight(config))
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_between_passes(config))
     return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def is_tight(config: LearnerConfig) -> bool:
+def reshard_between_passes(config: LearnerConfig) -> bool:
     """Whether weights and gradients are sharded between passes too: memory of a GPU is worth more than its links."""
     return config.device == "cuda" and dist.get_world_size() > 1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from algo.learner.lora import merged
-from algo.weights.transport import BUCKET_BYTES, Layout, Transport, transport
+from algo.weights.layout import BUCKET_BYTES, Layout, Transport
+from algo.weights.transport import Gloo, Shm, Silent
+from engine.atomic_files import atomic_path
 
 
 class Publisher:
@@ -53,6 +54,19 @@ class Publisher:
         return self._transport.address(version)
 
 
+def transport(name: str, folder: Path, layout: Layout) -> Transport:
+    """The transport of this rank; folder: on a memory file system, for what lies in files."""
+    if name in ("ipc", "nccl"):
+        from algo.weights.transport_gpu import Ipc, Nccl
+
+        if name == "ipc":
+            return Ipc(layout)
+        return Nccl(layout) if dist.get_rank() == 0 else Silent()
+    if dist.get_rank() != 0:
+        return Silent()
+    return Shm(folder, layout) if name == "shm" else Gloo(layout)
+
+
 def export(scorer: nn.Module, source: Path, path: Path) -> None:
     """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
 
@@ -61,7 +75,7 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
     dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
     state = full_state(scorer, dtype)
     if dist.get_rank() == 0:
-        with appearing(path) as unfinished:
+        with atomic_path(path) as unfinished:
             unfinished.mkdir()
             for file in source.iterdir():
                 if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
@@ -133,21 +147,3 @@ def _begin(weight: Tensor) -> tuple[dist.Work | None, Tensor]:
     whole = part.new_empty(ranks * rows, *part.shape[1:])
     work = dist.all_gather([*whole.split(rows)], part, group=weight.device_mesh.get_group(), async_op=True)
     return work, whole[: len(weight)]
-
-
-@contextmanager
-def appearing(path: Path) -> Iterator[Path]:
-    """Where to write a file or folder that shall be at path when it is complete; nothing is left of one that failed.
-
-    What a killed writer left is deleted by the next one.
-    """
-    folder = path.parent / f".{path.name}.unfinished"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder / "new"
-        if path.is_dir():  # the one thing that a rename does not replace
-            path.rename(folder / "old")
-        (folder / "new").rename(path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Objects as plain values: what a recipe builds travels to the learner as {"type": "module:Class", field: value, ...}.
 
 Invariants
-- build(plain(value)) == value, also after a trip over the wire, for any frozen dataclass of plain values or of others
-  like it that stands in an importable module.
+- from_plain(to_plain(value)) == value, also after a trip over the wire, for any frozen dataclass of plain values or of
+  others like it that stands in an importable module.
 - Whatever cannot be rebuilt on the other side is a ValueError on this one, where that can be known here.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 
-def plain(value: Any) -> dict[str, Any]:
+def to_plain(value: Any) -> dict[str, Any]:
     """The plain form of a dataclass instance. Raises ValueError for one that another process cannot import.
 
     >>> from algo.loss.policy_losses import Cispo
-    >>> plain(Cispo(clip_high=1.0))["type"]
+    >>> to_plain(Cispo(clip_high=1.0))["type"]
     'algo.loss.policy_losses:Cispo'
     """
     kind = type(value)
@@ -27,21 +27,21 @@ def plain(value: Any) -> dict[str, Any]:
         raise ValueError(f"{path} must be a frozen dataclass of plain values")
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         raise ValueError(f"{path} cannot be imported by the learner: define it at the top of a module of its own")
-    return {"type": path} | {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {"type": path} | {field.name: _field_to_plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _plain(value: Any) -> Any:
-    return plain(value) if is_dataclass(value) else value
+def _field_to_plain(value: Any) -> Any:
+    return to_plain(value) if is_dataclass(value) else value
 
 
-def build(form: Any) -> Any:
+def from_plain(form: Any) -> Any:
     """The object of a plain form; what is no mapping is itself.
 
     Raises ValueError when its type cannot be imported or does not take the fields.
     """
     if not isinstance(form, Mapping):
         return form
-    values = {name: build(value) for name, value in form.items()}
+    values = {name: from_plain(value) for name, value in form.items()}
     path = str(values.pop("type", None))
     module, _, name = path.partition(":")
     try:

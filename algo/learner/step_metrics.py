@@ -20,15 +20,19 @@ def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, fl
     """Of all microbatches of all ranks, which counted the same names; `square` is this rank's. A collective."""
     maxima = [name for name in counts[0] if name.endswith("_max")]
     sums = [name for name in counts[0] if name not in maxima]
-    added, largest = (
-        torch.stack([torch.stack([count[name].double() for name in names]) for count in counts])
-        for names in (sums, maxima)
-    )
-    added, largest = torch.cat([added.sum(0), square.double()[None]]), largest.amax(0)
+    added = torch.cat([_table(counts, sums).sum(0), square.double()[None]])
+    largest = _table(counts, maxima).amax(0)
     if dist.get_world_size() > 1:
         dist.all_reduce(added)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return dict(zip((*sums, "square", *maxima), torch.cat([added, largest]).tolist(), strict=True))
+    result = dict(zip([*sums, "square"], added.tolist(), strict=True))
+    result |= dict(zip(maxima, largest.tolist(), strict=True))
+    return result
+
+
+def _table(counts: Sequence[dict[str, Tensor]], names: Sequence[str]) -> Tensor:
+    """A row for each microbatch, a column for each name."""
+    return torch.stack([torch.stack([count[name].double() for name in names]) for count in counts])
 
 
 def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:

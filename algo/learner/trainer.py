@@ -31,22 +31,21 @@ from torch import Tensor
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.flops import peak_of
-from algo.learner.model import Scorer, choose_device, is_tight, load, reshard
+from algo.learner.model import Scorer, choose_device, load, reshard, reshard_between_passes
 from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.publish import Publisher, export
 from algo.learner.reference import Reference
-from algo.learner.serialize import build
+from algo.learner.serialize import from_plain
 from algo.learner.step_metrics import reduced, summary
-from algo.learner.unsharded import Whole
-from algo.loss.interface import Tokens, Totals, aggregated, statistics
+from algo.learner.unsharded import UnshardedScorer
+from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
-from algo.loss.policy_losses import Aggregate
 from engine.types import Batch
 
 if TYPE_CHECKING:
-    from algo.learner.learner import LearnerConfig
+    from algo.learner.config import LearnerConfig
 
 
 def join_group() -> None:
@@ -87,7 +86,7 @@ class Scored(NamedTuple):
         return proximal_M, reference_M
 
 
-UNSCORED = Scored()
+NOTHING_SCORED = Scored()
 
 
 class Trainer:
@@ -99,7 +98,7 @@ class Trainer:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads)
         self.config, self.source, self.seed = config, source, seed
-        self.loss = build(config.loss)
+        self.loss = from_plain(config.loss)
         self.proximal = bool(getattr(self.loss, "proximal", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
@@ -110,11 +109,11 @@ class Trainer:
         self.optimizer = adamw(self.trained, config)
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
-        self.tight = is_tight(config)
+        self.reshard_between_passes = reshard_between_passes(config)
         self.canary = [ids for ids in canary if len(ids) > 1]
-        self.canary_scorer = Whole(self.scorer, config) if Whole.fits(config) else self.scorer
+        self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
         self.trained_batches = 0
-        self.away: Moved = []  # the optimizer's state while replicas have the device
+        self.offloaded: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
         gc.collect()
@@ -130,7 +129,7 @@ class Trainer:
         sides under the same weights. Raises Diverged or Mismatched.
         """
         started = time.perf_counter()
-        onload(self.away)
+        onload(self.offloaded)
         minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
@@ -191,12 +190,15 @@ class Trainer:
                 raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
         return results
 
-    def _update(self, minibatch: MiniBatch, scored: Scored = UNSCORED, live: int | None = None) -> dict[str, float]:
+    def _update(
+        self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
+    ) -> dict[str, float]:
         """Forward and backward over this rank's microbatches, then one optimizer step."""
-        return self._step(minibatch, *self._passes(minibatch, scored, live), live)
+        counts, logprobs = self._passes(minibatch, scored, live)
+        return self._step(minibatch, counts, logprobs, live)
 
     def _passes(
-        self, minibatch: MiniBatch, scored: Scored = UNSCORED, live: int | None = None
+        self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
@@ -204,8 +206,8 @@ class Trainer:
         counts, logprobs = [], []
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
-            self.scorer.set_requires_gradient_sync(last or self.tight)
-            self.scorer.set_reshard_after_backward(last or self.tight)
+            self.scorer.set_requires_gradient_sync(last or self.reshard_between_passes)
+            self.scorer.set_reshard_after_backward(last or self.reshard_between_passes)
             counted, logprobs_M = self._backward(micro, totals, *scored.of(index), live)
             counts.append(counted)
             logprobs.append(logprobs_M)
@@ -258,11 +260,11 @@ class Trainer:
             proximal_M = logprobs_M.detach()
         tokens = Tokens(
             logprobs_M=logprobs_M,
-            old_logprobs_M=self._here(micro.old_logprobs_M),
-            advantages_M=self._here(micro.advantages_M),
-            sequence_M=self._here(micro.sequence_M),
+            old_logprobs_M=self._to_device(micro.old_logprobs_M),
+            advantages_M=self._to_device(micro.advantages_M),
+            sequence_M=self._to_device(micro.sequence_M),
             sequences=micro.sequences,
-            versions_M=self._here(micro.versions_M),
+            versions_M=self._to_device(micro.versions_M),
             proximal_logprobs_M=proximal_M,
         )
         loss, counts = self.loss(tokens, totals)
@@ -280,8 +282,14 @@ class Trainer:
 
     def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the targets, [M], of the model under training unless another is given."""
-        inputs = self._here(micro.token_ids_RL), self._here(micro.position_ids_RL), micro.lengths_S.tolist()
-        return (scorer or self.scorer)(*inputs, self._here(micro.positions_M), self._here(micro.targets_M))
+        scorer = scorer or self.scorer
+        return scorer(
+            self._to_device(micro.token_ids_RL),
+            self._to_device(micro.position_ids_RL),
+            micro.lengths_S.tolist(),
+            self._to_device(micro.positions_M),
+            self._to_device(micro.targets_M),
+        )
 
     @torch.no_grad()
     def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
@@ -297,10 +305,10 @@ class Trainer:
         with self.reference.scorer() as scorer:
             return self._logprobs(minibatch.ranks[self.rank], scorer)
 
-    def give_way(self) -> None:
+    def release_gpu(self) -> None:
         """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""
         if self.config.offload_optimizer:
-            self.away += offload(self.optimizer)
+            self.offloaded += offload(self.optimizer)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # what PyTorch keeps for itself would be missing to the replicas
 
@@ -321,11 +329,19 @@ class Trainer:
     def score_canary(self) -> NDArray[np.float32]:
         """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
         inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
+        lengths_S = [len(ids) for ids in inputs]
+        token_ids_RL = np.concatenate(inputs)[None]
+        position_ids_RL = np.concatenate([np.arange(length) for length in lengths_S])[None]
         targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
-        rows = np.concatenate(inputs)[None], np.concatenate([np.arange(len(ids)) for ids in inputs])[None]
+        positions_M = np.arange(len(targets_M))
         with torch.no_grad():
-            chosen = self._here(np.arange(len(targets_M))), self._here(targets_M)
-            logprobs_M, _ = self.canary_scorer(*map(self._here, rows), [len(ids) for ids in inputs], *chosen)
+            logprobs_M, _ = self.canary_scorer(
+                self._to_device(token_ids_RL),
+                self._to_device(position_ids_RL),
+                lengths_S,
+                self._to_device(positions_M),
+                self._to_device(targets_M),
+            )
         reshard(self.scorer)
         return logprobs_M.cpu().numpy()
 
@@ -343,5 +359,5 @@ class Trainer:
         self.trained_batches = counters["trained_batches"]
         return counters["version"]
 
-    def _here(self, array: NDArray[Any]) -> Tensor:
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
 
 
-class Whole:
+class UnshardedScorer:
     """Called as `scorer`, the sharded model, whose weights of the moment it uses; without gradients."""
 
     def __init__(self, scorer: Scorer, config: LearnerConfig) -> None:

@@ -12,14 +12,16 @@ Shape legend: M positions with loss.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from algo.loss.aggregate import mean_of_means, over_sequence, total
 from algo.loss.objectives import LOG_RATIO_CLAMP
-from algo.loss.policy_losses import Aggregate
+
+# How the losses of tokens become one number; `algo.loss.policy_losses` says what each means.
+Aggregate = Literal["token", "sequence"] | float
 
 
 class Tokens(NamedTuple):

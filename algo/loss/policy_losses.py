@@ -16,20 +16,19 @@ Shape legend: M positions with loss; a ratio is learner / sampler unless `proxim
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from algo.require import require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algo.loss.interface import Tokens, Totals
+    from algo.loss.interface import Aggregate, Tokens, Totals
 
 Counts = dict[str, "Tensor"]
 Level = Literal["token", "sequence", "geometric"]
 Kind = Literal["clamp", "icepop", "mask"]
-Aggregate = Literal["token", "sequence"] | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,24 +69,31 @@ class Correction:
         from algo.loss import corrections
 
         learner_M = tokens.logprobs_M if tokens.proximal_logprobs_M is None else tokens.proximal_logprobs_M
-        pair = learner_M.detach(), tokens.old_logprobs_M
-        where = tokens.sequence_M, tokens.sequences
-        ratios_M = token_ratios_M = corrections.token_ratios(*pair)
-        if self.level != "token":
-            by_level = {"sequence": corrections.product_ratios, "geometric": corrections.geometric_ratios}
-            ratios_M = by_level[self.level](*pair, *where)
-        bounds = self.lower, self.upper
+        learner_M = learner_M.detach()
+        sampler_M = tokens.old_logprobs_M
+        token_ratios_M = corrections.token_ratios(learner_M, sampler_M)
+        match self.level:
+            case "token":
+                ratios_M = token_ratios_M
+            case "sequence":
+                ratios_M = corrections.product_ratios(learner_M, sampler_M, tokens.sequence_M, tokens.sequences)
+            case "geometric":
+                ratios_M = corrections.geometric_ratios(learner_M, sampler_M, tokens.sequence_M, tokens.sequences)
         match self.kind:
             case "clamp":
-                weights_M = ratios_M if bounds == (None, None) else ratios_M.clamp(*bounds)
+                unbounded = self.lower is None and self.upper is None
+                weights_M = ratios_M if unbounded else ratios_M.clamp(self.lower, self.upper)
             case "icepop":
-                weights_M = corrections.icepop(ratios_M, *bounds)
+                weights_M = corrections.icepop(ratios_M, self.lower, self.upper)
             case "mask":
-                weights_M = corrections.within(ratios_M, *bounds).to(ratios_M.dtype)
+                weights_M = corrections.within(ratios_M, self.lower, self.upper).to(ratios_M.dtype)
         if self.veto is not None:
-            weights_M = weights_M * corrections.no_outlier(token_ratios_M, *where, lower=self.veto)
+            kept_M = corrections.no_outlier(token_ratios_M, tokens.sequence_M, tokens.sequences, lower=self.veto)
+            weights_M = weights_M * kept_M
         if self.drift is not None:
-            weights_M = weights_M * corrections.not_drifted(*pair, tokens.advantages_M, *where, self.drift)
+            weights_M = weights_M * corrections.not_drifted(
+                learner_M, sampler_M, tokens.advantages_M, tokens.sequence_M, tokens.sequences, self.drift
+            )
         return weights_M
 
 
@@ -184,9 +190,15 @@ class Gspo(_Policy):
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import corrections, objectives
 
-        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M, tokens.sequence_M, tokens.sequences
         losses_M = objectives.gspo(
-            *parts, clip_low=self.clip_low, clip_high=self.clip_high, token_gradient=self.token_gradient
+            tokens.logprobs_M,
+            anchor_M,
+            tokens.advantages_M,
+            tokens.sequence_M,
+            tokens.sequences,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            token_gradient=self.token_gradient,
         )
         ratio_M = corrections.geometric_ratios(tokens.logprobs_M, anchor_M, tokens.sequence_M, tokens.sequences)
         return losses_M, _replaced(ratio_M, tokens.advantages_M, self.clip_low, self.clip_high)
@@ -210,8 +222,9 @@ class Cispo(_Policy):
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import corrections, objectives
 
-        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M
-        losses_M = objectives.cispo(*parts, clip_low=self.clip_low, clip_high=self.clip_high)
+        losses_M = objectives.cispo(
+            tokens.logprobs_M, anchor_M, tokens.advantages_M, clip_low=self.clip_low, clip_high=self.clip_high
+        )
         ratio_M = corrections.token_ratios(tokens.logprobs_M, anchor_M)
         low_M, high_M = ratio_M < 1 - self.clip_low, ratio_M > 1 + self.clip_high
         return losses_M, {"clip_low": low_M.sum(), "clip_high": high_M.sum()}
@@ -243,11 +256,29 @@ class Dppo(_Policy):
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import objectives
 
-        parts = tokens.logprobs_M, anchor_M, tokens.advantages_M
-        region: dict[str, Any] = {name: getattr(self, name) for name in ("low", "high", "divergence", "both_sides")}
-        out_M = ~objectives.trusted(*parts, **region)
-        counts = {"clip_low": (out_M & (parts[2] < 0)).sum(), "clip_high": (out_M & (parts[2] > 0)).sum()}
-        return objectives.dppo(*parts, **region, dual_clip=self.dual_clip, square_coef=self.square_coef), counts
+        advantages_M = tokens.advantages_M
+        out_M = ~objectives.trusted(
+            tokens.logprobs_M,
+            anchor_M,
+            advantages_M,
+            low=self.low,
+            high=self.high,
+            divergence=self.divergence,
+            both_sides=self.both_sides,
+        )
+        losses_M = objectives.dppo(
+            tokens.logprobs_M,
+            anchor_M,
+            advantages_M,
+            low=self.low,
+            high=self.high,
+            divergence=self.divergence,
+            both_sides=self.both_sides,
+            dual_clip=self.dual_clip,
+            square_coef=self.square_coef,
+        )
+        stopped_low, stopped_high = out_M & (advantages_M < 0), out_M & (advantages_M > 0)
+        return losses_M, {"clip_low": stopped_low.sum(), "clip_high": stopped_high.sum()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,8 +295,14 @@ class Sapo(_Policy):
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import objectives
 
-        taus = {"tau_positive": self.tau_positive, "tau_negative": self.tau_negative}
-        return objectives.sapo(tokens.logprobs_M, anchor_M, tokens.advantages_M, **taus), {}
+        losses_M = objectives.sapo(
+            tokens.logprobs_M,
+            anchor_M,
+            tokens.advantages_M,
+            tau_positive=self.tau_positive,
+            tau_negative=self.tau_negative,
+        )
+        return losses_M, {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,18 +326,10 @@ class CrossEntropy:
 
 def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float) -> Counts:
     """Tokens whose loss the lower (A < 0) or upper (A > 0) bound replaced."""
-    low_M, high_M = (ratio_M < 1.0 - clip_low) & (advantages_M < 0), (ratio_M > 1.0 + clip_high) & (advantages_M > 0)
+    low_M = (ratio_M < 1.0 - clip_low) & (advantages_M < 0)
+    high_M = (ratio_M > 1.0 + clip_high) & (advantages_M > 0)
     return {"clip_low": low_M.sum(), "clip_high": high_M.sum()}
 
 
 def _check_aggregate(owner: Any) -> None:
     require(owner, "'token', 'sequence' or positive", lambda x: x in ("token", "sequence") or x > 0, "aggregate")
-
-
-def require(owner: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Raises ValueError naming field and value; of one that `holds` cannot compare (None, "3e-4"), too."""
-    for name in names:
-        with suppress(TypeError):
-            if holds(getattr(owner, name)):
-                continue
-        raise ValueError(f"{type(owner).__name__}.{name} must be {rule}, got {getattr(owner, name)!r}")

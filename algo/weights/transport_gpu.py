@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from algo.weights.transport import Layout, Pulled, ended
+from algo.weights.layout import Layout, Pulled, ended
 
 # What `reduce_tensor` says of memory on a GPU after shape and dtype, in its order.
 HANDLE = (

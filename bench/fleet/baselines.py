@@ -40,20 +40,6 @@ class StaticSplit(Sticky):
         return self._plan[item.key]
 
 
-class RoundRobin(Sticky):
-    """Each new trajectory goes to the next replica."""
-
-    rule = "round robin"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turn = 0
-
-    def _choose(self, item: Tracked) -> Engine:
-        self._turn += 1
-        return self._engines[sorted(self._engines)[self._turn % len(self._engines)]]
-
-
 class LeastInFlight(Sticky):
     """Each new trajectory goes to the replica with fewest of them, tool-waiting ones included.
 

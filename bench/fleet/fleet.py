@@ -28,7 +28,7 @@ from typing import Any
 
 import uvloop
 
-from bench.fleet.baselines import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, TokenBudget
+from bench.fleet.baselines import Aimd, LeastInFlight, StaticSplit, ThunderLike, TokenBudget
 from bench.fleet.bound import Engine
 from bench.fleet.engines import VOCABULARY, Engines, write_model
 from bench.fleet.figures import HEADER, OURS, Run, overall, table, workload_metrics, write_steps
@@ -51,6 +51,7 @@ from bench.report import (
 from bench.workload import KINDS, Traced, Turn, load
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.config import ReplicaConfig, prepare_environment

@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from bench import workload
-from bench.fleet.baselines import Aimd, LeastInFlight, RoundRobin, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
+from bench.fleet.baselines import Aimd, LeastInFlight, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 from bench.report import at_least, environment, existing, fill, finish, interruptible, names, number, say, several
 from bench.sim_fleet.costs import H200, Machine, lower_bound_s
 from bench.sim_fleet.run import Death, Result, Simulation
 from bench.workload import Size, Traced
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 
 MakePolicy = Callable[[int], Balancer]  # from the length of the longest trajectory
 

@@ -39,23 +39,7 @@ class Place:
 class Balancer(Protocol):
     """A placement policy; the node and the simulator drive the same object.
 
-    class Alternate:  # round robin, sticky
-        def __init__(self): self.waiting, self.home, self.replicas = [], {}, []
-        def replica_up(self, replica, blocks, block_size): self.replicas.append(replica)
-        def replica_down(self, replica):
-            self.replicas = [other for other in self.replicas if other != replica]
-            self.home = {key: home for key, home in self.home.items() if home != replica}
-        def replica_drain(self, replica): self.replicas.remove(replica)
-        def sample(self, replica, sample, now): pass
-        def request_turn(self, key, group, prompt_tokens, tokens, now): self.waiting.append(key)
-        def turn_finished(self, key, tokens, now): pass
-        def trajectory_ended(self, key, tokens, finished):
-            self.home.pop(key, None)
-            self.waiting = [other for other in self.waiting if other != key]
-        def decide(self, now):
-            waiting, self.waiting = (self.waiting, []) if self.replicas else ([], self.waiting)
-            place = lambda key: self.home.setdefault(key, self.replicas[key % len(self.replicas)])
-            return [Place(key, place(key), "rr", 0) for key in waiting]
+    `engine.balancing.round_robin.RoundRobin` is a small one to start from.
     """
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...

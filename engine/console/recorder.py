@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from engine.atomic_files import DiskFull
 from engine.console.display import Display
 from engine.console.report import Progress, plot
-from engine.run.atomic_files import DiskFull
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import MetricSink

@@ -1,6 +1,6 @@
 """The replica's half of "gloo": the engine pulls published weights from the learner over a connection of its own.
 
-Runs inside the engine process. The learner's half, and what goes through its store, is `algo.weights.transport.Pulled`.
+Runs inside the engine process. The learner's half, and what goes through its store, is `algo.weights.layout.Pulled`.
 
 Invariants
 - The group of a pull has two members and lives for one update: whoever dies, or comes later, concerns no other replica.

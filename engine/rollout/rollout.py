@@ -52,7 +52,7 @@ class RolloutConfig:
     max_calls_per_turn: int = 8
     """Calls beyond these are answered with an error and not run."""
     temperature: float = 1.0
-    """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.join`)."""
+    """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.make_batch`)."""
     deadline_s: float = 120.0
     """From the trajectory's start to its end, without its waits for a place on a replica, for which the model can do
     nothing.

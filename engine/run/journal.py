@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.atomic_files import append, sync_folder, write_whole, writing
 from engine.data import skip
-from engine.run.atomic_files import append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
 from engine.run.journal_files import (
     Fault,

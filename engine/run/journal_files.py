@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.run.atomic_files import write_whole
+from engine.atomic_files import write_whole
 from engine.run.checkpoints import Unresumable
 from engine.run.journal_records import frame, frames, is_cut_off
 

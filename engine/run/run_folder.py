@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.run.atomic_files import DiskFull, append, sync_folder, write_whole, writing
+from engine.atomic_files import DiskFull, append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
 
 _CHECKSUM = b',"crc32":'

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine.atomic_files import write_whole
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
-from engine.run.atomic_files import write_whole
 from engine.types import Group
 
 

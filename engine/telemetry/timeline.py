@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine.atomic_files import write_whole
 from engine.replica.port import KvSample
-from engine.run.atomic_files import write_whole
 from engine.telemetry.idle_clock import IdleClock
 
 # Tracks in the order in which Perfetto shows them.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.group.advantages import Advantage, group_advantages, is_flat
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.selection import KeepAll
 from engine.types import Group
 
@@ -121,8 +121,8 @@ def graded(*rewards, number=0):
 
 def advantages_of(advantage, *groups):
     """What the learner is sent, through the functions that a recipe uses."""
-    select = prepare(KeepAll(), seed=0, advantage=advantage)
-    return join(1, [select(group) for group in groups], advantage=advantage).advantages_B.tolist()
+    select = select_and_score(KeepAll(), seed=0, advantage=advantage)
+    return make_batch(1, [select(group) for group in groups], advantage=advantage).advantages_B.tolist()
 
 
 GROUPS = graded(1.0, 0.0, 0.0), graded(1.0, 1.0, number=1), graded(4.0, 0.0, number=2)  # the second one is flat
@@ -166,9 +166,9 @@ def test_nothing_is_trained_of_a_batch_of_flat_groups_at_any_scale():
 @pytest.mark.parametrize("scales", [("batch", "group"), ("group", "batch"), ("batch", "none")])
 def test_two_functions_that_were_told_different_scales_are_refused(scales):
     """Else a batch would be trained undivided, or divided twice."""
-    group = prepare(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
+    group = select_and_score(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
     with pytest.raises(ValueError, match=rf"Advantage\.scale is '{scales[1]}' for join .*'p0'"):
-        join(1, [group], advantage=Advantage(scale=scales[1]))
+        make_batch(1, [group], advantage=Advantage(scale=scales[1]))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from algo_golden import Chosen, check, expected, name, rows
 
 from algo.learner.config import LearnerConfig
-from algo.learner.serialize import build, plain
+from algo.learner.serialize import from_plain, to_plain
 from algo.learner.step_metrics import summary
 from algo.loss.interface import Tokens, Totals, aggregated, statistics
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
@@ -293,9 +293,9 @@ def test_statistics_tell_what_the_live_weights_sampled_from_what_is_stale():
 def test_a_loss_travels_as_plain_values():
     for loss in LOSSES:
         config = LearnerConfig(loss=loss)
-        assert build(config.loss) == loss
+        assert from_plain(config.loss) == loss
         assert LearnerConfig(**dataclasses.asdict(config)) == config
-    assert plain(LOSSES[2])["correction"]["type"] == "algo.loss.policy_losses:Correction"
+    assert to_plain(LOSSES[2])["correction"]["type"] == "algo.loss.policy_losses:Correction"
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def inner():
         ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss' cannot be imported"),
         ({"type": "algo.loss.policy_losses:Nothing"}, "'algo.loss.policy_losses:Nothing' cannot be imported"),
         ({"clip_low": 0.2}, "'None' cannot be imported"),
-        ({"type": "algo.learner.serialize:plain"}, "'algo.learner.serialize:plain' must be a dataclass"),
+        ({"type": "algo.learner.serialize:to_plain"}, "'algo.learner.serialize:to_plain' must be a dataclass"),
         ({"type": "algo.loss.policy_losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
         (
             {"type": "algo.loss.policy_losses:PpoClip", "clip_low": 1.5},

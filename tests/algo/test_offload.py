@@ -51,15 +51,15 @@ def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
         assert torch.equal(state[name].as_subclass(torch.Tensor), value)
 
 
-def test_a_trainer_gives_way_where_it_was_told_to_and_forgets_nothing():
+def test_a_trainer_releases_the_gpu_where_it_was_told_to_and_forgets_nothing():
     for told in (False, True):
         optimizer, state = stepped()
         state["exp_avg"] = state["exp_avg"].as_subclass(OnDevice)
         config = LearnerConfig(offload_optimizer=told)
-        trainer = SimpleNamespace(config=config, optimizer=optimizer, away=[], device=torch.device("cpu"))
-        Trainer.give_way(trainer)
-        Trainer.give_way(trainer)
-        assert [name for _, name, _ in trainer.away] == ["exp_avg"] * told
+        trainer = SimpleNamespace(config=config, optimizer=optimizer, offloaded=[], device=torch.device("cpu"))
+        Trainer.release_gpu(trainer)
+        Trainer.release_gpu(trainer)
+        assert [name for _, name, _ in trainer.offloaded] == ["exp_avg"] * told
 
 
 class Rank:
@@ -76,13 +76,13 @@ class Rank:
     def score_canary(self):
         self.log.append("canary")
 
-    def give_way(self):
-        self.log.append("give way")
+    def release_gpu(self):
+        self.log.append("release_gpu")
 
 
-def test_a_learner_gives_way_when_it_has_published_and_before_it_answers():
+def test_a_learner_releases_the_gpu_when_it_has_published_and_before_it_answers():
     """Also before the first step: what a checkpoint brought is on the device."""
     learner = Learner()
     learner._trainer = rank = Rank()
     learner._publish(0)
-    assert rank.log == ["publish", "canary", "give way"]
+    assert rank.log == ["publish", "canary", "release_gpu"]

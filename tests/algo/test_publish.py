@@ -17,9 +17,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from algo.learner.publish import Publisher, appearing, full_state, named_weights
+from algo.learner.publish import Publisher, full_state, named_weights
+from algo.weights import layout as layouts
 from algo.weights import transport
-from algo.weights.transport import Gloo, Layout, Shm
+from algo.weights.layout import Layout
+from algo.weights.transport import Gloo, Shm
+from engine.atomic_files import atomic_path
 from tests import contracts
 from tests.engine.test_contracts import example
 
@@ -44,7 +47,7 @@ SHAPES = {"a": (3, 5), "b": (), "c": (4,), "d": (2, 2, 2)}
 
 
 def test_bytes_lie_one_after_the_other_and_buckets_cut_between_weights(monkeypatch):
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 20)
+    monkeypatch.setattr(layouts, "BUCKET_BYTES", 20)
     layout = Layout(SHAPES, torch.bfloat16)
     spans = [*layout.spans()]
     assert spans == [("a", 0, 30), ("b", 30, 32), ("c", 32, 40), ("d", 40, 56)]
@@ -158,7 +161,8 @@ def pull(address, version, reader, take=1):
 
 
 def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkeypatch, capfd):
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 20)
+    monkeypatch.setattr(layouts, "BUCKET_BYTES", 20)
+    monkeypatch.setattr(layouts, "PULL_S", 2.0)
     monkeypatch.setattr(transport, "PULL_S", 2.0)
     subject = Gloo(Layout(SHAPES, torch.float32))
     early: list[torch.Tensor] = []
@@ -190,7 +194,7 @@ def test_transports(tmp_path):
     def pulled(address, version):
         return layout.views(pull(address, version, f"reader-{next(readers)}").view(torch.uint8))
 
-    here = example(transport.Transport)(layout)
+    here = example(layouts.Transport)(layout)
     contracts.check_transport(here, lambda address, version: here.views)
     contracts.check_transport(Shm(tmp_path, layout), lambda address, version: load_file(address))
     contracts.check_transport(Gloo(layout), pulled)
@@ -217,6 +221,7 @@ class Hanging(Gloo):
 
 
 def test_a_replica_that_never_joins_holds_nobody_up_and_one_that_joins_late_gets_no_other_version(monkeypatch, capfd):
+    monkeypatch.setattr(layouts, "PULL_S", 2.0)
     monkeypatch.setattr(transport, "PULL_S", 2.0)
     layout = Layout(SHAPES, torch.float32)
     subject = Hanging(layout)
@@ -245,24 +250,24 @@ def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):
         ends.append(None)
         came.set()
 
-    with transport.ended(end) as late:
+    with layouts.ended(end) as late:
         assert ends == []
     assert (len(ends), late.is_set()) == (1, False)
     came.clear()
-    monkeypatch.setattr(transport, "PULL_S", 0.01)
-    with transport.ended(end) as late:
+    monkeypatch.setattr(layouts, "PULL_S", 0.01)
+    with layouts.ended(end) as late:
         assert came.wait(30), "as NCCL waits until its group is destroyed"
     assert (len(ends), late.is_set()) == (2, True)
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path):
     saved = tmp_path / "saved"
-    code = "import os, signal, sys; from pathlib import Path; from algo.learner.publish import appearing\n"
-    code += "with appearing(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
+    code = "import os, signal, sys; from pathlib import Path; from engine.atomic_files import atomic_path\n"
+    code += "with atomic_path(Path(sys.argv[1])) as new: new.mkdir(); os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", code, saved], cwd=ROOT).returncode == -signal.SIGKILL
     assert not saved.exists()
     for text in ("first", "second"):
-        with appearing(saved) as unfinished:
+        with atomic_path(saved) as unfinished:
             unfinished.mkdir()
             (unfinished / "text").write_text(text)
     assert list(tmp_path.iterdir()) == [saved]

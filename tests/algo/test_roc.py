@@ -10,7 +10,7 @@ from algo_golden import name, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC, draw, error_penalty, format_penalty, penalty
 from algo.group.selection import KeepAll, RandomSubset
 from algo.reward.answers import answers
@@ -105,22 +105,22 @@ def test_a_selector_that_gives_an_index_twice_is_refused(chosen):
     """As a mask does, or a draw with replacement: it would be trained twice, and counted as sampled twice."""
     members = tuple(trajectory(reward=reward) for reward in (1.0, 0.0, 1.0))
     group = Group(prompt=members[0].prompt, trajectories=members, lease=0)
-    assert prepare(lambda trajectories, rng: [2, 1], seed=0)(group).kept == (2, 1)
+    assert select_and_score(lambda trajectories, rng: [2, 1], seed=0)(group).kept == (2, 1)
     with pytest.raises(ValueError, match=f"selector.*{re.escape(str(chosen))}"):
-        prepare(lambda trajectories, rng: chosen, seed=0)(group)
+        select_and_score(lambda trajectories, rng: chosen, seed=0)(group)
 
 
 def test_what_another_temperature_sampled_is_not_trained():
     """Its log-probabilities are those of temperature 1: it was not sampled with these probabilities."""
     members = tuple(replace(trajectory(reward=reward), temperature=0.6) for reward in (1.0, 0.0))
-    group = prepare(KeepAll(), seed=0)(Group(prompt=members[0].prompt, trajectories=members, lease=0))
+    group = select_and_score(KeepAll(), seed=0)(Group(prompt=members[0].prompt, trajectories=members, lease=0))
     with pytest.raises(ValueError, match=r"temperature 1.*0\.6"):
-        join(1, [group])
-    assert join(1, [replace(group, kept=(), advantages_K=None, drop="easy")]).lengths_B.size == 0
+        make_batch(1, [group])
+    assert make_batch(1, [replace(group, kept=(), advantages_K=None, drop="easy")]).lengths_B.size == 0
 
 
 def test_misuse_is_refused():
-    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}, {"keep": 2, "compat": "released"}):
+    for arguments in ({"keep": 0}, {"keep": 2, "smoothing": 0.0}):
         with pytest.raises(ValueError, match=r"RoC\."):
             RoC(**arguments)
     with pytest.raises(ValueError, match="keep"):

@@ -1,13 +1,11 @@
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from algo_fakes import tool_use, trajectory
 from algo_golden import name, rows
 
-from algo.group.roc import RoC
-from algo.group.roc_release import error_penalty, format_penalty, quota, response_text, select
+from tests.golden.roc_release import error_penalty, format_penalty, quota, response_text, select, select_of
 
 
 @pytest.mark.parametrize("row", rows("roc_penalty", definition="released"), ids=name)
@@ -135,10 +133,9 @@ def test_the_selector_takes_the_least_penalised_and_the_first_failures():
     clean, clumsy, direct = rollout([call, answer]), rollout([failed, answer]), rollout([answer])
     wrong = replace(direct, reward=0.0)
     group = [direct, clumsy, wrong, clean, wrong, wrong, clean, wrong]
-    rng = np.random.default_rng(0)
-    assert RoC(4, compat="release")(group, rng) == [2, 3, 4, 6]
-    assert RoC(9, compat="release")(group, rng) == []
-    assert RoC(8, compat="release")(group, rng) == list(range(8))
+    assert select_of(group, 4) == [2, 3, 4, 6]
+    assert select_of(group, 9) == []
+    assert select_of(group, 8) == list(range(8))
 
 
 @pytest.mark.parametrize("keep", [2, 4, 8, 16])

@@ -24,7 +24,7 @@ from algo.learner.flops import cost_of
 from algo.learner.lora import add_adapters
 from algo.learner.pack import plan
 from algo.learner.publish import full_state
-from algo.learner.unsharded import Whole
+from algo.learner.unsharded import UnshardedScorer
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,7 +200,7 @@ def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_
     before = subject.score_canary()
     subject.train(batch(8))
     whole = subject.score_canary()
-    assert isinstance(subject.canary_scorer, Whole)
+    assert isinstance(subject.canary_scorer, UnshardedScorer)
     assert all(isinstance(weight, DTensor) for weight in subject.scorer.parameters()), "none was gathered"
     subject.canary_scorer = subject.scorer
     assert np.array_equal(whole, subject.score_canary())

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.fleet.baselines import RoundRobin
 from bench.fleet.bound import Engine, StepCost, fit, lower_bound_s
 from bench.fleet.engines import VOCABULARY
 from bench.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
@@ -26,6 +25,7 @@ from bench.report import drawn
 from bench.workload import Traced, Turn, load
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.port import KvSample

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import learner, mismatch, step, weights
+from bench import figures, learner, mismatch, step, weights
 from bench.fleet import fleet
 from bench.processes import child
 from bench.report import drawn, finish, interruptible
@@ -110,13 +110,51 @@ def test_ctrl_c_shows_what_whole_rounds_give(rounds, capsys, monkeypatch):
     assert line.startswith("interrupted")
 
 
-def test_the_last_line_has_what_was_given_and_the_load_around(capsys):
+def test_the_last_line_has_what_was_given_and_the_load_around(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = {"rounds": 5, "groups": None, "record": Path("steps.jsonl")}
     finish("bench", "title", ["a"], [["1"]], config=config, metrics={"x": 1.5}, environment={"load_before": 0.1})
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["config"] == {"rounds": 5, "groups": None, "record": "steps.jsonl"}
     assert line["metrics"] == {"x": 1.5}
     assert line["environment"].keys() == {"load_before", "load_after"}
+    kept = json.loads((tmp_path / "runs/bench/bench.json").read_text())
+    assert line.items() <= kept.items()
+    assert kept["tables"] == [{"title": "title", "header": ["a"], "rows": [["1"]]}]
+
+
+def test_the_page_of_figures_is_what_its_results_give():
+    assert (figures.FOLDER / "README.md").read_text() == figures.page(figures.load(figures.FOLDER / "results"))
+
+
+RESULT = {
+    "bench": "learner",
+    "machine": "2 cores of a test",
+    "date": "2026-01-02",
+    "command": "python -m bench.learner --quick",
+    "tables": [{"title": "Speed", "header": ["part", "ms"], "rows": [["a|b", "1.5"]]}],
+}
+
+
+def test_a_section_has_question_command_machine_date_and_table():
+    page = figures.page([RESULT])
+    for part in ("## learner", figures.QUESTIONS["learner"], RESULT["command"], RESULT["machine"], RESULT["date"]):
+        assert part in page
+    assert "| a\\|b | 1.5 |" in page
+
+
+def test_figures_without_a_run_of_their_own_name_their_source():
+    page = figures.page([{**RESULT, "date": None, "source": "README at abc1234"}])
+    assert "README at abc1234" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"machine": ""}, "machine"), ({"date": None}, "date"), ({"bench": "lerner"}, "lerner")]
+)
+def test_a_result_that_lacks_something_is_named(changes, named, tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps(RESULT | changes))
+    with pytest.raises(ValueError, match=f"one.json.*{named}"):
+        figures.load(tmp_path)
 
 
 def test_a_program_does_not_outlive_the_block_that_runs_it():

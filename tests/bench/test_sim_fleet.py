@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from bench import workload
-from bench.fleet.baselines import RoundRobin
 from bench.sim_fleet import sim_fleet
 from bench.sim_fleet.costs import H200, Costs, Machine, lower_bound_s
 from bench.sim_fleet.run import Death, Result, Simulation
@@ -18,6 +17,7 @@ from bench.sim_fleet.sim_fleet import POLICIES
 from bench.workload import Size, Traced, Turn
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 from engine.replica.port import KvSample
 
 TINY = Machine(blocks=99, block_size=32, costs=Costs(o=4e-3, b=2e-4, c=1e-7, d=131e-6), max_num_seqs=64)
@@ -78,7 +78,7 @@ class Wandering(RoundRobin):
             moved = [
                 Place(key, 1 - replica, "wander", 0.0)
                 for key, replica in list(self.running.items())[::3]
-                if 1 - replica in self._engines
+                if 1 - replica in self.replicas
             ]
         places = super().decide(now)
         self.running |= {place.key: place.replica for place in [*moved, *places]}

@@ -11,8 +11,8 @@ from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from algo.reward.math_reward import MathReward
 from engine import ports
-from engine.balancing import balancer
 from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 from engine.ports import ToolReply
 from engine.replica import port
 from engine.rollout.python_tool import PythonSessions, PythonTool
@@ -96,7 +96,7 @@ async def test_replicas():
     await contracts.check_replica(ScriptedReplica(), [5, 6, 7, 8], 2, "/w/1", 1)
 
 
-@pytest.mark.parametrize("make", [example(balancer.Balancer), lambda: KvAware(max_tokens=200, hold_s=30.0)])
+@pytest.mark.parametrize("make", [RoundRobin, lambda: KvAware(max_tokens=200, hold_s=30.0)])
 @pytest.mark.parametrize("seed", range(5))
 def test_balancers(make, seed):
     contracts.check_balancer(make, seed=seed)
@@ -194,13 +194,11 @@ def test_a_bad_selector_is_found(selector):
 
 
 def test_a_bad_balancer_is_found():
-    class Forgets(example(balancer.Balancer)):
-        def replica_down(self, replica):
-            self.replicas.remove(replica)
+    class Forgets(RoundRobin):
+        def replica_down(self, replica): ...
 
-    class Repeats(example(balancer.Balancer)):
-        def trajectory_ended(self, key, tokens, finished):
-            self.home.pop(key, None)
+    class Repeats(RoundRobin):
+        def trajectory_ended(self, key, tokens, finished): ...
 
     for make, message in ((Forgets, "which is not up"), (Repeats, "is placed while")):
         with pytest.raises(AssertionError, match=message):

@@ -137,7 +137,7 @@ def test_impossible_settings_name_the_field(wrong, message):
 
 
 def select(group):
-    """As algo.group.batch.prepare, keeping everything."""
+    """As algo.group.batch.select_and_score, keeping everything."""
     usable = tuple(index for index, member in enumerate(group.trajectories) if member.error is None)
     if len(usable) < 2:
         return replace(group, drop="error")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.atomic_files import DiskFull
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.run.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
 from engine.run.journal_files import Fault

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.run.atomic_files import DiskFull
+from engine.atomic_files import DiskFull
 from engine.run.checkpoints import Unresumable
 from engine.run.run_folder import RunFolder, versions
 
@@ -125,7 +125,7 @@ import sys
 import zlib
 from pathlib import Path
 from engine.run.checkpoints import Unresumable
-from engine.run.atomic_files import DiskFull
+from engine.atomic_files import DiskFull
 from engine.run.run_folder import RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algo.group.batch import join, prepare
+from algo.group.batch import make_batch, select_and_score
 from algo.group.selection import KeepAll
 from engine.balancing.kv_aware import KvAware
 from engine.learner.process import Trained
@@ -110,7 +110,7 @@ class Learner:
 
     def join(self, step, groups):
         self.groups = groups
-        return join(step, groups)
+        return make_batch(step, groups)
 
     async def train(self, batch, version):
         await self.schedule.turn("train")
@@ -145,7 +145,7 @@ async def train(plan, seed, may=lambda name, live: True):
     fleet_options = {"balancer": KvAware(max_tokens=1000), "timeline": timeline, "on_update": plan.on_update}
     async with fleet_of(make, REPLICAS, **fleet_options) as fleet:
         rollouts = Rollouts(RolloutConfig(max_tokens=400), CHAT, fleet, [Tool(schedule)], timeline, seed=3)
-        select = prepare(KeepAll(), seed=3)
+        select = select_and_score(KeepAll(), seed=3)
         made = groups(rollouts, reward, select, prompts, GroupConfig(samples=plan.samples), timeline)
         learner = Learner(schedule)
 
@@ -242,7 +242,7 @@ def test_where_nothing_is_stale_the_bound_changes_no_bit(max_staleness, seed):
         plan = Plan(steps=steps, groups_per_step=size, samples=2, max_staleness=bound)
         trained = asyncio.run(train(plan, seed, may))
         check(plan, trained)
-        return [join(step, batch).arrays() for step, (_, batch) in enumerate(trained)]
+        return [make_batch(step, batch).arrays() for step, (_, batch) in enumerate(trained)]
 
     for strict, loose in zip(batches(0, seed), batches(max_staleness, seed + 1), strict=True):
         assert strict.keys() == loose.keys()

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from bench.fleet.baselines import RoundRobin
+from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,14 +39,38 @@ def write_whole(path: Path, data: Iterable[bytes]) -> None:
     with writing(path):
         draft = path.with_suffix(".draft")
         try:
-            with draft.open("wb") as file:
-                file.writelines(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(draft, data)
             draft.rename(path)
         finally:
             draft.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def write_synced(path: Path, data: Iterable[bytes]) -> None:
+    """Writes a file; its content is on the disk when this returns."""
+    with path.open("wb") as file:
+        file.writelines(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Where to write a file or folder that appears at path when it is complete; nothing is left of one that failed.
+
+    It replaces what is there. What a killed writer left is deleted by the next one. Unlike `write_whole` it does not
+    wait for the disk.
+    """
+    folder = path.parent / f".{path.name}.unfinished"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder / "new"
+        if path.is_dir():  # the one thing that a rename does not replace
+            path.rename(folder / "old")
+        (folder / "new").rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -97,3 +97,10 @@ def select(
     negatives = [index for index, reward in enumerate(rewards) if reward <= 0]
     kept = quota(len(positives), len(negatives), keep, least_positives, least_negatives)
     return sorted(sorted(positives, key=penalties.__getitem__)[: kept[0]] + negatives[: kept[1]])
+
+
+def select_of(trajectories: Sequence[Trajectory], keep: int) -> list[int]:
+    """`select` by the texts and rewards of a group."""
+    texts = [response_text(trajectory) for trajectory in trajectories]
+    penalties = [error_penalty(text) + format_penalty(text) for text in texts]
+    return select(penalties, [trajectory.reward or 0.0 for trajectory in trajectories], keep)
