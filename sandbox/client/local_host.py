@@ -1,9 +1,9 @@
 """The host process on the node's own machine: started, watched, replaced, and gone when its owner leaves.
 
 Invariants
-- At most one host process at a time; when `keep` is left, however it is left, it and everything below it are gone. Also
-  when this process is killed: the host's stdin ends.
-- A host that ends or falls silent is replaced, also one that is killed while it starts. `keep` ends with
+- At most one host process at a time. When `LocalHost.run` ends, however it ends, the process and everything below it
+  are gone; also when this process is killed, as the host's stdin then ends.
+- A host that ends or falls silent is replaced, also one that is killed while it starts. `LocalHost.run` ends with
   SandboxUnavailable when a host says that it cannot serve, when the first one ends by itself before it serves, and when
   none serves within start_s.
 """
@@ -60,7 +60,7 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-class Keeper:
+class LocalHost:
     def __init__(self, config: SandboxConfig, mailbox: Mailbox, lose: Callable[[Peer], None]) -> None:
         """`mailbox` is only for this host; `lose` is told when the process of a peer has ended."""
         self._config, self.mailbox, self._lose = config, mailbox, lose
@@ -78,7 +78,7 @@ class Keeper:
         if not self._greeting.done():
             self._greeting.set_exception(SandboxUnavailable(reason))
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Keep one host running until cancelled; SandboxUnavailable when one cannot be started."""
         clock, served = asyncio.get_running_loop().time, False
         until = clock() + self._config.start_s

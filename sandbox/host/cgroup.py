@@ -230,7 +230,7 @@ def open_groups() -> Cgroups | str:
 
 
 def _v1() -> Cgroups | str:
-    memory, pids = place("memory"), place("pids")
+    memory, pids = own_group("memory"), own_group("pids")
     if memory is None or pids is None:
         return "no memory and pids controllers"
     return Cgroups(V1, list(dict.fromkeys([memory, pids])))
@@ -238,7 +238,7 @@ def _v1() -> Cgroups | str:
 
 def _v2() -> Cgroups | str:
     """Beside our own group where we may; else in it, as its owner, for which what runs in it must make room."""
-    own = place("")
+    own = own_group("")
     if own is None:
         return "not mounted"
     given = (own / "cgroup.controllers").read_text().split()
@@ -276,7 +276,7 @@ def _make_room(group: Path) -> None:
         raise
 
 
-def place(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
+def own_group(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
     """Folder of this process's own group in the hierarchy of a controller of version 1, or of version 2 ("")."""
     paths = {}
     for line in (proc / "cgroup").read_text().splitlines():

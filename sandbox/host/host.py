@@ -54,15 +54,16 @@ class Node:
 
 
 class Host:
-    """Serves one pool to one node after the other, from `serve` until `leave`."""
+    """Serves one pool to one node after the other, from `serve` until the pool stops."""
 
     def __init__(self, node: Node, slots: int, tiers: tuple[Tier, ...], make_pool: Callable[..., Pool]) -> None:
         """`make_pool(answer=...)` gives the pool."""
         self._node = node
         self._hello = wire.Hello(slots, "", [tier.name for tier in tiers])
         self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count()  # ours: those of two nodes, or of two tries of a call, would be the same
-        self._theirs: dict[int, int] = {}  # id of ours -> the present node's, of what is to be answered
+        # the pool needs ids of its own: two nodes, or two attempts at one call, may use the same one
+        self._pool_ids = itertools.count()
+        self._node_ids: dict[int, int] = {}  # the pool's id of an unanswered call -> the node's
         self._sessions: set[bytes] = set()
         self._results: list[wire.CallResult] = []
         self._broken: str | None = None
@@ -72,7 +73,7 @@ class Host:
     async def serve(self) -> str | None:
         """Answer calls until the node leaves or the pool ends. Why it could not, if so."""
         for signum in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(signum, self._pool.leave)
+            self._loop.add_signal_handler(signum, self._pool.stop)
         self._loop.set_exception_handler(self._bug)
         async with asyncio.TaskGroup() as group:
             beat = group.create_task(self._beat(), name="host-beat")
@@ -90,14 +91,14 @@ class Host:
         """An error in a callback may have cost an answer: end, so that the node tries elsewhere what is open here."""
         loop.default_exception_handler(context)
         self._broken = "an error of our own, see above"
-        self._pool.leave()
+        self._pool.stop()
 
-    def leave_with(self, fd: int) -> None:
+    def stop_at_end_of(self, fd: int) -> None:
         """End when `fd`, on which nothing is sent, comes to its end."""
 
         def ended() -> None:
             self._loop.remove_reader(fd)
-            self._pool.leave()
+            self._pool.stop()
 
         self._loop.add_reader(fd, ended)
 
@@ -129,9 +130,10 @@ class Host:
     def _forget_node(self, state: str) -> None:
         """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
         print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
-        ours, self._theirs = list(self._theirs), {}  # before the pool answers
+        open_calls = list(self._node_ids)
+        self._node_ids.clear()  # before the pool answers
         self._results.clear()
-        self._pool.cancel(ours)
+        self._pool.cancel(open_calls)
         self._pool.end_sessions(self._sessions)
         self._sessions = set()
         self._mailbox.close(linger_ms=0)
@@ -147,34 +149,34 @@ class Host:
         match message:
             case wire.Ping():
                 self._greeted = True
-            case wire.Unknown() if self._greeted:  # else our hello was turned away, or is on its way
+            case wire.Reconnect() if self._greeted:  # else our hello was turned away, or is on its way
                 self._forget_node("knows us no more: its calls and sessions are ended, trying again")
             case wire.Run(calls):
                 for call in calls:
                     self._start(call)
-            case wire.Stop(ids):
-                stopped = set(ids)
-                self._pool.cancel([ours for ours, theirs in self._theirs.items() if theirs in stopped])
-            case wire.End(sessions):
+            case wire.CancelCalls(ids):
+                cancelled = set(ids)
+                self._pool.cancel([pool_id for pool_id, node_id in self._node_ids.items() if node_id in cancelled])
+            case wire.EndSessions(sessions):
                 self._sessions.difference_update(sessions)
                 self._pool.end_sessions(sessions)
         if self._greeted:
             self._silent = 0
 
-    def _start(self, call: wire.Call) -> None:
-        ours = next(self._ids)
-        self._theirs[ours] = call.id
+    def _start(self, call: wire.RunRequest) -> None:
+        pool_id = next(self._pool_ids)
+        self._node_ids[pool_id] = call.id
         if call.step is not None:
             self._sessions.add(call.step.session)
-        self._pool.submit(msgspec.structs.replace(call, id=ours))
+        self._pool.submit(msgspec.structs.replace(call, id=pool_id))
 
-    def _answer(self, ours: int, result: wire.ToolResult) -> None:
-        theirs = self._theirs.pop(ours, None)
-        if theirs is None:
+    def _answer(self, pool_id: int, result: wire.ToolResult) -> None:
+        node_id = self._node_ids.pop(pool_id, None)
+        if node_id is None:
             return  # the node that asked is gone
         if not self._results:
             self._loop.call_soon(self._flush)
-        self._results.append(wire.CallResult(theirs, result))
+        self._results.append(wire.CallResult(node_id, result))
 
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
@@ -194,7 +196,7 @@ async def serve(options: argparse.Namespace) -> int | str | None:
     refusal: str | None
     try:
         # before ZeroMQ: namespaces want a single thread
-        stage = jail.build(options.nsjail, options.python, tiers, options.isolation)
+        template = jail.build(options.nsjail, options.python, tiers, options.isolation)
     except jail.JailUnavailable as error:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)
@@ -203,15 +205,15 @@ async def serve(options: argparse.Namespace) -> int | str | None:
             mailbox.send(wire.Refused(refusal))
         mailbox.close()
     else:
-        if stage.warning:
-            print(f"sandbox: {stage.warning}", file=sys.stderr, flush=True)
+        if template.warning:
+            print(f"sandbox: {template.warning}", file=sys.stderr, flush=True)
 
         def make_pool(answer: Callable[[int, wire.ToolResult], None]) -> Pool:
             oom = OomWatch()
             return Pool(
-                make_jail=lambda tier: TierJail(stage, tier, oom),
-                level=stage.level,
-                tiers=stage.tiers,
+                make_jail=lambda tier: TierJail(template, tier, oom),
+                level=template.level,
+                tiers=template.tiers,
                 slots=options.slots,
                 session_memory_bytes=options.session_memory_bytes,
                 recycle_calls=options.recycle_calls,
@@ -220,11 +222,11 @@ async def serve(options: argparse.Namespace) -> int | str | None:
 
         host = Host(node, options.slots, tiers, make_pool)
         if options.child:
-            host.leave_with(0)
+            host.stop_at_end_of(0)
         try:
             refusal = await host.serve()
         finally:
-            stage.close()
+            template.close()
     # to the node of a child it was told
     return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
 

@@ -34,7 +34,7 @@ from sandbox.tiers import Tier
 Level = Literal["full", "no-cgroup", "none"]
 ID_COUNT = 8192
 UNUSED_ID = 0x70000000  # systemd's table of ids (UIDS-GIDS.md) leaves this range to nobody
-STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
+MOUNT_POINTS = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
 OURS, ELSEWHERE = Path("/opt/rocstar"), Path("/opt/elsewhere")
 LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
@@ -63,7 +63,7 @@ class JailUnavailable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class JailTemplate:
     """What the jails of a host share: `command` starts one. tiers: with what each preloads here.
 
     groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
@@ -98,7 +98,7 @@ class Stage:
         ours = OURS if jailed else Path(__file__).parent.parent.parent
         ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
         paths = (self.python.binary, self.python.executable, *self.python.packages)
-        binary, executable, *packages = (str(_place(path) if jailed else path) for path in paths)
+        binary, executable, *packages = (str(_path_in_jail(path) if jailed else path) for path in paths)
         boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages, executable=executable)
         python = [binary, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
         zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
@@ -111,7 +111,7 @@ class Stage:
         return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
 
 
-def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
+def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> JailTemplate:
     """Enter namespaces of our own and stage the tree: once, while the process has a single thread.
 
     `nsjail`, `python`: paths of executables, None for the default.
@@ -122,15 +122,15 @@ def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolati
     except interpreter.InterpreterUnusable as error:
         raise JailUnavailable(str(error)) from error
     if isolation == "none":
-        return Stage(python=found, tiers=resolved)
+        return JailTemplate(python=found, tiers=resolved)
     binary = find_nsjail(nsjail)
     groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        tree = _stage(found)
+        tree = _build_tree(found)
     except OSError as error:
         raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
-    return Stage(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
+    return JailTemplate(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
 
 
 def explain(log: str) -> str:
@@ -240,23 +240,23 @@ def _free_ids() -> int | None:
     return None
 
 
-def _stage(python: Interpreter) -> Path:
+def _build_tree(python: Interpreter) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
     os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
-    stage = next(path for path in STAGES if path.is_dir())
+    mount_point = next(path for path in MOUNT_POINTS if path.is_dir())
     of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
     sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
     if python.executable != python.binary:
-        links[python.executable] = str(_place(python.binary))
+        links[python.executable] = str(_path_in_jail(python.binary))
     # a flag here would be locked when nsjail remounts the tree
-    linux.mount("tmpfs", str(stage), "tmpfs", 0, "mode=0755")
-    own = stage / ("user" if stage.name == "run" else "") / str(os.geteuid())
+    linux.mount("tmpfs", str(mount_point), "tmpfs", 0, "mode=0755")
+    own = mount_point / ("user" if mount_point.name == "run" else "") / str(os.geteuid())
     own.mkdir(parents=True)
     own.chmod(0o777)  # nsjail's mount points; seen by nobody outside this mount namespace
-    tree = stage / "tree"
-    nothing = stage / "nothing"
+    tree = mount_point / "tree"
+    nothing = mount_point / "nothing"
     for folder in (tree / "tmp", tree / "dev", tree / "usr", nothing):
         folder.mkdir(parents=True)
     (tree / "dev/shm").symlink_to("/tmp")
@@ -283,13 +283,13 @@ def _stage(python: Interpreter) -> Path:
     return tree
 
 
-def _place(path: Path) -> Path:
+def _path_in_jail(path: Path) -> Path:
     """Where a file of the machine is in the jail: in the same place, unless a call's file system would hide it."""
     return ELSEWHERE / path.relative_to(HOME) if path.is_relative_to(HOME) else path
 
 
 def _inside(tree: Path, path: Path) -> Path:
-    target = tree / _place(path).relative_to("/")
+    target = tree / _path_in_jail(path).relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 

@@ -18,7 +18,7 @@ import msgspec
 from sandbox.inside.guest import LENGTH, file_bytes
 from sandbox.inside.main_program import OUT_OF_MEMORY
 from sandbox.inside.notebook import CODE_AT, DISPLAY_AT, CellReport
-from sandbox.inside.slot import Report
+from sandbox.inside.slot import SlotReport
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
 CPU_SHARE = 0.7  # the kernel limits by counting ticks, and reports what it measured: up to a tenth less under load
@@ -60,7 +60,7 @@ class Outputs:
         return decoder.decode(os.pread(self._fds[2], min(size, limit), at + LENGTH.size), final=size <= limit), size
 
 
-def make_result(report: Report, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
+def make_result(report: SlotReport, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
     """The result of a call with this report."""
     code = os.waitstatus_to_exitcode(report.status)
     unexplained = report.ended == 0 and code == -signal.SIGKILL
@@ -81,7 +81,7 @@ def cell_result(report: CellReport, limits: Limits, outputs: Outputs, oom_struck
     result, _ = _with_outputs(outputs, DISPLAY_AT, limits)
     exit_code: int | None = None
     if report.died:
-        usage = Report(report.ended, report.status, report.wall_s, report.cpu_s, 0)
+        usage = SlotReport(report.ended, report.status, report.wall_s, report.cpu_s, 0)
         result = msgspec.structs.replace(
             make_result(usage, limits, outputs, oom_struck), display=result.display, truncated=result.truncated
         )
@@ -114,7 +114,7 @@ def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[To
     return ToolResult(outcome="lost", stdout=stdout, stderr=stderr, display=display, truncated=truncated), written
 
 
-def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
+def judge(report: SlotReport, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
     """The outcome of a call whose larger output file has `output_bytes`. A limit is named only if it was reached: a
     signal or an exit code alone says nothing, as code may choose both. But for one: that memory was refused only the
     process knows; so "memory" may be its own word (OUT_OF_MEMORY) for what else would be "killed" or "error".

@@ -6,7 +6,7 @@ Invariants
 - Only this process reads the code and the stdin of a call; slot and zygote never do.
 - Random numbers differ between calls, or follow from the call's seed.
 
-`become` is what _native.c does where it is built.
+`drop_privileges` is what _native.c does where it is built.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ for one, other in ((r"\frac{3}{4}", "0.75"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+
 _generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and below what
 
 
-class Request(NamedTuple):
+class SlotRequest(NamedTuple):
     """What a slot is told about a call: its limits, in the order of wire.Limits, the sizes of what its one descriptor
     holds (stdin, then the code), the size of the board for its display (0: none), its seed (-1: none).
     """
@@ -101,7 +101,7 @@ def limit(kind: int, *values: int) -> None:
     resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
 
 
-def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
+def drop_privileges(request: SlotRequest, identity: Identity, source: int, out: int, err: int) -> None:
     """Give up everything that guest code must not have. `source` holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
         os.dup2(fd, standard)

@@ -1,7 +1,7 @@
-"""A session inside the jail: an interpreter that runs one cell after the other, and its keeper. Standard library only.
+"""A session inside the jail: an interpreter that runs one cell after the other, and its init. Standard library only.
 
 Invariants
-- The keeper is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
+- The init is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
 - Between cells every process of a session is stopped (SIGSTOP), so an idle session uses no CPU and changes nothing. No
   guest code can wake what is stopped: its filter refuses every way to send SIGCONT, and the one way that is left, the
   end of a process whose group is thereby orphaned, is met by stopping all again, ever less often.
@@ -12,7 +12,7 @@ Invariants
 - Each cell finds a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
   await at its top level; tasks that it leaves go on when a later one awaits.
 
-Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
+Control messages: host -> init: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); init ->
 host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
 stderr and the board.
 """
@@ -38,8 +38,8 @@ from sandbox.inside import guest, linux, main_program
 from sandbox.inside.slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
 
 CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
-HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
-DONE = Struct("qq")  # interpreter -> keeper: serial number of the cell that ended, its exit code
+HEADER = Struct("qqqq")  # init -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
+DONE = Struct("qq")  # interpreter -> init: serial number of the cell that ended, its exit code
 DONE_AT, DISPLAY_AT, CODE_AT = 64, 4096, 1 << 20
 MAX_CODE_BYTES = 8 << 20
 STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
@@ -51,7 +51,7 @@ FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see
 
 
 class CellReport(NamedTuple):
-    """ended: as in slot.Report. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
+    """ended: as in slot.SlotReport. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
     interpreter is gone, 1 it lives, 2 it is the copy from before the cell.
     """
 
@@ -66,7 +66,7 @@ class CellReport(NamedTuple):
 CELL_REPORT = Struct("qqddqq")
 
 
-class Keeper:
+class SessionInit:
     def __init__(self, control: socket.socket, identity: guest.Identity) -> None:
         self._control = control
         self._identity = identity
@@ -98,7 +98,7 @@ class Keeper:
                 return
             if descriptors:
                 *request, copy = CELL.unpack(message)
-                state = self._cell(guest.Request(*request), bool(copy), descriptors[0])
+                state = self._cell(guest.SlotRequest(*request), bool(copy), descriptors[0])
                 os.close(descriptors[0])
 
     def _keep_still(self) -> None:
@@ -109,7 +109,7 @@ class Keeper:
             seconds = min(2 * seconds, AT_LAST_S)
             _stop_all()
 
-    def _start(self, request: guest.Request) -> None:
+    def _start(self, request: guest.SlotRequest) -> None:
         """Start the interpreter and wait until it is idle."""
         mount_home(self._identity.uid, request.disk_bytes)
         self._files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
@@ -123,7 +123,7 @@ class Keeper:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
-                guest.become(request, self._identity, *self._files)
+                guest.drop_privileges(request, self._identity, *self._files)
                 interpret(linux.address_of(self._board), request.seed)
             except MemoryError:
                 main_program.die(main_program.OUT_OF_MEMORY)
@@ -134,7 +134,7 @@ class Keeper:
         if self._wait(START_S) != 0 or self._status is not None:
             sys.exit("the session's interpreter did not start")
 
-    def _cell(self, request: guest.Request, copy: bool, source: int) -> int:
+    def _cell(self, request: guest.SlotRequest, copy: bool, source: int) -> int:
         if not self._child:
             self._start(request)
         self._serial += 1
@@ -173,7 +173,7 @@ class Keeper:
         socket.send_fds(self._control, [CELL_REPORT.pack(*report)], [*self._files[1:], self._board_fd])
         return state
 
-    def _lay_out(self, request: guest.Request, copy: bool, source: int) -> None:
+    def _lay_out(self, request: guest.SlotRequest, copy: bool, source: int) -> None:
         code = os.pread(source, request.code_bytes, request.stdin_bytes)
         stdin, stdout, stderr = self._files
         for fd in (stdin, stdout, stderr):
@@ -259,7 +259,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def interpret(address: int, seed: int) -> NoReturn:
-    """Run the cells that the keeper lays out, stopped in between. `address`: of the board."""
+    """Run the cells that the init lays out, stopped in between. `address`: of the board."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = main
@@ -358,7 +358,7 @@ class EventLoop:
 
 
 def _copy_made() -> bool:
-    """Copy this process, for the keeper to go back to; whether it is the copy that returns. Without memory or a process
+    """Copy this process, for the init to go back to; whether it is the copy that returns. Without memory or a process
     to spare there is none.
     """
     try:

@@ -48,7 +48,7 @@ NEWEST = 461  # numbers above it did not exist when this list was made
 
 def actions(*, session: bool) -> list[tuple[int, int]]:
     """The number line cut into segments: (first number of the segment, what linux.Filter does), in ascending order.
-    session: nobody but its keeper may wake what is stopped.
+    session: nobody but its init may wake what is stopped.
     """
     numbers = {name: int(number) for name, number in map(_named, _ALLOWED.split()) if number}
     allowed = set(numbers.values())

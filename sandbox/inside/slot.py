@@ -7,7 +7,7 @@ Invariants
   half-made jail.
 
 Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
-request ENDED when all of it is about to die, if it took longer than LONG_S, and a `Report` with the descriptors of
+request ENDED when all of it is about to die, if it took longer than LONG_S, and a `SlotReport` with the descriptors of
 stdout, stderr and, if asked for, the display.
 
 `_call` is the plain form of what _native.c does where it is built.
@@ -36,7 +36,7 @@ LONG_S = 1.0  # what has not run for so long has not made much that could take l
 LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
 
 
-class Report(NamedTuple):
+class SlotReport(NamedTuple):
     """What the kernel said about a call. `ended`: 0 by itself, 1 wall limit, 2 cancelled."""
 
     ended: int
@@ -79,7 +79,7 @@ class Slot:
             if not message:
                 return
             if descriptors:  # else: the cancellation of a call that has just ended
-                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors[0])
+                self._call(guest.SlotRequest(*guest.REQUEST.unpack(message)), descriptors[0])
 
     def _serve_natively(self, library: Native) -> NoReturn:
         """Between the fork of a call and its code each page that is written to costs: so little happens here."""
@@ -99,7 +99,7 @@ class Slot:
     def enter(self) -> None:
         enter_namespaces()
 
-    def _call(self, request: guest.Request, source: int) -> None:
+    def _call(self, request: guest.SlotRequest, source: int) -> None:
         outputs = [os.memfd_create("stdout"), os.memfd_create("stderr")]
         if request.display_bytes:
             outputs.append(os.memfd_create("display"))
@@ -112,7 +112,7 @@ class Slot:
             linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
             self._home = None
 
-    def _execute(self, request: guest.Request, source: int, outputs: list[int]) -> Report:
+    def _execute(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> SlotReport:
         self._mount_home(request.disk_bytes)
         linux.unshare(linux.CLONE_NEWPID)
         init = linux.spawn_init()
@@ -130,15 +130,15 @@ class Slot:
             self._control.send(ENDED)
         status, cpu_s, peak = _reap(child)
         linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
-        return Report(ended, status, wall, cpu_s, peak)
+        return SlotReport(ended, status, wall, cpu_s, peak)
 
-    def _run(self, request: guest.Request, source: int, outputs: list[int]) -> NoReturn:
+    def _run(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> NoReturn:
         """In the child of a call."""
         show = None
         if request.display_bytes:
             board = mmap.mmap(outputs[2], 0)
             show = guest.Board(linux.address_of(board), request.display_bytes).show
-        guest.become(request, self._identity, source, outputs[0], outputs[1])
+        guest.drop_privileges(request, self._identity, source, outputs[0], outputs[1])
         guest.main_program(request.stdin_bytes, request.code_bytes, request.seed, show)
 
     def _mount_home(self, disk_bytes: int) -> None:
@@ -151,7 +151,7 @@ class Slot:
         self._home = _home_state(disk_bytes)
 
     def _ended(self, child: int, wall_s: float) -> int:
-        """How a call came to its end, see Report. At the wall limit it may still write out what it has printed."""
+        """How a call came to its end, see SlotReport. At the wall limit it may still write out what it has printed."""
         ended = self._watch(child, wall_s)
         if ended == 1:
             os.kill(child, program.LAST_WORDS)

@@ -20,7 +20,7 @@ from sandbox_level import CGROUPS, needs_cgroups
 from sandbox_processes import ROOT, descendants, host_pid, is_nsjail, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
-from sandbox.host.nsjail import STAGES
+from sandbox.host.nsjail import MOUNT_POINTS
 from sandbox.host.pool import WATCH_S
 from sandbox.host.slots import GRACE_S
 
@@ -371,7 +371,7 @@ async def test_a_node_keeps_no_descriptor_of_a_host_that_died() -> None:
 @pytest.fixture(params=["a name longer than a socket's may be", "a folder that the jail hides"])
 def temporary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A folder for temporary files."""
-    hidden = next(path for path in STAGES if path.is_dir())
+    hidden = next(path for path in MOUNT_POINTS if path.is_dir())
     if "hides" in request.param and not os.access(hidden, os.W_OK):
         pytest.skip(f"{hidden} is root's")
     folder = hidden / f"test-{os.getpid()}" if "hides" in request.param else tmp_path / ("x" * 108)
