@@ -203,7 +203,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Host -> client: cannot serve; the reason is one line with the cause and the mend."""
+    """Host -> client: cannot serve. The reason is one line: the cause, and what to do about it."""
 
     reason: str
 

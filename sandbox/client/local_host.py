@@ -26,7 +26,7 @@ from sandbox.mailbox import Mailbox
 from sandbox.tiers import write_tier
 
 Process = asyncio.subprocess.Process
-LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
+LAST_WORDS_S = 1.0  # between the end of a host and the arrival of its last messages
 STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
 
 
@@ -43,7 +43,7 @@ class Peer:
 
 
 class _EndedEarly(SandboxUnavailable):
-    """A host that ended before it said hello, which something may have killed."""
+    """A host that ended before its hello; something may have killed it."""
 
     def __init__(self, status: int, after_s: float) -> None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -113,7 +113,7 @@ class LocalHost:
                         ended.cancel()
                         if peer.left.done() and process.returncode is None:
                             process.kill()  # it was silent: do not wait for it to leave by itself
-                        self.mailbox.drain()  # what it said last
+                        self.mailbox.drain()  # its last messages
                         self._lose(peer)
             except ExceptionGroup as errors:  # no except*: Python 3.11 before .4 wraps what is raised in it
                 if not isinstance(errors.exceptions[0], SandboxUnavailable):
@@ -151,7 +151,7 @@ class LocalHost:
             ) from error
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
-        """The host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
+        """The host, after its hello. SandboxUnavailable with its reason, or if it sends nothing."""
         clock = asyncio.get_running_loop().time
         since = clock()
         try:

@@ -37,7 +37,7 @@ from sandbox.tiers import choose
 
 PING_S = 1.0
 QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
-NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+NOT_OPEN = "the sandbox is not open. Fix: use `async with Sandbox(...)`"
 LEVELS = ("none", "no-cgroup", "full")  # the weakest first; one that is not known here counts as weaker
 LOST = wire.ToolResult(outcome="lost")
 log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class Sandbox:
             mailbox.socket.bind(address)
         except zmq.ZMQError as error:
             raise SandboxUnavailable(
-                f"cannot listen on {address}: {error}; choose another SandboxConfig.listen"
+                f"cannot listen on {address}: {error}. Fix: choose another SandboxConfig.listen"
             ) from None
         self.address = mailbox.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -270,7 +270,9 @@ class Sandbox:
         try:
             message = wire.decode_to_client(frames[-1])
         except wire.BadMessage as error:  # nothing that a peer says may stop the others
-            log.warning("sandbox: message from host %s not understood (%s); is its version the same?", name, error)
+            log.warning(
+                "sandbox: cannot decode a message from host %s: %s. Fix: run the same version on both", name, error
+            )
             if name in self._peers:
                 self._lose(self._peers[name])
             return
@@ -283,9 +285,12 @@ class Sandbox:
             case wire.Hello(slots) if (
                 name in self._peers or not 1 <= slots <= wire.MAX_SLOTS or (local is not None and not local.expecting)
             ):
-                log.warning("sandbox: host %s said hello out of turn", name)
+                log.warning("sandbox: host %s sent an unexpected hello", name)
             case wire.Hello(level="none") if self._config.isolation != "none":
-                log.warning("sandbox: host %s turned away: it has no jail; allow it with isolation='none'", name)
+                log.warning(
+                    "sandbox: host %s has no jail and was turned away. Fix: install nsjail on it, or isolation='none'",
+                    name,
+                )
             case wire.Hello():
                 peer = Peer(
                     name=name, mailbox=mailbox, address=frames[0], level=message.level, tiers=tuple(message.tiers),
@@ -342,8 +347,10 @@ class Sandbox:
             async with asyncio.timeout(None if self._local_host else self._config.start_s):
                 await self._started
         except TimeoutError:
-            mend = f"start one with `python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
-            raise SandboxUnavailable(f"no host came within {self._config.start_s:g} s; {mend}") from None
+            raise SandboxUnavailable(
+                f"no host came within {self._config.start_s:g} s. Fix: start one with "
+                f"`python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
+            ) from None
 
     async def _run_local_host(self, local_host: LocalHost) -> None:
         """Keep a local host; when one cannot be started, close, or go on where others may come."""

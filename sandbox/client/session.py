@@ -168,4 +168,4 @@ class Session:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise SandboxUnavailable("the session is not open; use `async with box.session() as session`")
+            raise SandboxUnavailable("the session is not open. Fix: use `async with box.session() as session`")

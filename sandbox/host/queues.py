@@ -17,8 +17,8 @@ import msgspec
 from sandbox import wire
 from sandbox.host.slots import SlotHandle
 
-STARTS = 2  # of a jail that says why it cannot start; of one that dies without a word, as if killed, KILLS
-KILLS = 5
+STARTS = 2  # attempts to start a jail that reports an error
+KILLS = 5  # attempts to start one that dies silently, as if something killed it
 PAUSE_S = 10.0
 
 
@@ -141,12 +141,12 @@ class Sessions:
 
 @dataclass(slots=True)
 class Starts:
-    """How the starts of a tier's jail go, and of the slots in it. said: why it cannot start, as last told."""
+    """Counts failed starts of a tier's jail and of its slots. last_reason: why it could not start, as last printed."""
 
     failures: int = 0  # in a row
     stillborn: int = 0  # slots, in a row, that ended before they were ready
     paused_until: float = 0.0
-    said: str = ""
+    last_reason: str = ""
 
     def well(self) -> None:
         """A slot is ready."""

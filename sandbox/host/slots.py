@@ -240,7 +240,7 @@ class TierJail:
         self.loop.add_reader(self._zygote, self.stop)  # it sends nothing: this is its end
 
     async def run(self) -> str:
-        """Start the jail and wait for its end, or for `stop`. What nsjail and the zygote said."""
+        """Start the jail and wait for its end, or for `stop`. Returns the log of nsjail and the zygote."""
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
             process = None
@@ -256,7 +256,9 @@ class TierJail:
                         start_new_session=True,
                     )
                 except OSError as error:
-                    self.give_up(f"cannot run {command[0]}: {error.strerror}; mend this, or set SandboxConfig.nsjail")
+                    self.give_up(
+                        f"cannot run {command[0]}: {error.strerror}. Fix: repair it, or set SandboxConfig.nsjail"
+                    )
                 finally:
                     os.close(proc)
             try:

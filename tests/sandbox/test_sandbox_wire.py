@@ -220,7 +220,7 @@ def test_import_is_light_and_the_jailed_part_is_standard_library_only() -> None:
     files = list((ROOT / "sandbox" / "inside").glob("*.py"))
     assert len(files) > 5
     for file in files:
-        nodes = [node for node in ast.walk(ast.parse(file.read_text()))]
+        nodes = list(ast.walk(ast.parse(file.read_text())))
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         outside = {name for name in names if name != "sandbox.inside" and not name.startswith("sandbox.inside.")}
