@@ -40,22 +40,7 @@ MOST_PACKAGES = 20  # that are named
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
-LOOK = """import ctypes, errno, json, os, socket
-libc = ctypes.CDLL(None, use_errno=True)
-header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-assert libc.capget(header, capabilities) == 0
-fds = []
-for fd in range(1024):
-    try: os.fstat(fd); fds.append(fd)
-    except OSError: pass
-try: socket.socket(); sockets = 'allowed'
-except OSError as error: sockets = errno.errorcode[error.errno]
-disk, root = os.statvfs('.'), os.statvfs('/')
-with open('file', 'w') as file: file.write('x')
-print(json.dumps(dict(
-    ids=os.getresuid() + os.getresgid(), capabilities=any(capabilities), fds=fds, seccomp=libc.prctl(21, 0, 0, 0, 0),
-    no_new_privileges=libc.prctl(39, 0, 0, 0, 0), sockets=sockets, disk=disk.f_blocks * disk.f_frsize,
-    read_only=bool(root.f_flag & os.ST_RDONLY), machine=os.path.exists('/etc/passwd'))))"""
+PROBE = Path(__file__).with_name("inside") / "doctor_probe.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +55,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a call found around itself; see LOOK."""
+    """What a call found around itself; see inside/doctor_probe.py."""
 
     ids: tuple[int, ...]
     capabilities: bool
@@ -221,7 +206,7 @@ async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
         start = time.monotonic()
         async with asyncio.timeout(PROBE_S), Sandbox(config) as box:
             level, started = box.stats.level, time.monotonic()
-            call = await box.run(LOOK)
+            call = await box.run(PROBE.read_text())
             if call.outcome != "ok" or not call.jailed:
                 return "", _no_call(f"{call.outcome}, jailed: {call.jailed}: {call.stderr[-300:]}. Fix: {REPORT_IT}")
             called = time.monotonic()

@@ -228,8 +228,9 @@ async def serve(options: argparse.Namespace) -> int | str | None:
             refusal = await host.serve()
         finally:
             template.close()
-    # to the node of a child it was told
-    return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
+    if refusal is None:
+        return None
+    return 1 if options.child else f"sandbox.host: {refusal}"  # the node of a child has got the reason
 
 
 def positive(text: str) -> float:

@@ -275,9 +275,10 @@ def _build_tree(python: Interpreter) -> Path:
             _bind(empty, nothing, _inside(tree, path))
     os.close(empty)
     ours = tree / OURS.relative_to("/") / "sandbox" / INSIDE.name
-    ours.mkdir(parents=True)
-    for source in INSIDE.glob("*.py"):
-        shutil.copyfile(source, ours / source.name)
+    for source in INSIDE.rglob("*.py"):
+        copied = ours / source.relative_to(INSIDE)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copied)
     if native.LIBRARY.exists():
         shutil.copyfile(native.LIBRARY, ours / native.LIBRARY.name)
     return tree

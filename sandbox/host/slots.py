@@ -28,7 +28,7 @@ from sandbox.host import nsjail
 from sandbox.host.cgroup import Cgroups, Group
 from sandbox.host.verdict import OomWatch, Outputs, cell_result, make_result
 from sandbox.inside.guest import FIRST_UID, LENGTH, REQUEST
-from sandbox.inside.notebook import CELL, CELL_REPORT, CellReport
+from sandbox.inside.notebook import CELL_REPORT, COPY_STATE, CellReport
 from sandbox.inside.slot import ENDED, READY, REPORT, SlotReport
 from sandbox.inside.zygote import FORK
 from sandbox.tiers import Tier
@@ -129,21 +129,49 @@ class SlotHandle:
                 os.close(fd)
 
     def _heard(self, message: bytes, credentials: list[bytes], fds: list[int]) -> None:
-        if message == READY and credentials and not self.pid and self._greet(CREDENTIALS.unpack(credentials[0])[0]):
-            self.deadline = math.inf
-            if self.ready is not None:
-                self.ready()
-        elif message == ENDED and self.call is not None:
-            self.deadline = self.home.loop.time() + DEATH_S
-        elif message and message != READY and self.call is not None and (result := self._read(message, fds, self.call)):
-            report, self.call, self._report, self.deadline = self._report, None, None, math.inf
-            assert report is not None
-            report(result)
+        """Take a message of the slot. One that no slot sends, and the end of the slot ("" as a message), end it."""
+        if message == READY:
+            expected = self._became_ready(credentials)
+        elif message == ENDED:
+            expected = self._call_is_ending()
         else:
-            self.kill()  # unless it has ended: it is no slot of ours any more
+            expected = self._reported(message, fds)
+        if not expected:
+            self.kill()
             self._dead = True
             self.out_of_memory = self.group is not None and self.oom_struck()
             self._ended(self)
+
+    def _became_ready(self, credentials: list[bytes]) -> bool:
+        if self.pid or not credentials:
+            return False
+        pid, _, _ = CREDENTIALS.unpack(credentials[0])
+        if not self._greet(pid):
+            return False
+        self.deadline = math.inf
+        if self.ready is not None:
+            self.ready()
+        return True
+
+    def _call_is_ending(self) -> bool:
+        """All processes of the call are about to die, which may take a while."""
+        if self.call is None:
+            return False
+        self.deadline = self.home.loop.time() + DEATH_S
+        return True
+
+    def _reported(self, message: bytes, fds: list[int]) -> bool:
+        if not message or self.call is None:
+            return False
+        result = self._read(message, fds, self.call)
+        if result is None:
+            return False
+        report = self._report
+        assert report is not None
+        self.call = self._report = None
+        self.deadline = math.inf
+        report(result)
+        return True
 
     def _greet(self, pid: int) -> bool:
         """Give the slot its control group; whether it can be had."""
@@ -189,7 +217,7 @@ class SessionHandle(SlotHandle):
     _report_size = CELL_REPORT.size
 
     def _pack(self, call: wire.RunRequest) -> bytes:
-        return super()._pack(call) + CELL.pack(*(0,) * 10, self.backup)[REQUEST.size :]
+        return super()._pack(call) + COPY_STATE.pack(self.backup)
 
     def _result(self, message: bytes, outputs: Outputs, call: wire.RunRequest) -> wire.ToolResult:
         return cell_result(CellReport(*CELL_REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
@@ -199,7 +227,8 @@ class Indexes:
     """The numbers of slots. One is used again when nothing of the slot that had it is left."""
 
     def __init__(self) -> None:
-        count = min(MAX_HANDLES, max((most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - SPARE_FDS, most // 4))
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        count = min(MAX_HANDLES, max(descriptors - SPARE_FDS, descriptors // 4))
         self.free = list(range(count - 1, -1, -1))
         self._leaving: list[SlotHandle] = []
 

@@ -175,7 +175,7 @@ async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """As aiohttp's own, but for what it would log of a client, and wait for from it; see http_connections.py."""
+    """As aiohttp's own, but for what it would log of a client, and wait for from it; see connections.py."""
     return web.AppRunner(
         app,
         handler_cancellation=True,

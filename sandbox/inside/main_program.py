@@ -44,13 +44,6 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
-# as one line; without tracemalloc warnings have no hint, without io tracebacks no source lines; and what other modules
-# hold of the main program (a handler, a callback) does not keep its objects
-LAST = (
-    "modules['tracemalloc'] = None; modules.pop('__mp_main__', None); modules.pop('__main__', None); "
-    "modules['io'] = None; gc.collect(); any(main.pop(name) is main for main in [main for main in objects() if "
-    "type(main) is dict and main.get('__name__') == '__main__'] for name in [*main] if hasattr(main[name], '__del__'))"
-)
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
@@ -67,6 +60,19 @@ COOKIE = re.compile(
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
+
+
+def _as_one_line(tree: ast.Module) -> ast.Module:
+    """The same program, all of it in line 1."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = 0
+    return tree
+
+
+with open(os.path.join(OURS, "finalise.py"), encoding="utf-8") as _file:
+    LAST = compile(_as_one_line(ast.parse(_file.read())), "sys", "exec", dont_inherit=True)
 _source = [b""]  # the code that runs, for linecache
 _process = [0]  # that runs it: what it forks holds copies of what it has printed
 
@@ -309,7 +315,7 @@ def _finalise(stdout: Any, stderr: Any) -> None:
     alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
     # what a daemon thread or a hook holds lives on
     names = {"__name__": "sys", "modules": sys.modules, "gc": gc, "objects": gc.get_objects if alone else list}
-    exec(compile(LAST, "sys", "exec"), names)
+    exec(LAST, names)
 
 
 def _flush() -> bool:

@@ -30,14 +30,16 @@ import signal
 import socket
 import sys
 import time
+from enum import IntEnum
 from struct import Struct
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from sandbox.inside import guest, linux, main_program
-from sandbox.inside.slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
+from sandbox.inside.slot import ENDED, LONGEST_MS, READY, EndedBy, enter_namespaces, mount_home
 
-CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
+COPY_STATE = Struct("q")  # whether to keep a copy of the state from before the cell
+CELL = Struct(guest.REQUEST.format + COPY_STATE.format)  # a SlotRequest, and COPY_STATE
 HEADER = Struct("qqqq")  # init -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
 DONE = Struct("qq")  # interpreter -> init: serial number of the cell that ended, its exit code
 DONE_AT, DISPLAY_AT, CODE_AT = 64, 4096, 1 << 20
@@ -50,10 +52,16 @@ CO_COROUTINE = 0x80  # inspect's, which not every tier has
 FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
 
 
+class State(IntEnum):
+    """Of a session after a cell."""
+
+    GONE = 0
+    LIVE = 1
+    FROM_COPY = 2  # the copy from before the cell
+
+
 class CellReport(NamedTuple):
-    """ended: as in slot.SlotReport. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
-    interpreter is gone, 1 it lives, 2 it is the copy from before the cell.
-    """
+    """ended: an EndedBy. status: a wait status if died, else an exit code (-1: out of memory). state: a State."""
 
     ended: int
     status: int
@@ -90,8 +98,8 @@ class SessionInit:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which PID 1 never sees
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._control.send(READY)
-        state = 1
-        while state:
+        state = State.LIVE
+        while state != State.GONE:
             self._keep_still()
             message, descriptors, _, _ = socket.recv_fds(self._control, CELL.size, 1)
             if not message:
@@ -131,10 +139,10 @@ class SessionInit:
                 os._exit(255)
         for fd in self._files[1:]:
             linux.set_append(fd)
-        if self._wait(START_S) != 0 or self._status is not None:
+        if self._wait(START_S) != EndedBy.ITSELF or self._status is not None:
             sys.exit("the session's interpreter did not start")
 
-    def _cell(self, request: guest.SlotRequest, copy: bool, source: int) -> int:
+    def _cell(self, request: guest.SlotRequest, copy: bool, source: int) -> State:
         if not self._child:
             self._start(request)
         self._serial += 1
@@ -145,27 +153,30 @@ class SessionInit:
         self._stopped = False
         os.kill(-1, signal.SIGCONT)
         ended = self._wait(request.wall_s)
-        if ended and self._status is None:
+        if ended != EndedBy.ITSELF and self._status is None:
             self._control.send(ENDED)
             os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
             os.kill(self._child, signal.SIGCONT)
-            if self._wait(INTERRUPT_S, final=True):
+            if self._wait(INTERRUPT_S, final=True) != EndedBy.ITSELF:
                 os.kill(self._child, main_program.LAST_WORDS)
-                if self._wait(main_program.LAST_WORDS_S, final=True):
+                if self._wait(main_program.LAST_WORDS_S, final=True) != EndedBy.ITSELF:
                     os.kill(self._child, signal.SIGKILL)
                     self._wait(START_S, final=True)
         cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
         wall = time.monotonic() - started
         return self._report(ended, wall, cpu)
 
-    def _report(self, ended: int, wall: float, cpu: float) -> int:
-        """Leave nothing running, settle on a state, and report. The state as in CellReport."""
+    def _report(self, ended: EndedBy, wall: float, cpu: float) -> State:
+        """Leave nothing running, settle on a state, and report it."""
         _stop_all()
-        died, state = self._status, 1
+        died, state = self._status, State.LIVE
         status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
         if died is not None:
-            status, state = died, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
-            self._child, self._backup, self._status = self._backup, 0, None
+            status = died
+            copy_made = self._backup and not self._copy
+            state = State.FROM_COPY if copy_made and self._alone(self._backup) else State.GONE
+            self._child = self._backup
+            self._status = None
         elif self._backup:
             os.kill(self._backup, signal.SIGKILL)
         self._backup = 0
@@ -184,8 +195,8 @@ class SessionInit:
         guest.LENGTH.pack_into(self._board, DISPLAY_AT, -1)
         self._board[CODE_AT : CODE_AT + len(code)] = code
 
-    def _wait(self, wall_s: float, *, final: bool = False) -> int:
-        """Wait for the end of the cell or the interpreter (0), the limit (1), a cancellation or the host's end (2)."""
+    def _wait(self, wall_s: float, *, final: bool = False) -> EndedBy:
+        """Wait for the end of the cell or the interpreter (ITSELF), the limit, or a cancellation or the host's end."""
         until = time.monotonic() + wall_s
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -194,9 +205,9 @@ class SessionInit:
         while True:
             self._collect()
             if self._status is not None:
-                return 0
+                return EndedBy.ITSELF
             if self._stopped and DONE.unpack_from(self._board, DONE_AT)[0] == self._serial:
-                return 0
+                return EndedBy.ITSELF
             if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
                 self._copy = self._stopped = False
                 os.kill(self._child, signal.SIGCONT)
@@ -204,9 +215,9 @@ class SessionInit:
             if self._wake.fileno() in ready:
                 self._wake.recv(4096)
             elif ready:
-                return 2
+                return EndedBy.CANCELLED
             elif time.monotonic() >= until:
-                return 1
+                return EndedBy.WALL_LIMIT
 
     def _collect(self) -> None:
         """Take note of every child that stopped or ended; guest code may have made children of ours."""

@@ -23,6 +23,7 @@ import signal
 import socket
 import time
 from array import array
+from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
@@ -36,8 +37,16 @@ LONG_S = 1.0  # what has not run for so long has not made much that could take l
 LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
 
 
+class EndedBy(IntEnum):
+    """What ended a call; the same numbers in _native.c."""
+
+    ITSELF = 0
+    WALL_LIMIT = 1
+    CANCELLED = 2
+
+
 class SlotReport(NamedTuple):
-    """What the kernel said about a call. `ended`: 0 by itself, 1 wall limit, 2 cancelled."""
+    """What the kernel reports about a call. ended: an EndedBy."""
 
     ended: int
     status: int
@@ -150,15 +159,15 @@ class Slot:
         mount_home(self._identity.uid, disk_bytes)
         self._home = _home_state(disk_bytes)
 
-    def _ended(self, child: int, wall_s: float) -> int:
-        """How a call came to its end, see SlotReport. At the wall limit it may still write out what it has printed."""
+    def _ended(self, child: int, wall_s: float) -> EndedBy:
+        """What ended the call. At the wall limit it may still write out what it has printed."""
         ended = self._watch(child, wall_s)
-        if ended == 1:
+        if ended == EndedBy.WALL_LIMIT:
             os.kill(child, program.LAST_WORDS)
             self._watch(child, program.LAST_WORDS_S)
         return ended
 
-    def _watch(self, child: int, wall_s: float) -> int:
+    def _watch(self, child: int, wall_s: float) -> EndedBy:
         """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""
         pidfd = os.pidfd_open(child)
         poll = select.poll()
@@ -166,7 +175,9 @@ class Slot:
         poll.register(self._control, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(min(wall_s * 1000, LONGEST_MS))}
         os.close(pidfd)
-        return 0 if pidfd in ready else 2 if ready else 1
+        if pidfd in ready:
+            return EndedBy.ITSELF
+        return EndedBy.CANCELLED if ready else EndedBy.WALL_LIMIT
 
 
 def _reap(child: int) -> tuple[int, float, int]:
@@ -183,7 +194,7 @@ def _reap(child: int) -> tuple[int, float, int]:
 
 def _home_state(disk_bytes: int) -> tuple[int, ...]:
     """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode; and
-    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot (syscalls.py).
+    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot.
     """
     root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
     times = root.st_ctime_ns, root.st_mtime_ns, root.st_atime_ns

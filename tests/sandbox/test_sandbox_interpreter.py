@@ -168,7 +168,10 @@ async def test_a_required_module_that_is_not_installed_is_named_with_its_python(
 
 def test_the_default_is_the_environment_beside_the_nodes_own_else_the_standard_library(tmp_path: Path) -> None:
     node, beside = make_environment(tmp_path / "env"), tmp_path / "env-guest"
-    ask = "from sandbox.host import interpreter; found = interpreter.find(None, ()); print(found.executable, *found.packages)"
+    ask = (
+        "from sandbox.host import interpreter\n"
+        "found = interpreter.find(None, ())\nprint(found.executable, *found.packages)"
+    )
     assert run_in(node, ask).stdout.split() == [os.path.realpath(sys.executable)]
     look = "import importlib.util, sys; print(importlib.util.find_spec('pip'), importlib.util.find_spec('numpy'))"
     child = f"{look}\nimport subprocess; subprocess.run([sys.executable, '-c', {look!r}])"

@@ -153,7 +153,7 @@ NUMBERS = st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**63 - 1))
 def test_any_report_with_any_files_is_a_result_or_no_report(
     ended: int, status: int, seconds: float, died: int, state: int, files: list[bytes], length: int
 ) -> None:
-    """Results are bounded and can be sent; what is none ends in an error that links.Link knows."""
+    """Results are bounded and can be sent; what is none ends in an error that slots.SlotHandle knows."""
     fds = [os.memfd_create("output") for _ in files]
     for fd, data in zip(fds, files, strict=True):
         os.write(fd, data)
