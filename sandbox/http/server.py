@@ -1,6 +1,6 @@
 """`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions.
 
-GET / lists what can be asked; sessions are described in http_sessions.py.
+GET / lists what can be asked; sessions are described in sessions.py.
 
 Invariants
 - It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
