@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            # the very types that a message can carry: a host that gets another ends all that this node has there
+            # the types that a message can carry: one that a host cannot decode ends all that this node has there
             types = (float, int) if name.endswith("_s") else (int,)
             if type(value) not in types or not 0 < value <= MAX_LIMIT:
                 kind = " or ".join(kind.__name__ for kind in types)
@@ -121,14 +121,14 @@ def _encode_text(name: str, value: str) -> bytes:
 
 
 def check_seed(seed: int | None) -> int | None:
-    """ValueError for what is neither None nor a seed."""
+    """ValueError unless it is None or a seed."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << SEED_BITS):
         raise ValueError(f"seed must be an int from 0 to 2**{SEED_BITS} - 1, got {seed!r}")
     return seed
 
 
 def check_display(display: bool) -> bool:
-    """ValueError for what is no bool."""
+    """ValueError unless it is a bool."""
     if type(display) is not bool:
         raise ValueError(f"display must be a bool, got {display!r}")
     return display
@@ -187,7 +187,7 @@ class EndSessions(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client -> host, at once after its Hello and then each second: you are mine, and I am there."""
+    """Client -> host, in answer to its Hello and then each second: you belong to me, and I am alive."""
 
 
 class Reconnect(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -209,7 +209,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Host -> client: nothing to say, but running."""
+    """Host -> client: a sign of life."""
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +224,9 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 BATCH = 64
-BATCH_BYTES = 4 << 20  # a message is not filled up beyond this: histories of sessions shall not add up to gigabytes
+BATCH_BYTES = (
+    4 << 20
+)  # a message takes no further call beyond this, so that histories of sessions do not add up to gigabytes
 ToHost = Run | CancelCalls | EndSessions | Ping | Reconnect
 ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
@@ -233,7 +235,7 @@ _to_client = msgspec.msgpack.Decoder(ToClient).decode
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message of this protocol."""
+    """Bytes that are not a message of this protocol."""
 
 
 def decode_to_host(frame: bytes) -> ToHost:

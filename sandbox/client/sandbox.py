@@ -6,8 +6,8 @@ Invariants
   guest code does raises.
 - Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait. Only
   the waiting calls themselves take memory: what hosts and sockets hold is bounded by the hosts' credits.
-- A host that is silent, whose connection breaks or who says what is no message is given up, and what it held is
-  answered or tried elsewhere.
+- A host that is silent, loses its connection or sends an undecodable message is given up. Its calls are answered as
+  lost or run elsewhere.
 - When the context is left, however it is left, the local host process and everything below it are gone. Also when this
   process is killed. Hosts on other machines end the calls of a node that is gone.
 - Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it unless
@@ -71,7 +71,7 @@ class Sandbox:
         self._waiting: dict[int, _Waiting] = {}
         self._outbox: dict[str, list[wire.RunRequest]] = {}
         self._peers: dict[str, Peer] = {}
-        self._silent: dict[str, int] = {}  # beats of ours since a peer was heard; while we are stopped there are none
+        self._silent: dict[str, int] = {}  # our beats since a peer was heard; none pass while this process is stopped
         self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
         self._mailboxes: list[Mailbox] = []
         self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
@@ -224,7 +224,7 @@ class Sandbox:
         """Send what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
-            peer = self._peers.get(host)  # None: it left in this same tick, and its calls with it
+            peer = self._peers.get(host)  # None: it left in this tick, with its calls
             if peer is not None and not all(self._send(run, peer) for run in wire.batches(calls)):
                 self._lose(peer)
 
@@ -269,7 +269,7 @@ class Sandbox:
             local = None
         try:
             message = wire.decode_to_client(frames[-1])
-        except wire.BadMessage as error:  # nothing that a peer says may stop the others
+        except wire.BadMessage as error:  # no peer may stop the others
             log.warning(
                 "sandbox: cannot decode a message from host %s: %s. Fix: run the same version on both", name, error
             )
@@ -279,7 +279,7 @@ class Sandbox:
         if name in self._peers:
             self._silent[name] = 0
         match message:
-            case wire.Results(results) if name in self._peers:  # else: it was given up, its calls are elsewhere
+            case wire.Results(results) if name in self._peers:  # otherwise it was given up and its calls run elsewhere
                 for item in results:
                     self._answered(name, item)
             case wire.Hello(slots) if (
@@ -301,7 +301,9 @@ class Sandbox:
                     local.joined(peer)
             case wire.Refused(reason) if local is not None:
                 local.refused(reason)
-            case wire.Alive() if name not in self._peers and local is None:  # of a node before us, or given up
+            case wire.Alive() if (
+                name not in self._peers and local is None
+            ):  # it belonged to an earlier node, or was given up
                 mailbox.send(wire.Reconnect(), frames[0])
 
     def _answered(self, host: str, item: wire.CallResult) -> None:

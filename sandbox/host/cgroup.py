@@ -3,8 +3,8 @@
 Invariants
 - Each slot has a group of its own, set once and from outside; nothing in the jail can see or reach it.
 - What runs in a slot is bounded as a whole: all processes, files on its tmpfs and kernel memory together, without swap.
-  Who needs more dies alone: the kernel kills one process of the group, not all of it.
-- There are groups only where a process was put into one under limits in a trial; else one line says why not.
+  A process that needs more dies alone: the kernel kills one process of the group, not all of it.
+- Groups are used only if a trial could put a process into one under limits; otherwise one line says why not.
 - When the host is gone, however it ended, the janitor kills what is left in its groups, only that, and removes them.
 """
 
@@ -126,12 +126,12 @@ class Cgroups:
         return Group(self._files, [folder / name for folder in self.folders], pid)
 
     def close(self) -> None:
-        """Let the janitor do its work now, and wait for it."""
+        """Have the janitor clean up now, and wait for it."""
         os.close(self._janitor_waits)
         os.waitpid(self._janitor, 0)
 
     def _try(self) -> None:
-        """Put a process under limits: that the folders can be made does not say that this is allowed."""
+        """Put a process under limits: making the folders may be allowed where this is not."""
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -237,7 +237,7 @@ def _v1() -> Cgroups | str:
 
 
 def _v2() -> Cgroups | str:
-    """Beside our own group where we may; else in it, as its owner, for which what runs in it must make room."""
+    """Beside our own group if that is allowed; else inside it, after moving the processes in it out of the way."""
     own = own_group("")
     if own is None:
         return "not mounted"

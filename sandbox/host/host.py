@@ -106,7 +106,7 @@ class Host:
         if self._node.keys is not None:
             keys.trust(self._mailbox, self._node.keys)
         self._mailbox.socket.connect(self._node.address)
-        self._silent = 0  # beats of ours since the node was heard; while this process is stopped there are none
+        self._silent = 0  # our beats since the node was heard; none pass while this process is stopped
         self._greeted = False
 
     async def _beat(self) -> None:
@@ -268,15 +268,17 @@ def main() -> None:
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
     if options.isolation == "none" and not options.child:  # for a child the node has printed it
         print(NO_JAIL, file=sys.stderr, flush=True)
-    os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
+    os.environ.pop("PYTHONPATH", None)  # it was set to find this package; without a jail guest code would find it too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no child could be waited for
+    while (
+        null := os.open(os.devnull, os.O_RDWR)
+    ) <= 2:  # a standard stream is closed: a file that we open would take its place
         pass
     os.close(null)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
-    # for all that guest code runs: at 0 the machine would still hand what crashes to its own program, if it has one, as
-    # root (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel)
+    # guest code inherits this. At 0 the kernel still pipes a crashed process to the machine's core handler, as root
+    # (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel).
     guest.limit(resource.RLIMIT_CORE, 1, 1)
     if options.child:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)

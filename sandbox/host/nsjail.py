@@ -242,7 +242,7 @@ def _free_ids() -> int | None:
 
 def _build_tree(python: Interpreter) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
-    os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
+    os.umask(0o022)  # the ids of the jail must be able to traverse the tree; guest code inherits it
     mount_point = next(path for path in MOUNT_POINTS if path.is_dir())
     of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
     sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]

@@ -100,7 +100,7 @@ class Pool:
             for id in taken:
                 self._answer(id, wire.ToolResult(outcome="killed"))
             if taken and isinstance(queue, SessionQueue) and queue.script:
-                self._end_session(queue)  # half built, and for nobody
+                self._end_session(queue)  # half built, and nobody waits for it
         self._fill()
 
     def end_sessions(self, sessions: Collection[bytes]) -> None:
@@ -112,7 +112,7 @@ class Pool:
     # jails
 
     def _start_up(self) -> None:
-        """The host says hello when slots of the first tier are there: fork them, also again."""
+        """Fork slots of the first tier until one is ready: then the host can say hello."""
         first = next(iter(self._queues.values()))
         if self._over.done() or self.ready.is_set() or first.starting:
             return
@@ -132,7 +132,7 @@ class Pool:
         return None if tier_jail.over.done() else tier_jail
 
     async def _run_jail(self, tier_jail: TierJail) -> None:
-        """Wait for the end of a jail and answer what it takes along."""
+        """Run a jail, and answer the calls that end with it."""
         log = await tier_jail.run()
         self._all_jails.discard(tier_jail)
         if self._over.done():
@@ -152,7 +152,7 @@ class Pool:
         self._fill()
 
     def _failed(self, tier: str, reason: str) -> None:
-        """The tier's jail never serves: a host without its first tier is of no use, else the tier is left alone."""
+        """The tier's jail cannot start: without its first tier a host gives up, any other tier is left alone."""
         if not self.ready.is_set():
             self._over.set_exception(nsjail.JailUnavailable(reason))
         elif self._starts[tier].last_reason != reason:
@@ -160,7 +160,7 @@ class Pool:
             print(f"sandbox.host: tier {tier!r} cannot start: {reason}", file=sys.stderr, flush=True)
 
     def _watch(self) -> None:
-        """End what should have reported by now; use the indexes of what is gone again."""
+        """Kill slots that should have reported by now, and free the indexes of those that are gone."""
         now = self._loop.time()
         for slot in list(self._owners):
             if slot.deadline >= now or self._over.done():
@@ -177,7 +177,7 @@ class Pool:
     # slots
 
     def _fork(self, queue: Queue) -> None:
-        """Fork a slot or a session for the queue, if that is possible now. It is of use when it is ready."""
+        """Fork a slot or a session for the queue, if that is possible now. `ready` is called when it can run a call."""
         if not self._indexes.free and (idle := self._sessions.idle()) is not None:
             self._end_session(idle)
         if not self._indexes.free or (home := self._jail(queue.tier)) is None:
@@ -210,14 +210,14 @@ class Pool:
 
     def _slot_ended(self, slot: SlotHandle) -> None:
         if self._over.done():
-            slot.close()  # what is open is the node's to repeat
+            slot.close()  # the node repeats what is open
             return
         self._slot_died(slot)
         self._start_up()
         self._fill()
 
     def _slot_died(self, slot: SlotHandle) -> None:
-        """The slot is of no use any more: answer what it held."""
+        """The slot has ended or must end: answer the call that it ran."""
         queue, call = self._owners[slot], slot.call
         if isinstance(queue, SessionQueue):
             self._end_session(queue)
@@ -233,7 +233,7 @@ class Pool:
             self._answer(call.id, wire.ToolResult(outcome="memory", jailed=True) if slot.out_of_memory else LOST)
 
     def _discard(self, slot: SlotHandle) -> None:
-        """Have done with a slot, in whatever state it is."""
+        """Close the slot, whatever state it is in, and give back its index."""
         del self._owners[slot]
         self._running -= slot.call is not None
         slot.close()
@@ -241,7 +241,7 @@ class Pool:
         self._retire_jail_if_done(slot.home)
 
     def _retire_jail_if_done(self, tier_jail: TierJail) -> None:
-        """Replace a jail that has served its time; end one that is replaced and of no use any more."""
+        """Replace a jail that has served `recycle_calls`; stop a replaced one when nothing is left in it."""
         name = tier_jail.tier.name
         if self._jails.get(name) is tier_jail and tier_jail.served >= self._recycle_calls:
             del self._jails[name]
@@ -286,7 +286,7 @@ class Pool:
         self._run_on(slot, call, ended)
 
     def _run_on(self, slot: SlotHandle, call: wire.RunRequest, ended: Callable[[wire.ToolResult], None]) -> None:
-        """Run the call; `ended` is given its result before others are looked for that can start now."""
+        """Run the call; `ended` gets its result before the next calls are started."""
         self._running += 1
 
         def report(result: wire.ToolResult) -> None:

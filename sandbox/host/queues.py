@@ -35,13 +35,13 @@ class _CallQueue:
         return self.waiting[0][0]
 
     def take_out(self, ids: Collection[int]) -> list[int]:
-        """Those of the calls that waited; they do not any more."""
+        """Remove those of the calls that wait; returns their ids."""
         found = [call.id for _, call in self.waiting if call.id in ids]
         self.waiting = deque(item for item in self.waiting if item[1].id not in ids)
         return found
 
     def take_all(self) -> list[int]:
-        """The calls that are unanswered; nothing waits any more."""
+        """Remove every unanswered call; returns their ids."""
         return self.take_out([call.id for _, call in self.waiting])
 
 
@@ -55,8 +55,8 @@ class TierQueue(_CallQueue):
 
 
 class SessionQueue(_CallQueue):
-    """The cells of one session. number: cells kept so far. script: what is left of its history. cell: the one that
-    runs. memory_bytes: held after its last cell. broken: its state is gone, or cannot be had by its history.
+    """The cells of one session. number: cells kept so far. script: the part of its history that is yet to be replayed.
+    cell: the one that runs. memory_bytes: held after its last cell. broken: its state is gone or cannot be rebuilt.
     """
 
     def __init__(self, tier: str, step: wire.SessionStep) -> None:
@@ -83,7 +83,7 @@ class SessionQueue(_CallQueue):
         return call, call.step.backup
 
     def ended(self, result: wire.ToolResult) -> int | None:
-        """What `next` gave has ended. The id of the cell that this result answers; None: it was of the history."""
+        """The cell of `next` has ended. Its id if this result answers it, None if it was part of the history."""
         cell, self.cell = self.cell, None
         self.number += result.session_state == "kept"
         if cell is not None:
@@ -122,7 +122,7 @@ class Sessions:
         queue.memory_bytes = 0
 
     def hold(self, queue: SessionQueue, memory_bytes: int) -> list[SessionQueue]:
-        """Note what a session holds after a cell; the idle ones that must end, as all hold too much."""
+        """Note what a session holds after a cell. Returns the idle sessions to end, if all together hold too much."""
         self.held_bytes += memory_bytes - queue.memory_bytes
         queue.memory_bytes = memory_bytes
         excess, victims = self.held_bytes - self._budget_bytes, []

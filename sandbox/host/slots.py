@@ -3,8 +3,8 @@
 Invariants
 - A slot runs at most one call; the id of a call never enters the jail, so no output can pose as another call's.
 - A handle tells once that its slot has ended, with the call that it held. A jail that ends ends all its slots.
-- A slot that does not say within its limit plus GRACE_S that its call has ended is killed, and so is one that does not
-  report within DEATH_S more, or says what no slot says.
+- A slot is killed if it does not announce the end of its call within the call's limit plus GRACE_S, if it then does not
+  report within DEATH_S, or if it sends anything that is not in the protocol.
 - Whoever made a handle closes it, once; `gone` tells when its index and its control group are free.
 """
 
@@ -33,14 +33,14 @@ from sandbox.inside.slot import ENDED, READY, REPORT, SlotReport
 from sandbox.inside.zygote import FORK
 from sandbox.tiers import Tier
 
-GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
+GRACE_S = 2.0  # a slot kills its call at the limit; after this much more the slot itself is broken
 DEATH_S = 30.0  # processes that share much memory take seconds to die: if that were our fault, code could hide its own
 START_S = 10.0  # for nsjail, imports and the first slot
 SLOT_BYTES = 32 << 20  # a slot's own memory, beside its call's
 SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its init and the copy of its state
 CREDENTIALS = Struct("iii")
 UNCHARGED_BYTES = 2 << 20  # of a session: what its init wrote before it had a group, page tables, namespaces
-NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # what bytes that are none lead to
+NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # raised by bytes that are not a report
 MAX_HANDLES = nsjail.ID_COUNT - FIRST_UID  # slots and sessions at once
 SPARE_FDS = 256  # of the host, beside one a slot
 
@@ -54,7 +54,7 @@ class SlotHandle:
         self.ready: Callable[[], None] | None = None
         self.pid = 0
         self.group: Group | None = None
-        self.out_of_memory = False  # the slot itself was what the kernel killed
+        self.out_of_memory = False  # whether the kernel killed the slot itself
         self._dead = False
         self.deadline = home.loop.time() + START_S
         self._report: Callable[[wire.ToolResult], None] | None = None
@@ -182,14 +182,14 @@ class SlotHandle:
                 self.group = groups.add(f"{kind}-{self.home.tier.name}-{self.index}", pid)
             except ProcessLookupError:  # dead already
                 return False
-            except OSError as error:  # it shall not run without limits
+            except OSError as error:  # it must not run without limits
                 self.home.reason = f"no control group for a slot: {error}"
                 return False
         self.pid = pid
         return True
 
     def _read(self, message: bytes, fds: list[int], call: wire.RunRequest) -> wire.ToolResult | None:
-        """The result; None for what no slot of ours would say."""
+        """The result; None if the message is not a report."""
         try:
             return self._result(message, Outputs(fds), call)
         except NO_REPORT:
@@ -248,7 +248,7 @@ class Indexes:
 class TierJail:
     """The jail of one tier, from `run` until it ends; `open_slot` makes slots and sessions.
 
-    served: how often something in it became ready or answered. reason: why it was ended, beside what its log says.
+    served: how often something in it became ready or answered. reason: why it was ended, in addition to its log.
     """
 
     session_estimate_bytes = 16 << 20  # of a session without a group of its own that could say
@@ -320,7 +320,7 @@ class TierJail:
         return min(1 + len(self.slots) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
 
     def missed(self) -> bool:
-        """Something did not become ready in time: whether the fault is the jail's, as nothing has done any more."""
+        """Something did not become ready in time; whether the jail is to blame, as nothing in it makes progress."""
         again, self._missed_at = self._missed_at == self.served, self.served
         return again or self.served == 0
 

@@ -80,7 +80,7 @@ def file_bytes(disk_bytes: int, output_bytes: int) -> int:
 
 def limit(kind: int, *values: int) -> None:
     """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
-    most = resource.getrlimit(kind)[1] % (1 << 64)  # of -1, which is none: the largest number
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # -1, no limit, becomes the largest number
     resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
 
 
@@ -175,7 +175,7 @@ def _numpy_seeder(generator: Any) -> Callable[[int | None], None]:
 
 
 class _Rehearsed(BaseException):
-    """The end of a program that shall not end the process."""
+    """Ends a rehearsed program without ending the process."""
 
 
 def _rehearsed(status: int) -> NoReturn:

@@ -4,9 +4,9 @@ library only.
 Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
 - `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
-- A program that failed does not end as one that did not, whatever breaks into its ending (no memory, a signal handler).
-- At a time limit the interpreter writes out what it has printed (`last_words`), if it comes to it: an interpreter that
-  is inside of one call into C, or whose program handles these signals otherwise, loses what is not written yet.
+- A program that failed never ends as one that succeeded, whatever interrupts its ending (no memory, a signal handler).
+- At a time limit the interpreter flushes what the program has printed (`last_words`). Output is lost only if the
+  interpreter is inside one call into C, or if the program handles these signals itself.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
             status = 1
             write_main(code)
             status = finish(ended)
-        del namespace, ended  # what they hold shall die in _end
+        del namespace, ended  # what they hold must die in _end
         status = _end(status, special and b"ctypes" in code, finalise=finalise)
     except MemoryError:
         status = None
@@ -279,8 +279,8 @@ def _say(text: object) -> None:
 
 
 def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
-    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. The exit code
-    as it is then: 120 when flushing fails; None and negative ones, for deaths by a signal, stay.
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. Returns the
+    exit code: 120 if flushing fails; None and negative ones, for deaths by a signal, stay.
     """
     try:
         if len(threading._active) > 1:  # type: ignore[attr-defined] # active_count would take a lock

@@ -356,7 +356,7 @@ class EventLoop:
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():  # an interrupt while it waited: it shall not go on in a later cell
+            if not task.done():  # an interrupt while it waited: it must not go on in a later cell
                 task.cancel()
                 try:
                     self._loop.run_until_complete(task)

@@ -62,7 +62,7 @@ def _dead_child() -> int | None:
 
 
 def prepare(preload: list[str], proc: int, library: native.Native | None) -> None:
-    """Bring this interpreter to the state in which every call shall start."""
+    """Bring this interpreter to the state in which every call starts."""
     import site
 
     for setup in ("setquit", "setcopyright", "sethelper"):
@@ -83,7 +83,7 @@ def prepare(preload: list[str], proc: int, library: native.Native | None) -> Non
     guest.rehearse(libraries=False)
     sys.path.insert(0, guest.HOME)
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
-        del sys.modules[name]  # guest code shall not find us
+        del sys.modules[name]  # guest code must not find this package
     os.environ.pop("LD_BIND_NOW", None)
     sys.orig_argv[:] = [sys.executable, "-B", "-X", "utf8", "main.py"]
     gc.collect()
