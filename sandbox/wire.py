@@ -3,8 +3,9 @@
 Invariants
 - A call is answered by exactly one CallResult, whatever happens to the code, the slot or the host.
 - `outcome` comes from the kernel (wait status, rusage) as seen by the host, never from bytes the code wrote.
-- A cell runs only on a session whose state is the one that the client means: the host holds it alive after exactly
-  `Step.number` kept cells, or builds it anew from `Step.history`. Else the answer is "lost", and the code was not run.
+- A cell runs only on the state that the client means: the host holds the session alive after exactly
+  `SessionStep.number` kept cells, or builds it anew from `SessionStep.history`. Otherwise the answer is "lost", and the
+  code did not run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            # the very types that a message can carry: a host that gets another ends all that this node has there
+            # the types that a message can carry: one that a host cannot decode ends all that this node has there
             types = (float, int) if name.endswith("_s") else (int,)
             if type(value) not in types or not 0 < value <= MAX_LIMIT:
                 kind = " or ".join(kind.__name__ for kind in types)
@@ -88,7 +89,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of code with its standard input, both UTF-8, and its limits. ok: how it ended, of one that has."""
+    """A cell of a session's history: code and standard input, both UTF-8, and limits. ok: whether it ended well."""
 
     code: bytes
     stdin: bytes
@@ -100,33 +101,41 @@ class Cell(msgspec.Struct, frozen=True, array_like=True):
         return len(self.code) + len(self.stdin)
 
 
-def make_cell(code: str, stdin: str, limits: Limits) -> Cell:
-    """ValueError unless both are str and the code has at most MAX_CODE_BYTES."""
-    for name, value in (("code", code), ("stdin", stdin)):
-        if not isinstance(value, str):
-            raise ValueError(f"{name} must be a str, got {type(value).__name__}")
-    cell = Cell(code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass"), limits)
-    if len(cell.code) > MAX_CODE_BYTES:
-        raise ValueError(f"code must have at most {MAX_CODE_BYTES} bytes of UTF-8, got {len(cell.code)}")
-    return cell
+def encode_code(code: str) -> bytes:
+    """`code` as UTF-8. ValueError unless it is a str of at most MAX_CODE_BYTES."""
+    encoded = _encode_text("code", code)
+    if len(encoded) > MAX_CODE_BYTES:
+        raise ValueError(f"code must have at most {MAX_CODE_BYTES} bytes of UTF-8, got {len(encoded)}")
+    return encoded
+
+
+def encode_stdin(stdin: str) -> bytes:
+    """`stdin` as UTF-8. ValueError unless it is a str."""
+    return _encode_text("stdin", stdin)
+
+
+def _encode_text(name: str, value: str) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a str, got {type(value).__name__}")
+    return value.encode("utf-8", "surrogatepass")
 
 
 def check_seed(seed: int | None) -> int | None:
-    """ValueError for what is neither None nor a seed."""
+    """ValueError unless it is None or a seed."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << SEED_BITS):
         raise ValueError(f"seed must be an int from 0 to 2**{SEED_BITS} - 1, got {seed!r}")
     return seed
 
 
 def check_display(display: bool) -> bool:
-    """ValueError for what is no bool."""
+    """ValueError unless it is a bool."""
     if type(display) is not bool:
         raise ValueError(f"display must be a bool, got {display!r}")
     return display
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """What makes a call a cell of a session.
+class SessionStep(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a request a cell of a session.
 
     session: 16 random bytes that the client made. number: cells that were kept before this one (each with session_state
     "kept" counts, whatever its outcome and also one without code, which only rebuilds). history: not None: build the
@@ -141,8 +150,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     backup: bool
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
-    """One call on its way to a host. `code` and `stdin` are UTF-8 bytes."""
+class RunRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One call on its way to a host. `code` and `stdin` are UTF-8 bytes. step: None for a call without a session."""
 
     id: int
     code: bytes
@@ -151,7 +160,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     tier: str
     display: bool = False
     seed: Seed | None = None
-    step: Step | None = None
+    step: SessionStep | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -160,29 +169,29 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client -> host: start these calls, in order; at most BATCH of them."""
+    """Client -> host: run these, in order; at most BATCH of them."""
 
-    calls: list[Call]
+    calls: list[RunRequest]
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class CancelCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Client -> host: end these calls now."""
 
     ids: list[int]
 
 
-class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EndSessions(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Client -> host: forget these sessions."""
 
     sessions: list[bytes]
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client -> host, at once after its Hello and then each second: you are mine, and I am there."""
+    """Client -> host, in answer to its Hello and then each second: you belong to me, and I am alive."""
 
 
-class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client -> host whose Hello it has not heard, or has given up: say hello on a new connection."""
+class Reconnect(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Client -> a host that it does not know or has given up: say hello on a new connection."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -194,13 +203,13 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Host -> client: cannot serve; the reason is one line with the cause and the mend."""
+    """Host -> client: cannot serve. The reason is one line: the cause, and what to do about it."""
 
     reason: str
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Host -> client: nothing to say, but running."""
+    """Host -> client: a sign of life."""
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):
@@ -215,8 +224,10 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 BATCH = 64
-BATCH_BYTES = 4 << 20  # a message is not filled up beyond this: histories of sessions shall not add up to gigabytes
-ToHost = Run | Stop | End | Ping | Unknown
+BATCH_BYTES = (
+    4 << 20
+)  # a message takes no further call beyond this, so that histories of sessions do not add up to gigabytes
+ToHost = Run | CancelCalls | EndSessions | Ping | Reconnect
 ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
 _to_host = msgspec.msgpack.Decoder(ToHost).decode
@@ -224,7 +235,7 @@ _to_client = msgspec.msgpack.Decoder(ToClient).decode
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message of this protocol."""
+    """Bytes that are not a message of this protocol."""
 
 
 def decode_to_host(frame: bytes) -> ToHost:
@@ -243,7 +254,7 @@ def decode_to_client(frame: bytes) -> ToClient:
         raise BadMessage(str(error)) from None
 
 
-def batches(calls: list[Call]) -> list[Run]:
+def batches(calls: list[RunRequest]) -> list[Run]:
     """The calls in messages of at most BATCH calls, and of BATCH_BYTES plus the last call."""
     messages: list[Run] = []
     room = 0

@@ -1,9 +1,9 @@
 """The host process on the node's own machine: started, watched, replaced, and gone when its owner leaves.
 
 Invariants
-- At most one host process at a time; when `keep` is left, however it is left, it and everything below it are gone. Also
-  when this process is killed: the host's stdin ends.
-- A host that ends or falls silent is replaced, also one that is killed while it starts. `keep` ends with
+- At most one host process at a time. When `LocalHost.run` ends, however it ends, the process and everything below it
+  are gone; also when this process is killed, as the host's stdin then ends.
+- A host that ends or falls silent is replaced, also one that is killed while it starts. `LocalHost.run` ends with
   SandboxUnavailable when a host says that it cannot serve, when the first one ends by itself before it serves, and when
   none serves within start_s.
 """
@@ -26,7 +26,7 @@ from sandbox.mailbox import Mailbox
 from sandbox.tiers import write_tier
 
 Process = asyncio.subprocess.Process
-LAST_WORDS_S = 1.0  # between the end of a host and the arrival of what it said last
+LAST_WORDS_S = 1.0  # between the end of a host and the arrival of its last messages
 STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
 
 
@@ -43,7 +43,7 @@ class Peer:
 
 
 class _EndedEarly(SandboxUnavailable):
-    """A host that ended before it said hello, which something may have killed."""
+    """A host that ended before its hello; something may have killed it."""
 
     def __init__(self, status: int, after_s: float) -> None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -60,7 +60,7 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-class Keeper:
+class LocalHost:
     def __init__(self, config: SandboxConfig, mailbox: Mailbox, lose: Callable[[Peer], None]) -> None:
         """`mailbox` is only for this host; `lose` is told when the process of a peer has ended."""
         self._config, self.mailbox, self._lose = config, mailbox, lose
@@ -78,7 +78,7 @@ class Keeper:
         if not self._greeting.done():
             self._greeting.set_exception(SandboxUnavailable(reason))
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Keep one host running until cancelled; SandboxUnavailable when one cannot be started."""
         clock, served = asyncio.get_running_loop().time, False
         until = clock() + self._config.start_s
@@ -113,7 +113,7 @@ class Keeper:
                         ended.cancel()
                         if peer.left.done() and process.returncode is None:
                             process.kill()  # it was silent: do not wait for it to leave by itself
-                        self.mailbox.drain()  # what it said last
+                        self.mailbox.drain()  # its last messages
                         self._lose(peer)
             except ExceptionGroup as errors:  # no except*: Python 3.11 before .4 wraps what is raised in it
                 if not isinstance(errors.exceptions[0], SandboxUnavailable):
@@ -151,7 +151,7 @@ class Keeper:
             ) from error
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
-        """The host when it has said hello; SandboxUnavailable with its reason, or when it says nothing."""
+        """The host, after its hello. SandboxUnavailable with its reason, or if it sends nothing."""
         clock = asyncio.get_running_loop().time
         since = clock()
         try:

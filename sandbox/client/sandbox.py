@@ -6,8 +6,8 @@ Invariants
   guest code does raises.
 - Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait. Only
   the waiting calls themselves take memory: what hosts and sockets hold is bounded by the hosts' credits.
-- A host that is silent, whose connection breaks or who says what is no message is given up, and what it held is
-  answered or tried elsewhere.
+- A host that is silent, loses its connection or sends an undecodable message is given up. Its calls are answered as
+  lost or run elsewhere.
 - When the context is left, however it is left, the local host process and everything below it are gone. Also when this
   process is killed. Hosts on other machines end the calls of a node that is gone.
 - Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it unless
@@ -29,7 +29,7 @@ import zmq
 
 from sandbox import wire
 from sandbox.client.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
-from sandbox.client.local_host import Keeper, Peer
+from sandbox.client.local_host import LocalHost, Peer
 from sandbox.client.session import Session
 from sandbox.config import NO_JAIL, SandboxConfig, SandboxUnavailable, Stats
 from sandbox.mailbox import Mailbox
@@ -37,17 +37,21 @@ from sandbox.tiers import choose
 
 PING_S = 1.0
 QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
-NOT_OPEN = "the sandbox is not open; use `async with Sandbox(...)`"
+NOT_OPEN = "the sandbox is not open. Fix: use `async with Sandbox(...)`"
 LEVELS = ("none", "no-cgroup", "full")  # the weakest first; one that is not known here counts as weaker
 LOST = wire.ToolResult(outcome="lost")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Waiting:
-    call: wire.Call
+    """A call without an answer yet. result, error: what the answer will be if the Dispatcher says Deliver or Failed."""
+
+    request: wire.RunRequest
     since: float
     answer: asyncio.Future[wire.ToolResult]
+    result: wire.ToolResult = LOST
+    error: SandboxUnavailable | None = None
 
 
 class Sandbox:
@@ -65,9 +69,9 @@ class Sandbox:
         self._dispatcher = Dispatcher()
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiting] = {}
-        self._outbox: dict[str, list[wire.Call]] = {}
+        self._outbox: dict[str, list[wire.RunRequest]] = {}
         self._peers: dict[str, Peer] = {}
-        self._silent: dict[str, int] = {}  # beats of ours since a peer was heard; while we are stopped there are none
+        self._silent: dict[str, int] = {}  # our beats since a peer was heard; none pass while this process is stopped
         self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
         self._mailboxes: list[Mailbox] = []
         self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
@@ -78,7 +82,7 @@ class Sandbox:
             print(NO_JAIL, file=sys.stderr, flush=True)
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._keeper: Keeper | None = None
+        self._local_host: LocalHost | None = None
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,8 +90,8 @@ class Sandbox:
             if config.listen is not None:
                 self._listen(config.listen)
             if config.slots:
-                self._keeper = Keeper(config, self._open_mailbox(), self._lose)
-                self._tasks.append(self._group.create_task(self._keep(self._keeper), name="sandbox-host"))
+                self._local_host = LocalHost(config, self._open_mailbox(), self._lose)
+                self._tasks.append(self._group.create_task(self._run_local_host(self._local_host), name="sandbox-host"))
             self._tasks.append(self._group.create_task(self._beat(), name="sandbox-beat"))
             await self._first_host()
         except BaseException:
@@ -96,7 +100,7 @@ class Sandbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        calls = wire.Stop(list(self._waiting))
+        calls = wire.CancelCalls(list(self._waiting))
         self._close(SandboxUnavailable("the sandbox was closed"))
         for peer in self._peers.values():
             peer.mailbox.send(calls, peer.address)  # a host on another machine would go on until it misses us
@@ -126,10 +130,16 @@ class Sandbox:
         display: code without output shows its last expression, as a notebook does. seed: of `random`, `numpy.random`
         and sympy; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
         """
-        cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._config.limits))
-        tier = choose(code, self._config.tiers) if tier is None else self._check_tier(tier)
-        display, seed = wire.check_display(display), wire.check_seed(seed)
-        result = await self._submit(wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, display, seed))
+        request = wire.RunRequest(
+            id=next(self._ids),
+            code=wire.encode_code(code),
+            stdin=wire.encode_stdin(stdin),
+            limits=wire.check_limits(limits, self._config.limits),
+            tier=choose(code, self._config.tiers) if tier is None else self._check_tier(tier),
+            display=wire.check_display(display),
+            seed=wire.check_seed(seed),
+        )
+        result = await self._submit(request)
         self.stats.outcomes[result.outcome] += 1
         return result
 
@@ -142,9 +152,18 @@ class Sandbox:
         tier = self._config.tiers[-1].name if tier is None else self._check_tier(tier)
         seed = secrets.randbits(wire.SEED_BITS) if seed is None else wire.check_seed(seed)
 
-        async def send(cell: wire.Cell, step: wire.Step) -> wire.ToolResult:
-            call = wire.Call(next(self._ids), cell.code, cell.stdin, cell.limits, tier, True, seed, step)
-            return await self._submit(call)
+        async def send(cell: wire.Cell, step: wire.SessionStep) -> wire.ToolResult:
+            request = wire.RunRequest(
+                id=next(self._ids),
+                code=cell.code,
+                stdin=cell.stdin,
+                limits=cell.limits,
+                tier=tier,
+                display=True,
+                seed=seed,
+                step=step,
+            )
+            return await self._submit(request)
 
         limits = wire.check_limits(limits, self._config.limits)
         return Session(send, self._end_session, id=secrets.token_bytes(16), limits=limits, stats=self.stats)
@@ -155,41 +174,46 @@ class Sandbox:
             raise ValueError(f"tier must be one of {names!r}, got {tier!r}")
         return tier
 
-    async def _submit(self, call: wire.Call) -> wire.ToolResult:
+    async def _submit(self, request: wire.RunRequest) -> wire.ToolResult:
         if self._closed is not None:
             raise self._closed
-        since, answer = self._loop.time(), self._loop.create_future()
-        self._waiting[call.id] = _Waiting(call, since, answer)
+        waiting = _Waiting(request=request, since=self._loop.time(), answer=self._loop.create_future())
+        self._waiting[request.id] = waiting
+        session = None if request.step is None else request.step.session
         try:
-            self._act(self._dispatcher.submit(call.id, call.tier, call.step.session if call.step else None))
-            result = await answer
+            self._act(self._dispatcher.submit(request.id, request.tier, session))
+            result = await waiting.answer
         except asyncio.CancelledError:
             self.stats.cancelled += 1
-            self._act(self._dispatcher.cancel(call.id))
+            self._act(self._dispatcher.cancel(request.id))
             raise
         finally:
-            del self._waiting[call.id]
-        return msgspec.structs.replace(result, queue_s=max(0.0, self._loop.time() - since - result.wall_s))
+            del self._waiting[request.id]
+        queue_s = max(0.0, self._loop.time() - waiting.since - result.wall_s)
+        return msgspec.structs.replace(result, queue_s=queue_s)
 
     def _end_session(self, session: bytes) -> None:
         self._act(self._dispatcher.end_session(session))
 
-    def _act(self, actions: list[Action], result: wire.ToolResult = LOST, error: Exception | None = None) -> None:
-        """Do what the Dispatcher decided; `result` or `error` is the one in hand. A done answer was cancelled."""
+    def _act(self, actions: list[Action]) -> None:
+        """Do what the Dispatcher decided. An answer that is done already was cancelled."""
         for action in actions:
             match action:
                 case Send(host, call):
                     if not self._outbox:
                         self._loop.call_soon(self._flush)
-                    self._outbox.setdefault(host, []).append(self._waiting[call].call)
+                    self._outbox.setdefault(host, []).append(self._waiting[call].request)
                 case Cancel(host, call):
-                    self._tell(host, wire.Stop([call]))
+                    self._tell(host, wire.CancelCalls([call]))
                 case Forget(host, session):
-                    self._tell(host, wire.End([session]))
-                case Deliver(call) | Lost(call) if not self._waiting[call].answer.done():
-                    self._waiting[call].answer.set_result(result if isinstance(action, Deliver) else LOST)
+                    self._tell(host, wire.EndSessions([session]))
+                case Deliver(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_result(self._waiting[call].result)
+                case Lost(call) if not self._waiting[call].answer.done():
+                    self._waiting[call].answer.set_result(LOST)
                 case Failed(call) if not self._waiting[call].answer.done():
-                    self._waiting[call].answer.set_exception(error or self._closed or SandboxUnavailable(NOT_OPEN))
+                    error = self._waiting[call].error or self._closed or SandboxUnavailable(NOT_OPEN)
+                    self._waiting[call].answer.set_exception(error)
 
     def _tell(self, host: str, message: wire.ToHost) -> None:
         """Send after the flush that may still have to send the call which the message is about."""
@@ -200,7 +224,7 @@ class Sandbox:
         """Send what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
-            peer = self._peers.get(host)  # None: it left in this same tick, and its calls with it
+            peer = self._peers.get(host)  # None: it left in this tick, with its calls
             if peer is not None and not all(self._send(run, peer) for run in wire.batches(calls)):
                 self._lose(peer)
 
@@ -212,9 +236,10 @@ class Sandbox:
             if len(run.calls) > 1:
                 return all(self._send(wire.Run([call]), peer) for call in run.calls)
             [call] = run.calls
-            if call.id in self._waiting and not (answer := self._waiting[call.id].answer).done():
-                answer.set_exception(ValueError(f"the call cannot be sent: {error}"))
-            self._act(self._dispatcher.answered(peer.name, call.id, lost=False))  # as if: it frees the credit
+            waiting = self._waiting.get(call.id)
+            if waiting is not None and not waiting.answer.done():
+                waiting.answer.set_exception(ValueError(f"the call cannot be sent: {error}"))
+            self._act(self._dispatcher.answered(peer.name, call.id, lost=False))  # frees the host's credit
             return True
         return peer.mailbox.send_frames(peer.address, message)
 
@@ -228,7 +253,7 @@ class Sandbox:
             mailbox.socket.bind(address)
         except zmq.ZMQError as error:
             raise SandboxUnavailable(
-                f"cannot listen on {address}: {error}; choose another SandboxConfig.listen"
+                f"cannot listen on {address}: {error}. Fix: choose another SandboxConfig.listen"
             ) from None
         self.address = mailbox.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -239,27 +264,33 @@ class Sandbox:
 
     def _from_host(self, mailbox: Mailbox, frames: list[bytes]) -> None:
         name = f"{self._mailboxes.index(mailbox)}:{frames[0].hex()}"
-        local = self._keeper if self._keeper is not None and self._keeper.mailbox is mailbox else None
+        local = self._local_host
+        if local is not None and local.mailbox is not mailbox:
+            local = None
         try:
             message = wire.decode_to_client(frames[-1])
-        except wire.BadMessage as error:  # nothing that a peer says may stop the others
-            log.warning("sandbox: message from host %s not understood (%s); is its version the same?", name, error)
+        except wire.BadMessage as error:  # no peer may stop the others
+            log.warning(
+                "sandbox: cannot decode a message from host %s: %s. Fix: run the same version on both", name, error
+            )
             if name in self._peers:
                 self._lose(self._peers[name])
             return
         if name in self._peers:
             self._silent[name] = 0
         match message:
-            case wire.Results(results) if name in self._peers:  # else: it was given up, its calls are elsewhere
+            case wire.Results(results) if name in self._peers:  # otherwise it was given up and its calls run elsewhere
                 for item in results:
-                    lost = item.result.outcome == "lost"
-                    self._act(self._dispatcher.answered(name, item.id, lost=lost), item.result)
+                    self._answered(name, item)
             case wire.Hello(slots) if (
                 name in self._peers or not 1 <= slots <= wire.MAX_SLOTS or (local is not None and not local.expecting)
             ):
-                log.warning("sandbox: host %s said hello out of turn", name)
+                log.warning("sandbox: host %s sent an unexpected hello", name)
             case wire.Hello(level="none") if self._config.isolation != "none":
-                log.warning("sandbox: host %s turned away: it has no jail; allow it with isolation='none'", name)
+                log.warning(
+                    "sandbox: host %s has no jail and was turned away. Fix: install nsjail on it, or isolation='none'",
+                    name,
+                )
             case wire.Hello():
                 peer = Peer(
                     name=name, mailbox=mailbox, address=frames[0], level=message.level, tiers=tuple(message.tiers),
@@ -270,8 +301,16 @@ class Sandbox:
                     local.joined(peer)
             case wire.Refused(reason) if local is not None:
                 local.refused(reason)
-            case wire.Alive() if name not in self._peers and local is None:  # of a node before us, or given up
-                mailbox.send(wire.Unknown(), frames[0])
+            case wire.Alive() if (
+                name not in self._peers and local is None
+            ):  # it belonged to an earlier node, or was given up
+                mailbox.send(wire.Reconnect(), frames[0])
+
+    def _answered(self, host: str, item: wire.CallResult) -> None:
+        waiting = self._waiting.get(item.id)  # None: the call was cancelled
+        if waiting is not None:
+            waiting.result = item.result
+        self._act(self._dispatcher.answered(host, item.id, lost=item.result.outcome == "lost"))
 
     def _join(self, peer: Peer, slots: int) -> None:
         self._peers[peer.name] = peer
@@ -306,17 +345,19 @@ class Sandbox:
     async def _first_host(self) -> None:
         """Until a host is there; SandboxUnavailable when the local one says that it cannot serve, or none comes."""
         try:
-            # the keeper has a deadline of its own, and the reason
-            async with asyncio.timeout(None if self._keeper else self._config.start_s):
+            # the local host has a deadline of its own, and the reason
+            async with asyncio.timeout(None if self._local_host else self._config.start_s):
                 await self._started
         except TimeoutError:
-            mend = f"start one with `python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
-            raise SandboxUnavailable(f"no host came within {self._config.start_s:g} s; {mend}") from None
+            raise SandboxUnavailable(
+                f"no host came within {self._config.start_s:g} s. Fix: start one with "
+                f"`python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
+            ) from None
 
-    async def _keep(self, keeper: Keeper) -> None:
+    async def _run_local_host(self, local_host: LocalHost) -> None:
         """Keep a local host; when one cannot be started, close, or go on where others may come."""
         try:
-            await keeper.keep()
+            await local_host.run()
         except SandboxUnavailable as error:
             if not self._started.done():
                 self._started.set_exception(error)
@@ -341,8 +382,9 @@ class Sandbox:
     def _fail_unserved(self, since: float) -> None:
         """Fail the calls that have waited since then for a host of their tier."""
         for call, tier in self._dispatcher.unserved():
-            if max(self._waiting[call].since, self._served_until.get(tier, 0.0)) < since:
+            waiting = self._waiting[call]
+            if max(waiting.since, self._served_until.get(tier, 0.0)) < since:
                 present = ", ".join(sorted({name for peer in self._peers.values() for name in peer.tiers})) or "none"
                 cause = f"no host of tier {tier!r} came within {self._config.start_s:g} s (present: {present})"
-                error = SandboxUnavailable(f"{cause}; start one, see sandbox.host")
-                self._act(self._dispatcher.fail(call), error=error)
+                waiting.error = SandboxUnavailable(f"{cause}. Fix: start one, see `python -m sandbox.host --help`")
+                self._act(self._dispatcher.fail(call))

@@ -28,7 +28,7 @@ REBUILDS = 2  # times that a state is built before it is given up: once more tha
 # ended by itself: the same effects again. An interrupted cell may have had any part of them
 REPLAYABLE = ("ok", "error")
 
-SendCell = Callable[[wire.Cell, wire.Step], Awaitable[wire.ToolResult]]
+SendCell = Callable[[wire.Cell, wire.SessionStep], Awaitable[wire.ToolResult]]
 
 
 class CellLog:
@@ -106,7 +106,8 @@ class Session:
         Of limits on memory, processes and files no cell gets more than the first one had; cpu_s does not end a cell.
         A cell whose task is cancelled is ended; its effects are undone at the next cell.
         """
-        cell = wire.make_cell(code, stdin, wire.check_limits(limits, self._limits))
+        limits = wire.check_limits(limits, self._limits)
+        cell = wire.Cell(wire.encode_code(code), wire.encode_stdin(stdin), limits)
         self._check_open()
         clock = asyncio.get_running_loop().time
         since = clock()
@@ -130,7 +131,7 @@ class Session:
         self._check_open()  # it may have ended while this cell waited
         self._built = True
         backup = self._log.backup and bool(cell.code)
-        result = await self._send(cell, wire.Step(self._id, self._log.number, history, backup))
+        result = await self._send(cell, wire.SessionStep(self._id, self._log.number, history, backup))
         self._check_open()
         return result
 
@@ -167,4 +168,4 @@ class Session:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise SandboxUnavailable("the session is not open; use `async with box.session() as session`")
+            raise SandboxUnavailable("the session is not open. Fix: use `async with box.session() as session`")

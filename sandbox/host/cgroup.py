@@ -3,8 +3,8 @@
 Invariants
 - Each slot has a group of its own, set once and from outside; nothing in the jail can see or reach it.
 - What runs in a slot is bounded as a whole: all processes, files on its tmpfs and kernel memory together, without swap.
-  Who needs more dies alone: the kernel kills one process of the group, not all of it.
-- There are groups only where a process was put into one under limits in a trial; else one line says why not.
+  A process that needs more dies alone: the kernel kills one process of the group, not all of it.
+- Groups are used only if a trial could put a process into one under limits; otherwise one line says why not.
 - When the host is gone, however it ended, the janitor kills what is left in its groups, only that, and removes them.
 """
 
@@ -126,12 +126,12 @@ class Cgroups:
         return Group(self._files, [folder / name for folder in self.folders], pid)
 
     def close(self) -> None:
-        """Let the janitor do its work now, and wait for it."""
+        """Have the janitor clean up now, and wait for it."""
         os.close(self._janitor_waits)
         os.waitpid(self._janitor, 0)
 
     def _try(self) -> None:
-        """Put a process under limits: that the folders can be made does not say that this is allowed."""
+        """Put a process under limits: making the folders may be allowed where this is not."""
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -212,7 +212,7 @@ def _processes(group: Path) -> list[int]:
 
 
 def open_groups() -> Cgroups | str:
-    """This host's groups, or in one line why there are none and the mend."""
+    """This host's groups, or one line: why there are none, and what to do about it."""
     causes = []
     for version, find in ((1, _v1), (2, _v2)):
         try:
@@ -222,23 +222,23 @@ def open_groups() -> Cgroups | str:
         if isinstance(found, Cgroups):
             return found
         causes.append(f"version {version}: {found}")
-    mend = (
+    fix = (
         "run as root, or give this user a group with memory and pids (systemd-run --user --scope -p Delegate=yes ...), "
         "in a container mount /sys/fs/cgroup writable"
     )
-    return f"no memory and pids control groups ({', '.join(causes)}); {mend}"
+    return f"no memory and pids control groups ({', '.join(causes)}). Fix: {fix}"
 
 
 def _v1() -> Cgroups | str:
-    memory, pids = place("memory"), place("pids")
+    memory, pids = own_group("memory"), own_group("pids")
     if memory is None or pids is None:
         return "no memory and pids controllers"
     return Cgroups(V1, list(dict.fromkeys([memory, pids])))
 
 
 def _v2() -> Cgroups | str:
-    """Beside our own group where we may; else in it, as its owner, for which what runs in it must make room."""
-    own = place("")
+    """Beside our own group if that is allowed; else inside it, after moving the processes in it out of the way."""
+    own = own_group("")
     if own is None:
         return "not mounted"
     given = (own / "cgroup.controllers").read_text().split()
@@ -276,7 +276,7 @@ def _make_room(group: Path) -> None:
         raise
 
 
-def place(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
+def own_group(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
     """Folder of this process's own group in the hierarchy of a controller of version 1, or of version 2 ("")."""
     paths = {}
     for line in (proc / "cgroup").read_text().splitlines():

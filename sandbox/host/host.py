@@ -1,13 +1,12 @@
 """A sandbox host: serves the pool of this machine to a node over ZeroMQ. `python -m sandbox.host --help`
 
 Invariants
-- Every call received is answered once to the node that sent it, or never when that node is gone or the host ends: the
-  node repeats it elsewhere. No answer ever reaches another node, whose calls have the same ids.
-- A host of a node's own (--child) ends with the node: at the end of its stdin, or at the node's death. Any other host
-  that hears no ping for --silence-s ends that node's calls and sessions and says hello on a new connection, until a
-  node answers; so a node may restart. One that is there again before that says that it knows no such host: the same
-  then, at once. So with a node that says what is no message: what was in it is unknown, and the node tries it again
-  when it finds its host gone.
+- Every call is answered once, to the node that sent it. It is not answered if that node is gone or the host ends; the
+  node then runs it elsewhere. An answer never reaches another node, although its calls may have the same ids.
+- A node's own host (--child) ends with the node: at the end of its stdin, or when the node dies.
+- Any other host survives its node. If it hears no ping for --silence-s, it drops the node's calls and sessions and says
+  hello on a new connection until a node answers. If the node restarted, or sent an undecodable message, it does so at
+  once; the node resubmits the calls.
 - A host lives as long as its pool. SIGTERM and SIGINT end both.
 - Without keys it connects only to this machine.
 """
@@ -54,15 +53,16 @@ class Node:
 
 
 class Host:
-    """Serves one pool to one node after the other, from `serve` until `leave`."""
+    """Serves one pool to one node after the other, from `serve` until the pool stops."""
 
     def __init__(self, node: Node, slots: int, tiers: tuple[Tier, ...], make_pool: Callable[..., Pool]) -> None:
         """`make_pool(answer=...)` gives the pool."""
         self._node = node
         self._hello = wire.Hello(slots, "", [tier.name for tier in tiers])
         self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count()  # ours: those of two nodes, or of two tries of a call, would be the same
-        self._theirs: dict[int, int] = {}  # id of ours -> the present node's, of what is to be answered
+        # the pool needs ids of its own: two nodes, or two attempts at one call, may use the same one
+        self._pool_ids = itertools.count()
+        self._node_ids: dict[int, int] = {}  # the pool's id of an unanswered call -> the node's
         self._sessions: set[bytes] = set()
         self._results: list[wire.CallResult] = []
         self._broken: str | None = None
@@ -72,7 +72,7 @@ class Host:
     async def serve(self) -> str | None:
         """Answer calls until the node leaves or the pool ends. Why it could not, if so."""
         for signum in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(signum, self._pool.leave)
+            self._loop.add_signal_handler(signum, self._pool.stop)
         self._loop.set_exception_handler(self._bug)
         async with asyncio.TaskGroup() as group:
             beat = group.create_task(self._beat(), name="host-beat")
@@ -90,14 +90,14 @@ class Host:
         """An error in a callback may have cost an answer: end, so that the node tries elsewhere what is open here."""
         loop.default_exception_handler(context)
         self._broken = "an error of our own, see above"
-        self._pool.leave()
+        self._pool.stop()
 
-    def leave_with(self, fd: int) -> None:
+    def stop_at_end_of(self, fd: int) -> None:
         """End when `fd`, on which nothing is sent, comes to its end."""
 
         def ended() -> None:
             self._loop.remove_reader(fd)
-            self._pool.leave()
+            self._pool.stop()
 
         self._loop.add_reader(fd, ended)
 
@@ -106,7 +106,7 @@ class Host:
         if self._node.keys is not None:
             keys.trust(self._mailbox, self._node.keys)
         self._mailbox.socket.connect(self._node.address)
-        self._silent = 0  # beats of ours since the node was heard; while this process is stopped there are none
+        self._silent = 0  # our beats since the node was heard; none pass while this process is stopped
         self._greeted = False
 
     async def _beat(self) -> None:
@@ -129,9 +129,10 @@ class Host:
     def _forget_node(self, state: str) -> None:
         """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
         print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
-        ours, self._theirs = list(self._theirs), {}  # before the pool answers
+        open_calls = list(self._node_ids)
+        self._node_ids.clear()  # before the pool answers
         self._results.clear()
-        self._pool.cancel(ours)
+        self._pool.cancel(open_calls)
         self._pool.end_sessions(self._sessions)
         self._sessions = set()
         self._mailbox.close(linger_ms=0)
@@ -142,39 +143,41 @@ class Host:
         try:
             message = wire.decode_to_host(frames[0])
         except wire.BadMessage as error:
-            self._forget_node(f"sent what is no message ({error}); is its version the same? Trying again")
+            self._forget_node(
+                f"sent a message that cannot be decoded ({error}), reconnecting. Fix: run the same version on both"
+            )
             return
         match message:
             case wire.Ping():
                 self._greeted = True
-            case wire.Unknown() if self._greeted:  # else our hello was turned away, or is on its way
-                self._forget_node("knows us no more: its calls and sessions are ended, trying again")
+            case wire.Reconnect() if self._greeted:  # else our hello was turned away, or is on its way
+                self._forget_node("does not know this host any more: its calls and sessions are ended, reconnecting")
             case wire.Run(calls):
                 for call in calls:
                     self._start(call)
-            case wire.Stop(ids):
-                stopped = set(ids)
-                self._pool.cancel([ours for ours, theirs in self._theirs.items() if theirs in stopped])
-            case wire.End(sessions):
+            case wire.CancelCalls(ids):
+                cancelled = set(ids)
+                self._pool.cancel([pool_id for pool_id, node_id in self._node_ids.items() if node_id in cancelled])
+            case wire.EndSessions(sessions):
                 self._sessions.difference_update(sessions)
                 self._pool.end_sessions(sessions)
         if self._greeted:
             self._silent = 0
 
-    def _start(self, call: wire.Call) -> None:
-        ours = next(self._ids)
-        self._theirs[ours] = call.id
+    def _start(self, call: wire.RunRequest) -> None:
+        pool_id = next(self._pool_ids)
+        self._node_ids[pool_id] = call.id
         if call.step is not None:
             self._sessions.add(call.step.session)
-        self._pool.submit(msgspec.structs.replace(call, id=ours))
+        self._pool.submit(msgspec.structs.replace(call, id=pool_id))
 
-    def _answer(self, ours: int, result: wire.ToolResult) -> None:
-        theirs = self._theirs.pop(ours, None)
-        if theirs is None:
+    def _answer(self, pool_id: int, result: wire.ToolResult) -> None:
+        node_id = self._node_ids.pop(pool_id, None)
+        if node_id is None:
             return  # the node that asked is gone
         if not self._results:
             self._loop.call_soon(self._flush)
-        self._results.append(wire.CallResult(theirs, result))
+        self._results.append(wire.CallResult(node_id, result))
 
     def _flush(self) -> None:
         """Send what this tick of the loop produced."""
@@ -194,7 +197,7 @@ async def serve(options: argparse.Namespace) -> int | str | None:
     refusal: str | None
     try:
         # before ZeroMQ: namespaces want a single thread
-        stage = jail.build(options.nsjail, options.python, tiers, options.isolation)
+        template = jail.build(options.nsjail, options.python, tiers, options.isolation)
     except jail.JailUnavailable as error:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)
@@ -203,15 +206,15 @@ async def serve(options: argparse.Namespace) -> int | str | None:
             mailbox.send(wire.Refused(refusal))
         mailbox.close()
     else:
-        if stage.warning:
-            print(f"sandbox: {stage.warning}", file=sys.stderr, flush=True)
+        if template.warning:
+            print(f"sandbox: {template.warning}", file=sys.stderr, flush=True)
 
         def make_pool(answer: Callable[[int, wire.ToolResult], None]) -> Pool:
             oom = OomWatch()
             return Pool(
-                make_jail=lambda tier: TierJail(stage, tier, oom),
-                level=stage.level,
-                tiers=stage.tiers,
+                make_jail=lambda tier: TierJail(template, tier, oom),
+                level=template.level,
+                tiers=template.tiers,
                 slots=options.slots,
                 session_memory_bytes=options.session_memory_bytes,
                 recycle_calls=options.recycle_calls,
@@ -220,13 +223,14 @@ async def serve(options: argparse.Namespace) -> int | str | None:
 
         host = Host(node, options.slots, tiers, make_pool)
         if options.child:
-            host.leave_with(0)
+            host.stop_at_end_of(0)
         try:
             refusal = await host.serve()
         finally:
-            stage.close()
-    # to the node of a child it was told
-    return refusal if refusal is None else 1 if options.child else f"sandbox.host: {refusal}"
+            template.close()
+    if refusal is None:
+        return None
+    return 1 if options.child else f"sandbox.host: {refusal}"  # the node of a child has got the reason
 
 
 def positive(text: str) -> float:
@@ -262,17 +266,19 @@ def main() -> None:
         parser.error(f"--connect must be like tcp://node:5555, got {options.connect!r}")
     if options.keys is None and not stays_here(options.connect):
         parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
-    if options.isolation == "none" and not options.child:  # else the node has said so
+    if options.isolation == "none" and not options.child:  # for a child the node has printed it
         print(NO_JAIL, file=sys.stderr, flush=True)
-    os.environ.pop("PYTHONPATH", None)  # it led to us; without a jail it would lead guest code here too
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then nobody could wait for a child
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed standard stream: what we open would come to be one
+    os.environ.pop("PYTHONPATH", None)  # it was set to find this package; without a jail guest code would find it too
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no child could be waited for
+    while (
+        null := os.open(os.devnull, os.O_RDWR)
+    ) <= 2:  # a standard stream is closed: a file that we open would take its place
         pass
     os.close(null)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
-    # for all that guest code runs: at 0 the machine would still hand what crashes to its own program, if it has one, as
-    # root (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel)
+    # guest code inherits this. At 0 the kernel still pipes a crashed process to the machine's core handler, as root
+    # (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel).
     guest.limit(resource.RLIMIT_CORE, 1, 1)
     if options.child:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)

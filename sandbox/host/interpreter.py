@@ -70,7 +70,7 @@ class Interpreter:
             if _top(name) not in self.modules:
                 raise InterpreterUnusable(
                     f"cannot preload: ModuleNotFoundError: No module named {name!r} (tier {tier.name!r}, "
-                    f"{self.executable}); install it there, or set SandboxConfig.python (or --python)"
+                    f"{self.executable}). Fix: install it there, or set SandboxConfig.python (or --python)"
                 )
         there = tuple(name for name in tier.optional if _top(name) in self.modules)
         return replace(tier, preload=tier.preload + there, optional=())
@@ -103,17 +103,19 @@ def _ask(command: list[str], names: list[str]) -> Interpreter:
         )  # fmt: skip
         answer = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
     except subprocess.TimeoutExpired:
-        raise InterpreterUnusable(f"the Python at {path} gave no answer within {ANSWER_S:g} s; {FIX}") from None
+        raise InterpreterUnusable(f"the Python at {path} gave no answer within {ANSWER_S:g} s. Fix: {FIX}") from None
     except (OSError, ValueError, IndexError) as error:
         reason = getattr(error, "strerror", None) or f"its answer is {done.stdout[-100:]!r}"
-        raise InterpreterUnusable(f"cannot run the Python at {path}: {reason}; {_fix(path)}") from error
+        raise InterpreterUnusable(f"cannot run the Python at {path}: {reason}. Fix: {_fix(path)}") from error
     if answer is None:
-        said = done.stderr.strip().rpartition("\n")[2][:300]
-        raise InterpreterUnusable(f"the Python at {path} failed with status {done.returncode}: {said}; {_fix(path)}")
+        reason = done.stderr.strip().rpartition("\n")[2][:300]
+        raise InterpreterUnusable(
+            f"the Python at {path} failed with status {done.returncode}: {reason}. Fix: {_fix(path)}"
+        )
     version = tuple(answer["version"])
     if answer["kind"] != "CPython" or answer["lock_free"] or version < OLDEST:
         kind = "a CPython without its global lock" if answer["lock_free"] else answer["kind"]
-        raise InterpreterUnusable(f"the Python at {path} is {kind} {'.'.join(map(str, version))}; {FIX}")
+        raise InterpreterUnusable(f"the Python at {path} is {kind} {'.'.join(map(str, version))}. Fix: {FIX}")
     return Interpreter(
         # in a virtual environment the name by which Python is called says where the packages are
         executable=Path(answer["executable" if answer["settings"] else "binary"]),

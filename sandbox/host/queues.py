@@ -1,7 +1,7 @@
-"""What waits in a pool: for the slots of a tier (`Lane`), or for one session (`SessionLane`), and all sessions. Pure.
+"""What waits in a pool: for the slots of a tier (`TierQueue`) or for one session (`SessionQueue`). Pure.
 
 Invariants
-- Calls of a lane start in the order of `push`; what has not started can be taken out.
+- Calls of a queue start in the order in which they came; what has not started can be taken out.
 - A session's cell starts when all of its history has been replayed, each cell of it under its own limits and with the
   same end ("ok" or "error") as the first time.
 """
@@ -15,21 +15,19 @@ from dataclasses import dataclass
 import msgspec
 
 from sandbox import wire
-from sandbox.host.slots import Link
+from sandbox.host.slots import SlotHandle
 
-STARTS = 2  # of a jail that says why it cannot start; of one that dies without a word, as if killed, KILLS
-KILLS = 5
+STARTS = 2  # attempts to start a jail that reports an error
+KILLS = 5  # attempts to start one that dies silently, as if something killed it
 PAUSE_S = 10.0
 
 
-class Lane:
-    """The calls for a tier, and its slots: `idle` ones, and how many are `starting`."""
+class _CallQueue:
+    """Calls in the order of their arrival, all for one tier."""
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
-        self.waiting: deque[tuple[int, wire.Call]] = deque()  # with their numbers of arrival
-        self.idle: list[Link] = []
-        self.starting = 0
+        self.waiting: deque[tuple[int, wire.RunRequest]] = deque()  # with their numbers of arrival
 
     @property
     def arrived(self) -> int:
@@ -37,35 +35,44 @@ class Lane:
         return self.waiting[0][0]
 
     def take_out(self, ids: Collection[int]) -> list[int]:
-        """Those of the calls that waited; they do not any more."""
+        """Remove those of the calls that wait; returns their ids."""
         found = [call.id for _, call in self.waiting if call.id in ids]
         self.waiting = deque(item for item in self.waiting if item[1].id not in ids)
         return found
 
     def take_all(self) -> list[int]:
-        """The calls that are unanswered; nothing waits any more."""
+        """Remove every unanswered call; returns their ids."""
         return self.take_out([call.id for _, call in self.waiting])
 
 
-class SessionLane(Lane):
-    """The cells of one session. number: cells kept so far. script: what is left of its history. cell: the one that
-    runs. memory_bytes: held after its last cell. broken: its state is gone, or cannot be had by its history.
+class TierQueue(_CallQueue):
+    """The stateless calls for a tier, and its slots: `idle` ones, and how many are `starting`."""
+
+    def __init__(self, tier: str) -> None:
+        super().__init__(tier)
+        self.idle: list[SlotHandle] = []
+        self.starting = 0
+
+
+class SessionQueue(_CallQueue):
+    """The cells of one session. number: cells kept so far. script: the part of its history that is yet to be replayed.
+    cell: the one that runs. memory_bytes: held after its last cell. broken: its state is gone or cannot be rebuilt.
     """
 
-    def __init__(self, tier: str, step: wire.Step) -> None:
+    def __init__(self, tier: str, step: wire.SessionStep) -> None:
         super().__init__(tier)
         self.id, self.number, self.script = step.session, 0, deque(step.history or ())
-        self.link: Link | None = None
-        self.cell: wire.Call | None = None
+        self.slot: SlotHandle | None = None
+        self.cell: wire.RunRequest | None = None
         self.memory_bytes = 0
         self.broken = False
 
     @property
     def idle_session(self) -> bool:
         """Nothing runs or waits in it, but it holds something."""
-        return self.link is not None and self.link.call is None and not self.waiting
+        return self.slot is not None and self.slot.call is None and not self.waiting
 
-    def next(self) -> tuple[wire.Call, bool]:
+    def next(self) -> tuple[wire.RunRequest, bool]:
         """What runs next, and whether with a backup: a cell of the history, or the oldest one that waits."""
         call = self.waiting[0][1]
         assert call.step is not None
@@ -76,7 +83,7 @@ class SessionLane(Lane):
         return call, call.step.backup
 
     def ended(self, result: wire.ToolResult) -> int | None:
-        """What `next` gave has ended. The id of the cell that this result answers; None: it was of the history."""
+        """The cell of `next` has ended. Its id if this result answers it, None if it was part of the history."""
         cell, self.cell = self.cell, None
         self.number += result.session_state == "kept"
         if cell is not None:
@@ -96,50 +103,50 @@ class Sessions:
 
     def __init__(self, budget_bytes: float) -> None:
         self._budget_bytes, self.held_bytes = budget_bytes, 0
-        self._lanes: OrderedDict[bytes, SessionLane] = OrderedDict()  # the one used least recently first
+        self._queues: OrderedDict[bytes, SessionQueue] = OrderedDict()  # the one used least recently first
 
-    def get(self, session: bytes) -> SessionLane | None:
-        return self._lanes.get(session)
+    def get(self, session: bytes) -> SessionQueue | None:
+        return self._queues.get(session)
 
-    def add(self, lane: SessionLane) -> SessionLane:
-        self._lanes[lane.id] = lane
-        return lane
+    def add(self, queue: SessionQueue) -> SessionQueue:
+        self._queues[queue.id] = queue
+        return queue
 
-    def use(self, lane: SessionLane) -> None:
-        self._lanes.move_to_end(lane.id)
+    def use(self, queue: SessionQueue) -> None:
+        self._queues.move_to_end(queue.id)
 
-    def remove(self, lane: SessionLane) -> None:
-        if self._lanes.get(lane.id) is lane:
-            del self._lanes[lane.id]
-        self.held_bytes -= lane.memory_bytes
-        lane.memory_bytes = 0
+    def remove(self, queue: SessionQueue) -> None:
+        if self._queues.get(queue.id) is queue:
+            del self._queues[queue.id]
+        self.held_bytes -= queue.memory_bytes
+        queue.memory_bytes = 0
 
-    def hold(self, lane: SessionLane, memory_bytes: int) -> list[SessionLane]:
-        """Note what a session holds after a cell; the idle ones that must end, as all hold too much."""
-        self.held_bytes += memory_bytes - lane.memory_bytes
-        lane.memory_bytes = memory_bytes
+    def hold(self, queue: SessionQueue, memory_bytes: int) -> list[SessionQueue]:
+        """Note what a session holds after a cell. Returns the idle sessions to end, if all together hold too much."""
+        self.held_bytes += memory_bytes - queue.memory_bytes
+        queue.memory_bytes = memory_bytes
         excess, victims = self.held_bytes - self._budget_bytes, []
-        for other in self._lanes.values():
+        for other in self._queues.values():
             if excess <= 0:
                 break
-            if other is not lane and other.idle_session:
+            if other is not queue and other.idle_session:
                 excess -= other.memory_bytes
                 victims.append(other)
         return victims
 
-    def idle(self) -> SessionLane | None:
+    def idle(self) -> SessionQueue | None:
         """The idle session used least recently."""
-        return next((lane for lane in self._lanes.values() if lane.idle_session), None)
+        return next((queue for queue in self._queues.values() if queue.idle_session), None)
 
 
 @dataclass(slots=True)
 class Starts:
-    """How the starts of a tier's jail go, and of the slots in it. said: why it cannot start, as last told."""
+    """Counts failed starts of a tier's jail and of its slots. last_reason: why it could not start, as last printed."""
 
     failures: int = 0  # in a row
     stillborn: int = 0  # slots, in a row, that ended before they were ready
     paused_until: float = 0.0
-    said: str = ""
+    last_reason: str = ""
 
     def well(self) -> None:
         """A slot is ready."""

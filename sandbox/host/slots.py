@@ -1,11 +1,11 @@
-"""The pool's ends of a jail: the jail of a tier (nsjail and its zygote), and a link to each of its slots and sessions.
+"""The host's side of a jail: the jail of a tier (nsjail and its zygote), and a handle of each slot and session in it.
 
 Invariants
-- A link holds at most one call; the id of a call never enters the jail, so no output can pose as another call's.
-- A link that ends says so once, with the call that it held. A jail that ends ends all its links.
-- A slot that does not say within its limit plus GRACE_S that its call has ended is killed, and so is one that does not
-  report within DEATH_S more, or says what no slot says.
-- Whoever made a link closes it, once; `gone` tells when its index and its control group are free.
+- A slot runs at most one call; the id of a call never enters the jail, so no output can pose as another call's.
+- A handle tells once that its slot has ended, with the call that it held. A jail that ends ends all its slots.
+- A slot is killed if it does not announce the end of its call within the call's limit plus GRACE_S, if it then does not
+  report within DEATH_S, or if it sends anything that is not in the protocol.
+- Whoever made a handle closes it, once; `gone` tells when its index and its control group are free.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from sandbox.host import nsjail
 from sandbox.host.cgroup import Cgroups, Group
 from sandbox.host.verdict import OomWatch, Outputs, cell_result, make_result
 from sandbox.inside.guest import FIRST_UID, LENGTH, REQUEST
-from sandbox.inside.notebook import CELL, CELL_REPORT, CellReport
-from sandbox.inside.slot import ENDED, READY, REPORT, Report
+from sandbox.inside.notebook import CELL_REPORT, COPY_STATE, CellReport
+from sandbox.inside.slot import ENDED, READY, REPORT, SlotReport
 from sandbox.inside.zygote import FORK
 from sandbox.tiers import Tier
 
-GRACE_S = 2.0  # a slot has killed its call at the limit; this much later something is wrong with the slot itself
+GRACE_S = 2.0  # a slot kills its call at the limit; after this much more the slot itself is broken
 DEATH_S = 30.0  # processes that share much memory take seconds to die: if that were our fault, code could hide its own
 START_S = 10.0  # for nsjail, imports and the first slot
 SLOT_BYTES = 32 << 20  # a slot's own memory, beside its call's
-SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its keeper and the copy of its state
+SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its init and the copy of its state
 CREDENTIALS = Struct("iii")
-UNCHARGED_BYTES = 2 << 20  # of a session: what its keeper wrote before it had a group, page tables, namespaces
-NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # what bytes that are none lead to
-MAX_LINKS = nsjail.ID_COUNT - FIRST_UID  # slots and sessions at once
-SPARE_FDS = 256  # of the host, beside one a link
+UNCHARGED_BYTES = 2 << 20  # of a session: what its init wrote before it had a group, page tables, namespaces
+NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # raised by bytes that are not a report
+MAX_HANDLES = nsjail.ID_COUNT - FIRST_UID  # slots and sessions at once
+SPARE_FDS = 256  # of the host, beside one a slot
 
 
-class Link:
+class SlotHandle:
     """One slot: `start` sends a call in; `report` is called with its result, `ended` when the slot is gone."""
 
-    def __init__(self, home: TierJail, index: int, ended: Callable[[Link], None]) -> None:
+    def __init__(self, home: TierJail, index: int, ended: Callable[[SlotHandle], None]) -> None:
         self.home, self.index, self._ended = home, index, ended
-        self.call: wire.Call | None = None
+        self.call: wire.RunRequest | None = None
         self.ready: Callable[[], None] | None = None
         self.pid = 0
         self.group: Group | None = None
-        self.out_of_memory = False  # the slot itself was what the kernel killed
+        self.out_of_memory = False  # whether the kernel killed the slot itself
         self._dead = False
         self.deadline = home.loop.time() + START_S
         self._report: Callable[[wire.ToolResult], None] | None = None
@@ -69,7 +69,7 @@ class Link:
     backup = False  # of a session: take a fork snapshot before the next cell
     _report_size = REPORT.size
 
-    def start(self, call: wire.Call, report: Callable[[wire.ToolResult], None]) -> None:
+    def start(self, call: wire.RunRequest, report: Callable[[wire.ToolResult], None]) -> None:
         """Run the call; nothing else may run. Its limits are set first."""
         assert self.call is None
         assert self.pid
@@ -85,7 +85,7 @@ class Link:
         self._send(self._pack(call), [source])
         os.close(source)
 
-    def _pack(self, call: wire.Call) -> bytes:
+    def _pack(self, call: wire.RunRequest) -> bytes:
         board = LENGTH.size + call.limits.output_bytes if call.display else 0
         seed = -1 if call.seed is None else call.seed
         limits = msgspec.structs.replace(call.limits, processes=self.home.processes(call.limits.processes))
@@ -102,7 +102,7 @@ class Link:
 
     def close(self) -> None:
         """Let the slot end by itself; nothing more is reported."""
-        self.home.links.discard(self)
+        self.home.slots.discard(self)
         self.home.loop.remove_reader(self._socket)
         self._socket.close()
 
@@ -129,21 +129,49 @@ class Link:
                 os.close(fd)
 
     def _heard(self, message: bytes, credentials: list[bytes], fds: list[int]) -> None:
-        if message == READY and credentials and not self.pid and self._greet(CREDENTIALS.unpack(credentials[0])[0]):
-            self.deadline = math.inf
-            if self.ready is not None:
-                self.ready()
-        elif message == ENDED and self.call is not None:
-            self.deadline = self.home.loop.time() + DEATH_S
-        elif message and message != READY and self.call is not None and (result := self._read(message, fds, self.call)):
-            report, self.call, self._report, self.deadline = self._report, None, None, math.inf
-            assert report is not None
-            report(result)
+        """Take a message of the slot. One that no slot sends, and the end of the slot ("" as a message), end it."""
+        if message == READY:
+            expected = self._became_ready(credentials)
+        elif message == ENDED:
+            expected = self._call_is_ending()
         else:
-            self.kill()  # unless it has ended: it is no slot of ours any more
+            expected = self._reported(message, fds)
+        if not expected:
+            self.kill()
             self._dead = True
             self.out_of_memory = self.group is not None and self.oom_struck()
             self._ended(self)
+
+    def _became_ready(self, credentials: list[bytes]) -> bool:
+        if self.pid or not credentials:
+            return False
+        pid, _, _ = CREDENTIALS.unpack(credentials[0])
+        if not self._greet(pid):
+            return False
+        self.deadline = math.inf
+        if self.ready is not None:
+            self.ready()
+        return True
+
+    def _call_is_ending(self) -> bool:
+        """All processes of the call are about to die, which may take a while."""
+        if self.call is None:
+            return False
+        self.deadline = self.home.loop.time() + DEATH_S
+        return True
+
+    def _reported(self, message: bytes, fds: list[int]) -> bool:
+        if not message or self.call is None:
+            return False
+        result = self._read(message, fds, self.call)
+        if result is None:
+            return False
+        report = self._report
+        assert report is not None
+        self.call = self._report = None
+        self.deadline = math.inf
+        report(result)
+        return True
 
     def _greet(self, pid: int) -> bool:
         """Give the slot its control group; whether it can be had."""
@@ -154,21 +182,21 @@ class Link:
                 self.group = groups.add(f"{kind}-{self.home.tier.name}-{self.index}", pid)
             except ProcessLookupError:  # dead already
                 return False
-            except OSError as error:  # it shall not run without limits
+            except OSError as error:  # it must not run without limits
                 self.home.reason = f"no control group for a slot: {error}"
                 return False
         self.pid = pid
         return True
 
-    def _read(self, message: bytes, fds: list[int], call: wire.Call) -> wire.ToolResult | None:
-        """The result; None for what no slot of ours would say."""
+    def _read(self, message: bytes, fds: list[int], call: wire.RunRequest) -> wire.ToolResult | None:
+        """The result; None if the message is not a report."""
         try:
             return self._result(message, Outputs(fds), call)
         except NO_REPORT:
             return None
 
-    def _result(self, message: bytes, outputs: Outputs, call: wire.Call) -> wire.ToolResult:
-        result = make_result(Report(*REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
+    def _result(self, message: bytes, outputs: Outputs, call: wire.RunRequest) -> wire.ToolResult:
+        result = make_result(SlotReport(*REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
         return msgspec.structs.replace(result, jailed=self.home.jailed)
 
     def oom_struck(self) -> bool:
@@ -182,70 +210,71 @@ class Link:
         return self.group.memory_bytes + UNCHARGED_BYTES
 
 
-class SessionLink(Link):
+class SessionHandle(SlotHandle):
     """One session."""
 
     is_session = True
     _report_size = CELL_REPORT.size
 
-    def _pack(self, call: wire.Call) -> bytes:
-        return super()._pack(call) + CELL.pack(*(0,) * 10, self.backup)[REQUEST.size :]
+    def _pack(self, call: wire.RunRequest) -> bytes:
+        return super()._pack(call) + COPY_STATE.pack(self.backup)
 
-    def _result(self, message: bytes, outputs: Outputs, call: wire.Call) -> wire.ToolResult:
+    def _result(self, message: bytes, outputs: Outputs, call: wire.RunRequest) -> wire.ToolResult:
         return cell_result(CellReport(*CELL_REPORT.unpack(message)), call.limits, outputs, self.oom_struck)
 
 
 class Indexes:
-    """The numbers of links. One is used again when nothing of the link that had it is left."""
+    """The numbers of slots. One is used again when nothing of the slot that had it is left."""
 
     def __init__(self) -> None:
-        count = min(MAX_LINKS, max((most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - SPARE_FDS, most // 4))
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        count = min(MAX_HANDLES, max(descriptors - SPARE_FDS, descriptors // 4))
         self.free = list(range(count - 1, -1, -1))
-        self._leaving: list[Link] = []
+        self._leaving: list[SlotHandle] = []
 
-    def release(self, link: Link) -> None:
-        if link.gone():
-            self.free.append(link.index)
+    def release(self, slot: SlotHandle) -> None:
+        if slot.gone():
+            self.free.append(slot.index)
         else:
-            self._leaving.append(link)
+            self._leaving.append(slot)
 
     def look(self) -> None:
-        """Release what was left of closed links and is gone by now."""
+        """Release what was left of closed slots and is gone by now."""
         self._leaving, leaving = [], self._leaving
-        for link in leaving:
-            self.release(link)
+        for slot in leaving:
+            self.release(slot)
 
 
 class TierJail:
-    """The jail of one tier, from `run` until it ends; `open_link` makes slots and sessions.
+    """The jail of one tier, from `run` until it ends; `open_slot` makes slots and sessions.
 
-    served: how often something in it became ready or answered. reason: why it was ended, beside what its log says.
+    served: how often something in it became ready or answered. reason: why it was ended, in addition to its log.
     """
 
     session_estimate_bytes = 16 << 20  # of a session without a group of its own that could say
 
-    def __init__(self, stage: nsjail.Stage, tier: Tier, oom: OomWatch) -> None:
+    def __init__(self, template: nsjail.JailTemplate, tier: Tier, oom: OomWatch) -> None:
         self.tier, self.oom = tier, oom
-        self.groups = stage.groups if isinstance(stage.groups, Cgroups) else None
-        self.jailed = stage.tree is not None
-        self.links: set[Link] = set()
+        self.groups = template.groups if isinstance(template.groups, Cgroups) else None
+        self.jailed = template.tree is not None
+        self.slots: set[SlotHandle] = set()
         self.loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self.loop.create_future()
         self.served = 0
         self.reason = ""
         self._missed_at = -1
-        self._stage = stage
+        self._template = template
         self._zygote, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote.setblocking(False)
-        self.loop.add_reader(self._zygote, self.leave)  # it sends nothing: this is its end
+        self.loop.add_reader(self._zygote, self.stop)  # it sends nothing: this is its end
 
     async def run(self) -> str:
-        """Start the jail and wait for its end, or for `leave`. What nsjail and the zygote said."""
+        """Start the jail and wait for its end, or for `stop`. Returns the log of nsjail and the zygote."""
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
             process = None
             with self._theirs as control:
-                command = self._stage.command(control.fileno(), proc, self.tier.preload)
+                command = self._template.command(control.fileno(), proc, self.tier.preload)
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *command,
@@ -256,40 +285,42 @@ class TierJail:
                         start_new_session=True,
                     )
                 except OSError as error:
-                    self.give_up(f"cannot run {command[0]}: {error.strerror}; mend this, or set SandboxConfig.nsjail")
+                    self.give_up(
+                        f"cannot run {command[0]}: {error.strerror}. Fix: repair it, or set SandboxConfig.nsjail"
+                    )
                 finally:
                     os.close(proc)
             try:
                 await self.over
             finally:
-                self.leave()
+                self.stop()
                 self._zygote.close()  # the zygote, PID 1 of the jail, leaves at the end of its socket
                 if process is not None:
                     await _ended(process)
             return os.pread(log.fileno(), 65536, 0).decode(errors="replace")
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
             self.loop.remove_reader(self._zygote)
 
     def give_up(self, reason: str) -> None:
         self.reason = self.reason or reason
-        self.leave()
+        self.stop()
 
-    def open_link(self, index: int, *, session: bool, ended: Callable[[Link], None]) -> Link:
+    def open_slot(self, index: int, *, session: bool, ended: Callable[[SlotHandle], None]) -> SlotHandle:
         """Fork a slot or a session; `ended` is told if it ends by itself."""
-        link = (SessionLink if session else Link)(self, index, ended)
-        self.links.add(link)
-        return link
+        slot = (SessionHandle if session else SlotHandle)(self, index, ended)
+        self.slots.add(slot)
+        return slot
 
     def processes(self, limit: int) -> int:
         """RLIMIT_NPROC of a call with this limit: with a single id the kernel counts all that runs in the jail."""
-        single = self._stage.first_id is None
-        return min(1 + len(self.links) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
+        single = self._template.first_id is None
+        return min(1 + len(self.slots) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
 
     def missed(self) -> bool:
-        """Something did not become ready in time: whether the fault is the jail's, as nothing has done any more."""
+        """Something did not become ready in time; whether the jail is to blame, as nothing in it makes progress."""
         again, self._missed_at = self._missed_at == self.served, self.served
         return again or self.served == 0
 
@@ -297,7 +328,7 @@ class TierJail:
         try:
             socket.send_fds(self._zygote, [FORK.pack(index, session)], [fd])
         except OSError:  # it is dead, or takes nothing any more
-            self.leave()
+            self.stop()
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

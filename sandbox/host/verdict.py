@@ -17,11 +17,13 @@ import msgspec
 
 from sandbox.inside.guest import LENGTH, file_bytes
 from sandbox.inside.main_program import OUT_OF_MEMORY
-from sandbox.inside.notebook import CODE_AT, DISPLAY_AT, CellReport
-from sandbox.inside.slot import Report
+from sandbox.inside.notebook import CODE_AT, DISPLAY_AT, CellReport, State
+from sandbox.inside.slot import EndedBy, SlotReport
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
 CPU_SHARE = 0.7  # the kernel limits by counting ticks, and reports what it measured: up to a tenth less under load
+
+SESSION_STATES: dict[State, SessionState] = {State.GONE: "lost", State.LIVE: "kept", State.FROM_COPY: "restored"}
 
 
 class OomWatch:
@@ -60,10 +62,10 @@ class Outputs:
         return decoder.decode(os.pread(self._fds[2], min(size, limit), at + LENGTH.size), final=size <= limit), size
 
 
-def make_result(report: Report, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
+def make_result(report: SlotReport, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
     """The result of a call with this report."""
     code = os.waitstatus_to_exitcode(report.status)
-    unexplained = report.ended == 0 and code == -signal.SIGKILL
+    unexplained = report.ended == EndedBy.ITSELF and code == -signal.SIGKILL
     uncaught = 1 if code == -OUT_OF_MEMORY else None
     result, written = _with_outputs(outputs, 0, limits)
     return msgspec.structs.replace(
@@ -81,25 +83,24 @@ def cell_result(report: CellReport, limits: Limits, outputs: Outputs, oom_struck
     result, _ = _with_outputs(outputs, DISPLAY_AT, limits)
     exit_code: int | None = None
     if report.died:
-        usage = Report(report.ended, report.status, report.wall_s, report.cpu_s, 0)
+        usage = SlotReport(report.ended, report.status, report.wall_s, report.cpu_s, 0)
         result = msgspec.structs.replace(
             make_result(usage, limits, outputs, oom_struck), display=result.display, truncated=result.truncated
         )
         outcome, exit_code = result.outcome, result.exit_code
         outcome = "killed" if outcome == "ok" else outcome  # a session that leaves by os._exit(0) took its state along
-    elif report.ended:
-        outcome = "timeout" if report.ended == 1 else "killed"
+    elif report.ended != EndedBy.ITSELF:
+        outcome = "timeout" if report.ended == EndedBy.WALL_LIMIT else "killed"
     else:
         exit_code = abs(report.status)
         outcome = "ok" if report.status == 0 else "memory" if report.status < 0 else "error"
-    state: SessionState = ("lost", "kept", "restored")[report.state]
     return msgspec.structs.replace(
         result,
         outcome=outcome,
         exit_code=exit_code,
         wall_s=report.wall_s,
         cpu_s=report.cpu_s,
-        session_state=state,
+        session_state=SESSION_STATES[State(report.state)],
         jailed=True,
     )
 
@@ -114,13 +115,13 @@ def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[To
     return ToolResult(outcome="lost", stdout=stdout, stderr=stderr, display=display, truncated=truncated), written
 
 
-def judge(report: Report, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
+def judge(report: SlotReport, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
     """The outcome of a call whose larger output file has `output_bytes`. A limit is named only if it was reached: a
     signal or an exit code alone says nothing, as code may choose both. But for one: that memory was refused only the
     process knows; so "memory" may be its own word (OUT_OF_MEMORY) for what else would be "killed" or "error".
     """
-    if report.ended:
-        return "timeout" if report.ended == 1 else "killed"
+    if report.ended != EndedBy.ITSELF:
+        return "timeout" if report.ended == EndedBy.WALL_LIMIT else "killed"
     if report.cpu_s >= limits.cpu_s:
         return "timeout"
     code = os.waitstatus_to_exitcode(report.status)

@@ -20,7 +20,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from sandbox.http.gateway import Gateway, check_language, ended_by, in_order, json_response, pong
-from sandbox.wire import Limits, ToolResult, make_cell
+from sandbox.wire import Limits, ToolResult, encode_code
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
 SUBMISSIONS = 50_000  # of one batch: bounds its answer
@@ -39,7 +39,7 @@ class Submission(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_language("type", self.type)
-        make_cell(self.solution, "", Limits())
+        encode_code(self.solution)
 
 
 class Batch(msgspec.Struct, frozen=True):

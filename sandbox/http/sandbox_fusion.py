@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from sandbox.http.gateway import MAX_WALL_S, Gateway, Refused, check_language, ended_by, json_response, pong, wall_s_of
-from sandbox.wire import Limits, ToolResult, make_cell
+from sandbox.wire import Limits, ToolResult, encode_code
 
 OUTPUT_BYTES = 1 << 20  # as much as SandboxFusion reads of stdout and of stderr
 VERL_WAITS_S = 8.0  # beyond both timeouts; verl itself waits 10 s
@@ -44,7 +44,7 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_language("language", self.language)
-        make_cell(self.code, "", Limits())
+        encode_code(self.code)
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

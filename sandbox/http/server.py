@@ -1,12 +1,12 @@
 """`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions.
 
-GET / lists what can be asked; sessions are described in http_sessions.py.
+GET / lists what can be asked; sessions are described in sessions.py.
 
 Invariants
 - It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
   TOKEN`, or as the password of `http://any-name:TOKEN@host:port/...`, which clients that take just a URL can send too.
 - It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left; what
-  keeps it from serving ends it with status 1 and one line that names the cause and the mend.
+  keeps it from serving ends it with status 1 and one line: the cause, and what to do about it.
 - A client that goes away ends the calls it waits for.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import binascii
 import hmac
 import os
 import resource
@@ -24,7 +22,7 @@ import sys
 from collections.abc import Callable
 
 import uvloop
-from aiohttp import web
+from aiohttp import BasicAuth, web
 from aiohttp.typedefs import Handler, Middleware
 
 from sandbox.client.sandbox import Sandbox
@@ -43,23 +41,21 @@ FINISH_S = 1.0  # for answers on their way when told to end
 
 
 class CannotListen(Exception):
-    """One line with the address, the cause and the mend."""
+    """One line: the address, the cause, and what to do about it."""
 
 
 def token_of(authorization: str) -> str:
     """The token that an Authorization header carries, "" when it carries none.
 
-    >>> token_of("Bearer abc"), token_of("Basic " + base64.b64encode(b"name:abc").decode())
+    >>> token_of("Bearer abc"), token_of(BasicAuth("name", "abc").encode())
     ('abc', 'abc')
     """
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
-    if scheme.lower() != "basic":
-        return ""
     try:
-        return base64.b64decode(value, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+        return BasicAuth.decode(authorization, encoding="utf-8").password
+    except ValueError:  # another scheme, or not well-formed
         return ""
 
 
@@ -175,7 +171,7 @@ async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """As aiohttp's own, but for what it would log of a client, and wait for from it; see http_connections.py."""
+    """As aiohttp's own, but for what it would log of a client, and wait for from it; see connections.py."""
     return web.AppRunner(
         app,
         handler_cancellation=True,
@@ -192,7 +188,7 @@ async def _listen(protocols: Callable[[], asyncio.Protocol], options: argparse.N
         return await loop.create_server(protocols, options.host, options.port, backlog=BACKLOG)
     except OSError as error:
         place = f"{options.host} port {options.port}"
-        raise CannotListen(f"cannot listen on {place}: {error.strerror}; choose another --port (0: any)") from None
+        raise CannotListen(f"cannot listen on {place}: {error.strerror}. Fix: choose another --port (0: any)") from None
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -223,7 +219,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if not options.token and not stays_here(f"tcp://{options.host}:0"):
-        sys.exit(f"--host {options.host} can be reached from other machines: give a --token or set {TOKEN_VARIABLE}")
+        sys.exit(
+            f"--host {options.host} can be reached from other machines. Fix: give a --token, or set {TOKEN_VARIABLE}"
+        )
     bounds = {
         "wall_s": MAX_WALL_S,
         "memory_mb": 1 << 20,

@@ -26,7 +26,7 @@ from aiohttp import web
 from sandbox.client.sandbox import SandboxUnavailable
 from sandbox.client.session import Session
 from sandbox.http.gateway import Gateway, Refused, json_response, wall_s_of
-from sandbox.wire import Limits, Outcome, Seed, SessionState, make_cell
+from sandbox.wire import Outcome, Seed, SessionState, encode_code
 
 SESSIONS = 1000  # each holds a process, and on a host some MB; beyond the host's memory the idle ones are rebuilt
 
@@ -48,7 +48,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        make_cell(self.code, "", Limits())
+        encode_code(self.code)
 
 
 class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

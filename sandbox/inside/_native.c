@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LAST_WORDS (SIGRTMAX - 1) /* program.py */
+#define LAST_WORDS (SIGRTMAX - 1) /* main_program.py */
 #define LAST_WORDS_S 0.05
 
 struct request { /* slot.py: REQUEST */

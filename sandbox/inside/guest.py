@@ -6,7 +6,7 @@ Invariants
 - Only this process reads the code and the stdin of a call; slot and zygote never do.
 - Random numbers differ between calls, or follow from the call's seed.
 
-`become` is what _native.c does where it is built.
+`drop_privileges` is what _native.c does where it is built.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import struct
 import sys
 from _random import Random as Generator
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from sandbox.inside import linux
@@ -35,31 +36,13 @@ REHEARSAL = (
     b"def f(x):\n    return 1 / x\nf(0)",
     b"x = = 1",
 )
-OF_MODULES = {  # what these libraries build at first use, and would otherwise build in every call
-    "numpy": b"""import numpy as np; a = np.array([[2.0, 1.0], [1.0, 3.0]])
-print(a, a @ a, np.linalg.solve(a, a[0]), np.linalg.inv(a), np.linalg.eigvals(a), np.linalg.det(a), a.sum(), a.mean())
-print(np.arange(5), np.linspace(0, 1, 3), np.zeros(2), np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]))
-print(np.random.rand(2), np.random.randint(0, 9, 3), np.prod(np.array([1, 2])), np.where(a > 1), np.gcd(4, 6))""",
-    "sympy": b"""from sympy import *; a, b = symbols("a b"); n = symbols("n", integer=True, positive=True)
-print(solve(a**2 - 3*a + 1, a), solve([a + b - 3, a - 2*b], [a, b]), solve(a**3 - a - 7 + b, a)[0], roots(a**2 + a - 6))
-print(simplify((a**2 - 1) / (a - 1)), factor(a**4 - 1), expand((a + b)**3), diff(sin(a) * exp(a), a), latex(a / b))
-print(integrate(a * cos(a), a), integrate(exp(-a), (a, 0, oo)), limit(sin(a) / a, a, 0), series(cos(a), a, 0, 4))
-print(Matrix([[1, 2], [3, 4]]).inv(), Matrix([[2, 1], [1, 2]]).eigenvals(), summation(n, (n, 1, 10)), N(pi, 20))
-print(factorint(360), gcd(12, 18), isprime(97), binomial(6, 2), sqrt(8), Rational(1, 3) + 1)
-print(nsimplify(0.5), apart(1 / (a**2 + a)), Poly(a**2 + 1, a), divisors(12))
-print(solveset(a**2 - 5, a), Eq(a, 2), (a + 1).subs(a, 2), trigsimp(sin(a)**2 + cos(a)**2))""",
-    "math_verify": rb"""from math_verify import LatexExtractionConfig, parse, verify
-for one, other in ((r"\frac{3}{4}", "0.75"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+2x+1", "(x+1)^2"), ("(1,2)", "(1, 3)"),
-                   (r"\{1,2\}", r"\{2,1\}"), ("[0,1)", "[0,1)"), (r"5\pi", r"\pi \cdot 5"), ("x=3", "3")):
-    read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (one, other)]
-    print(read, verify(*read, timeout_seconds=None))""",
-}
+REHEARSAL_FOLDER = Path(__file__).with_name("rehearsal")  # of each library what it builds at first use
 
 
 _generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and below what
 
 
-class Request(NamedTuple):
+class SlotRequest(NamedTuple):
     """What a slot is told about a call: its limits, in the order of wire.Limits, the sizes of what its one descriptor
     holds (stdin, then the code), the size of the board for its display (0: none), its seed (-1: none).
     """
@@ -97,11 +80,11 @@ def file_bytes(disk_bytes: int, output_bytes: int) -> int:
 
 def limit(kind: int, *values: int) -> None:
     """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
-    most = resource.getrlimit(kind)[1] % (1 << 64)  # of -1, which is none: the largest number
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # -1, no limit, becomes the largest number
     resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
 
 
-def become(request: Request, identity: Identity, source: int, out: int, err: int) -> None:
+def drop_privileges(request: SlotRequest, identity: Identity, source: int, out: int, err: int) -> None:
     """Give up everything that guest code must not have. `source` holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
         os.dup2(fd, standard)
@@ -192,11 +175,17 @@ def _numpy_seeder(generator: Any) -> Callable[[int | None], None]:
 
 
 class _Rehearsed(BaseException):
-    """The end of a program that shall not end the process."""
+    """Ends a rehearsed program without ending the process."""
 
 
 def _rehearsed(status: int) -> NoReturn:
     raise _Rehearsed
+
+
+def _library_programs() -> list[bytes]:
+    """Programs that use the preloaded libraries, which would else build something in every call."""
+    files = sorted(REHEARSAL_FOLDER.glob("*.py"))
+    return [file.read_bytes() for file in files if file.stem in sys.modules]
 
 
 def rehearse(*, libraries: bool) -> None:
@@ -209,8 +198,7 @@ def rehearse(*, libraries: bool) -> None:
     for fd, standard in ((source, 0), (null, 1), (null, 2)):
         os.dup2(fd, standard)
     find_generators()
-    of_modules = [code for name, code in OF_MODULES.items() if name in sys.modules]
-    for code in of_modules if libraries else REHEARSAL * ROUNDS:
+    for code in _library_programs() if libraries else REHEARSAL * ROUNDS:
         os.ftruncate(source, 0)
         os.pwrite(source, code, 0)
         program.make_ready()

@@ -4,9 +4,9 @@ library only.
 Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
 - `show` is called at most once, with the repr of the value of the last expression (as IPython shows it).
-- A program that failed does not end as one that did not, whatever breaks into its ending (no memory, a signal handler).
-- At a time limit the interpreter writes out what it has printed (`last_words`), if it comes to it: an interpreter that
-  is inside of one call into C, or whose program handles these signals otherwise, loses what is not written yet.
+- A program that failed never ends as one that succeeded, whatever interrupts its ending (no memory, a signal handler).
+- At a time limit the interpreter flushes what the program has printed (`last_words`). Output is lost only if the
+  interpreter is inside one call into C, or if the program handles these signals itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,6 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
-# as one line; without tracemalloc warnings have no hint, without io tracebacks no source lines; and what other modules
-# hold of the main program (a handler, a callback) does not keep its objects
-LAST = (
-    "modules['tracemalloc'] = None; modules.pop('__mp_main__', None); modules.pop('__main__', None); "
-    "modules['io'] = None; gc.collect(); any(main.pop(name) is main for main in [main for main in objects() if "
-    "type(main) is dict and main.get('__name__') == '__main__'] for name in [*main] if hasattr(main[name], '__del__'))"
-)
 # Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
@@ -67,6 +60,19 @@ COOKIE = re.compile(
 # Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
+
+
+def _as_one_line(tree: ast.Module) -> ast.Module:
+    """The same program, all of it in line 1."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = 0
+    return tree
+
+
+with open(os.path.join(OURS, "finalise.py"), encoding="utf-8") as _file:
+    LAST = compile(_as_one_line(ast.parse(_file.read())), "sys", "exec", dont_inherit=True)
 _source = [b""]  # the code that runs, for linecache
 _process = [0]  # that runs it: what it forks holds copies of what it has printed
 
@@ -111,7 +117,7 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
             status = 1
             write_main(code)
             status = finish(ended)
-        del namespace, ended  # what they hold shall die in _end
+        del namespace, ended  # what they hold must die in _end
         status = _end(status, special and b"ctypes" in code, finalise=finalise)
     except MemoryError:
         status = None
@@ -273,8 +279,8 @@ def _say(text: object) -> None:
 
 
 def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
-    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. The exit code
-    as it is then: 120 when flushing fails; None and negative ones, for deaths by a signal, stay.
+    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. Returns the
+    exit code: 120 if flushing fails; None and negative ones, for deaths by a signal, stay.
     """
     try:
         if len(threading._active) > 1:  # type: ignore[attr-defined] # active_count would take a lock
@@ -309,7 +315,7 @@ def _finalise(stdout: Any, stderr: Any) -> None:
     alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
     # what a daemon thread or a hook holds lives on
     names = {"__name__": "sys", "modules": sys.modules, "gc": gc, "objects": gc.get_objects if alone else list}
-    exec(compile(LAST, "sys", "exec"), names)
+    exec(LAST, names)
 
 
 def _flush() -> bool:

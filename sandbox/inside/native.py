@@ -77,20 +77,20 @@ def load() -> Native | None:
 
 
 def build() -> None:
-    """Compile the sources beside them. RuntimeError names what is missing and the mend."""
+    """Compile the sources beside them. RuntimeError says what is missing, and what to do about it."""
     import shutil
     import subprocess
 
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
-        raise RuntimeError("no C compiler (cc, gcc or clang) found; on Debian or Ubuntu: apt install gcc libc6-dev")
+        raise RuntimeError("no C compiler (cc, gcc or clang) found. Fix: apt install gcc libc6-dev (Debian, Ubuntu)")
     partial = LIBRARY.with_suffix(f".so.{os.getpid()}")
     command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), *map(str, SOURCES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
             raise RuntimeError(
-                f"{compiler} failed: {done.stderr.strip()[:500]}; on Debian or Ubuntu: apt install libc6-dev"
+                f"{compiler} failed: {done.stderr.strip()[:500]}. Fix: apt install libc6-dev (Debian, Ubuntu)"
             )
         os.replace(partial, LIBRARY)
     finally:

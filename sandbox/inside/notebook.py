@@ -1,7 +1,7 @@
-"""A session inside the jail: an interpreter that runs one cell after the other, and its keeper. Standard library only.
+"""A session inside the jail: an interpreter that runs one cell after the other, and its init. Standard library only.
 
 Invariants
-- The keeper is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
+- The init is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
 - Between cells every process of a session is stopped (SIGSTOP), so an idle session uses no CPU and changes nothing. No
   guest code can wake what is stopped: its filter refuses every way to send SIGCONT, and the one way that is left, the
   end of a process whose group is thereby orphaned, is met by stopping all again, ever less often.
@@ -12,7 +12,7 @@ Invariants
 - Each cell finds a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
   await at its top level; tasks that it leaves go on when a later one awaits.
 
-Control messages: host -> keeper: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); keeper ->
+Control messages: host -> init: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); init ->
 host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
 stderr and the board.
 """
@@ -30,16 +30,18 @@ import signal
 import socket
 import sys
 import time
+from enum import IntEnum
 from struct import Struct
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from sandbox.inside import guest, linux, main_program
-from sandbox.inside.slot import ENDED, LONGEST_MS, READY, enter_namespaces, mount_home
+from sandbox.inside.slot import ENDED, LONGEST_MS, READY, EndedBy, enter_namespaces, mount_home
 
-CELL = Struct(guest.REQUEST.format + "q")  # a Request, and whether to keep a copy of the state
-HEADER = Struct("qqqq")  # keeper -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
-DONE = Struct("qq")  # interpreter -> keeper: serial number of the cell that ended, its exit code
+COPY_STATE = Struct("q")  # whether to keep a copy of the state from before the cell
+CELL = Struct(guest.REQUEST.format + COPY_STATE.format)  # a SlotRequest, and COPY_STATE
+HEADER = Struct("qqqq")  # init -> interpreter: serial number of the cell, bytes of code, bytes of stdin, copy
+DONE = Struct("qq")  # interpreter -> init: serial number of the cell that ended, its exit code
 DONE_AT, DISPLAY_AT, CODE_AT = 64, 4096, 1 << 20
 MAX_CODE_BYTES = 8 << 20
 STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
@@ -50,10 +52,16 @@ CO_COROUTINE = 0x80  # inspect's, which not every tier has
 FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
 
 
+class State(IntEnum):
+    """Of a session after a cell."""
+
+    GONE = 0
+    LIVE = 1
+    FROM_COPY = 2  # the copy from before the cell
+
+
 class CellReport(NamedTuple):
-    """ended: as in slot.Report. status: a wait status if died, else an exit code (-1: out of memory). state: 0 the
-    interpreter is gone, 1 it lives, 2 it is the copy from before the cell.
-    """
+    """ended: an EndedBy. status: a wait status if died, else an exit code (-1: out of memory). state: a State."""
 
     ended: int
     status: int
@@ -66,7 +74,7 @@ class CellReport(NamedTuple):
 CELL_REPORT = Struct("qqddqq")
 
 
-class Keeper:
+class SessionInit:
     def __init__(self, control: socket.socket, identity: guest.Identity) -> None:
         self._control = control
         self._identity = identity
@@ -90,15 +98,15 @@ class Keeper:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which PID 1 never sees
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._control.send(READY)
-        state = 1
-        while state:
+        state = State.LIVE
+        while state != State.GONE:
             self._keep_still()
             message, descriptors, _, _ = socket.recv_fds(self._control, CELL.size, 1)
             if not message:
                 return
             if descriptors:
                 *request, copy = CELL.unpack(message)
-                state = self._cell(guest.Request(*request), bool(copy), descriptors[0])
+                state = self._cell(guest.SlotRequest(*request), bool(copy), descriptors[0])
                 os.close(descriptors[0])
 
     def _keep_still(self) -> None:
@@ -109,7 +117,7 @@ class Keeper:
             seconds = min(2 * seconds, AT_LAST_S)
             _stop_all()
 
-    def _start(self, request: guest.Request) -> None:
+    def _start(self, request: guest.SlotRequest) -> None:
         """Start the interpreter and wait until it is idle."""
         mount_home(self._identity.uid, request.disk_bytes)
         self._files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
@@ -123,7 +131,7 @@ class Keeper:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
-                guest.become(request, self._identity, *self._files)
+                guest.drop_privileges(request, self._identity, *self._files)
                 interpret(linux.address_of(self._board), request.seed)
             except MemoryError:
                 main_program.die(main_program.OUT_OF_MEMORY)
@@ -131,10 +139,10 @@ class Keeper:
                 os._exit(255)
         for fd in self._files[1:]:
             linux.set_append(fd)
-        if self._wait(START_S) != 0 or self._status is not None:
+        if self._wait(START_S) != EndedBy.ITSELF or self._status is not None:
             sys.exit("the session's interpreter did not start")
 
-    def _cell(self, request: guest.Request, copy: bool, source: int) -> int:
+    def _cell(self, request: guest.SlotRequest, copy: bool, source: int) -> State:
         if not self._child:
             self._start(request)
         self._serial += 1
@@ -145,27 +153,30 @@ class Keeper:
         self._stopped = False
         os.kill(-1, signal.SIGCONT)
         ended = self._wait(request.wall_s)
-        if ended and self._status is None:
+        if ended != EndedBy.ITSELF and self._status is None:
             self._control.send(ENDED)
             os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
             os.kill(self._child, signal.SIGCONT)
-            if self._wait(INTERRUPT_S, final=True):
+            if self._wait(INTERRUPT_S, final=True) != EndedBy.ITSELF:
                 os.kill(self._child, main_program.LAST_WORDS)
-                if self._wait(main_program.LAST_WORDS_S, final=True):
+                if self._wait(main_program.LAST_WORDS_S, final=True) != EndedBy.ITSELF:
                     os.kill(self._child, signal.SIGKILL)
                     self._wait(START_S, final=True)
         cpu = _cpu_s(self._child) - cpu if self._status is None else 0.0
         wall = time.monotonic() - started
         return self._report(ended, wall, cpu)
 
-    def _report(self, ended: int, wall: float, cpu: float) -> int:
-        """Leave nothing running, settle on a state, and report. The state as in CellReport."""
+    def _report(self, ended: EndedBy, wall: float, cpu: float) -> State:
+        """Leave nothing running, settle on a state, and report it."""
         _stop_all()
-        died, state = self._status, 1
+        died, state = self._status, State.LIVE
         status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
         if died is not None:
-            status, state = died, 2 if self._backup and not self._copy and self._alone(self._backup) else 0
-            self._child, self._backup, self._status = self._backup, 0, None
+            status = died
+            copy_made = self._backup and not self._copy
+            state = State.FROM_COPY if copy_made and self._alone(self._backup) else State.GONE
+            self._child = self._backup
+            self._status = None
         elif self._backup:
             os.kill(self._backup, signal.SIGKILL)
         self._backup = 0
@@ -173,7 +184,7 @@ class Keeper:
         socket.send_fds(self._control, [CELL_REPORT.pack(*report)], [*self._files[1:], self._board_fd])
         return state
 
-    def _lay_out(self, request: guest.Request, copy: bool, source: int) -> None:
+    def _lay_out(self, request: guest.SlotRequest, copy: bool, source: int) -> None:
         code = os.pread(source, request.code_bytes, request.stdin_bytes)
         stdin, stdout, stderr = self._files
         for fd in (stdin, stdout, stderr):
@@ -184,8 +195,8 @@ class Keeper:
         guest.LENGTH.pack_into(self._board, DISPLAY_AT, -1)
         self._board[CODE_AT : CODE_AT + len(code)] = code
 
-    def _wait(self, wall_s: float, *, final: bool = False) -> int:
-        """Wait for the end of the cell or the interpreter (0), the limit (1), a cancellation or the host's end (2)."""
+    def _wait(self, wall_s: float, *, final: bool = False) -> EndedBy:
+        """Wait for the end of the cell or the interpreter (ITSELF), the limit, or a cancellation or the host's end."""
         until = time.monotonic() + wall_s
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -194,9 +205,9 @@ class Keeper:
         while True:
             self._collect()
             if self._status is not None:
-                return 0
+                return EndedBy.ITSELF
             if self._stopped and DONE.unpack_from(self._board, DONE_AT)[0] == self._serial:
-                return 0
+                return EndedBy.ITSELF
             if self._stopped and self._copy and self._backup:  # both are stopped: from here on nothing else is the copy
                 self._copy = self._stopped = False
                 os.kill(self._child, signal.SIGCONT)
@@ -204,9 +215,9 @@ class Keeper:
             if self._wake.fileno() in ready:
                 self._wake.recv(4096)
             elif ready:
-                return 2
+                return EndedBy.CANCELLED
             elif time.monotonic() >= until:
-                return 1
+                return EndedBy.WALL_LIMIT
 
     def _collect(self) -> None:
         """Take note of every child that stopped or ended; guest code may have made children of ours."""
@@ -259,7 +270,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def interpret(address: int, seed: int) -> NoReturn:
-    """Run the cells that the keeper lays out, stopped in between. `address`: of the board."""
+    """Run the cells that the init lays out, stopped in between. `address`: of the board."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = main
@@ -345,7 +356,7 @@ class EventLoop:
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():  # an interrupt while it waited: it shall not go on in a later cell
+            if not task.done():  # an interrupt while it waited: it must not go on in a later cell
                 task.cancel()
                 try:
                     self._loop.run_until_complete(task)
@@ -358,7 +369,7 @@ class EventLoop:
 
 
 def _copy_made() -> bool:
-    """Copy this process, for the keeper to go back to; whether it is the copy that returns. Without memory or a process
+    """Copy this process, for the init to go back to; whether it is the copy that returns. Without memory or a process
     to spare there is none.
     """
     try:

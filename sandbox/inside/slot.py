@@ -7,7 +7,7 @@ Invariants
   half-made jail.
 
 Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
-request ENDED when all of it is about to die, if it took longer than LONG_S, and a `Report` with the descriptors of
+request ENDED when all of it is about to die, if it took longer than LONG_S, and a `SlotReport` with the descriptors of
 stdout, stderr and, if asked for, the display.
 
 `_call` is the plain form of what _native.c does where it is built.
@@ -23,6 +23,7 @@ import signal
 import socket
 import time
 from array import array
+from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
@@ -36,8 +37,16 @@ LONG_S = 1.0  # what has not run for so long has not made much that could take l
 LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
 
 
-class Report(NamedTuple):
-    """What the kernel said about a call. `ended`: 0 by itself, 1 wall limit, 2 cancelled."""
+class EndedBy(IntEnum):
+    """What ended a call; the same numbers in _native.c."""
+
+    ITSELF = 0
+    WALL_LIMIT = 1
+    CANCELLED = 2
+
+
+class SlotReport(NamedTuple):
+    """What the kernel reports about a call. ended: an EndedBy."""
 
     ended: int
     status: int
@@ -79,7 +88,7 @@ class Slot:
             if not message:
                 return
             if descriptors:  # else: the cancellation of a call that has just ended
-                self._call(guest.Request(*guest.REQUEST.unpack(message)), descriptors[0])
+                self._call(guest.SlotRequest(*guest.REQUEST.unpack(message)), descriptors[0])
 
     def _serve_natively(self, library: Native) -> NoReturn:
         """Between the fork of a call and its code each page that is written to costs: so little happens here."""
@@ -99,7 +108,7 @@ class Slot:
     def enter(self) -> None:
         enter_namespaces()
 
-    def _call(self, request: guest.Request, source: int) -> None:
+    def _call(self, request: guest.SlotRequest, source: int) -> None:
         outputs = [os.memfd_create("stdout"), os.memfd_create("stderr")]
         if request.display_bytes:
             outputs.append(os.memfd_create("display"))
@@ -112,7 +121,7 @@ class Slot:
             linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
             self._home = None
 
-    def _execute(self, request: guest.Request, source: int, outputs: list[int]) -> Report:
+    def _execute(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> SlotReport:
         self._mount_home(request.disk_bytes)
         linux.unshare(linux.CLONE_NEWPID)
         init = linux.spawn_init()
@@ -130,15 +139,15 @@ class Slot:
             self._control.send(ENDED)
         status, cpu_s, peak = _reap(child)
         linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
-        return Report(ended, status, wall, cpu_s, peak)
+        return SlotReport(ended, status, wall, cpu_s, peak)
 
-    def _run(self, request: guest.Request, source: int, outputs: list[int]) -> NoReturn:
+    def _run(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> NoReturn:
         """In the child of a call."""
         show = None
         if request.display_bytes:
             board = mmap.mmap(outputs[2], 0)
             show = guest.Board(linux.address_of(board), request.display_bytes).show
-        guest.become(request, self._identity, source, outputs[0], outputs[1])
+        guest.drop_privileges(request, self._identity, source, outputs[0], outputs[1])
         guest.main_program(request.stdin_bytes, request.code_bytes, request.seed, show)
 
     def _mount_home(self, disk_bytes: int) -> None:
@@ -150,15 +159,15 @@ class Slot:
         mount_home(self._identity.uid, disk_bytes)
         self._home = _home_state(disk_bytes)
 
-    def _ended(self, child: int, wall_s: float) -> int:
-        """How a call came to its end, see Report. At the wall limit it may still write out what it has printed."""
+    def _ended(self, child: int, wall_s: float) -> EndedBy:
+        """What ended the call. At the wall limit it may still write out what it has printed."""
         ended = self._watch(child, wall_s)
-        if ended == 1:
+        if ended == EndedBy.WALL_LIMIT:
             os.kill(child, program.LAST_WORDS)
             self._watch(child, program.LAST_WORDS_S)
         return ended
 
-    def _watch(self, child: int, wall_s: float) -> int:
+    def _watch(self, child: int, wall_s: float) -> EndedBy:
         """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""
         pidfd = os.pidfd_open(child)
         poll = select.poll()
@@ -166,7 +175,9 @@ class Slot:
         poll.register(self._control, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(min(wall_s * 1000, LONGEST_MS))}
         os.close(pidfd)
-        return 0 if pidfd in ready else 2 if ready else 1
+        if pidfd in ready:
+            return EndedBy.ITSELF
+        return EndedBy.CANCELLED if ready else EndedBy.WALL_LIMIT
 
 
 def _reap(child: int) -> tuple[int, float, int]:
@@ -183,7 +194,7 @@ def _reap(child: int) -> tuple[int, float, int]:
 
 def _home_state(disk_bytes: int) -> tuple[int, ...]:
     """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode; and
-    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot (syscalls.py).
+    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot.
     """
     root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
     times = root.st_ctime_ns, root.st_mtime_ns, root.st_atime_ns

@@ -15,14 +15,14 @@ import tempfile
 import time
 
 from sandbox.inside import guest, main_program
-from sandbox.inside.slot import Report, Slot
+from sandbox.inside.slot import Slot, SlotReport
 
 
-class PlainSlot(Slot):
+class UnjailedSlot(Slot):
     def enter(self) -> None:
         """No namespaces."""
 
-    def _execute(self, request: guest.Request, source: int, outputs: list[int]) -> Report:
+    def _execute(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> SlotReport:
         folder = tempfile.mkdtemp(prefix="rocstar-call-")
         started = time.monotonic()
         child = os.fork()
@@ -44,4 +44,4 @@ class PlainSlot(Slot):
                 end()
         _, status, usage = os.wait4(child, 0)
         shutil.rmtree(folder, ignore_errors=True)
-        return Report(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        return SlotReport(ended, status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)

@@ -25,7 +25,7 @@ import traceback
 from typing import NoReturn
 
 from sandbox.inside import guest, linux, main_program, native, seccomp_allowlist
-from sandbox.inside.notebook import Keeper
+from sandbox.inside.notebook import SessionInit
 from sandbox.inside.slot import Slot
 
 FORK = struct.Struct("qq")  # index, and whether it is for a session
@@ -62,7 +62,7 @@ def _dead_child() -> int | None:
 
 
 def prepare(preload: list[str], proc: int, library: native.Native | None) -> None:
-    """Bring this interpreter to the state in which every call shall start."""
+    """Bring this interpreter to the state in which every call starts."""
     import site
 
     for setup in ("setquit", "setcopyright", "sethelper"):
@@ -83,7 +83,7 @@ def prepare(preload: list[str], proc: int, library: native.Native | None) -> Non
     guest.rehearse(libraries=False)
     sys.path.insert(0, guest.HOME)
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
-        del sys.modules[name]  # guest code shall not find us
+        del sys.modules[name]  # guest code must not find this package
     os.environ.pop("LD_BIND_NOW", None)
     sys.orig_argv[:] = [sys.executable, "-B", "-X", "utf8", "main.py"]
     gc.collect()
@@ -128,9 +128,8 @@ def main() -> None:
     library = native.load()
     policies = [linux.Filter(seccomp_allowlist.actions(session=session)) for session in (False, True)]
     if ids == "none":
-        from sandbox.inside.unjailed_slot import (
-            PlainSlot,
-        )  # not above: what it imports would lie in the memory of every jailed call
+        # not above: what it imports would lie in the memory of every jailed call
+        from sandbox.inside.unjailed_slot import UnjailedSlot
 
         main_program.FILENAME = os.devnull + "/main.py"  # nowhere: /tmp is this machine's, and what is there all find
     try:
@@ -151,17 +150,17 @@ def main() -> None:
             control.close()
             uid = guest.FIRST_UID + index if ids == "own-id" else None
             identity = guest.Identity(uid, image, policies[session], ids != "none")
-            link = socket.socket(fileno=descriptors[0])
+            host = socket.socket(fileno=descriptors[0])
             if ids == "none":
-                run(PlainSlot(link, identity, None), session)
-            run(Keeper(link, identity) if session else Slot(link, identity, library), session)
+                run(UnjailedSlot(host, identity, None), session)
+            run(SessionInit(host, identity) if session else Slot(host, identity, library), session)
         os.close(descriptors[0])
 
 
-def run(slot: Slot | Keeper, session: bool) -> NoReturn:
+def run(slot: Slot | SessionInit, session: bool) -> NoReturn:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if not session:  # a keeper outlives the process that the zygote forks
+        if not session:  # the init of a session outlives the process that the zygote forks
             os.setpgid(0, 0)
         slot.serve()
     except BaseException:

@@ -16,10 +16,10 @@ from sandbox_processes import ROOT
 from sandbox import ToolResult, wire
 from sandbox.mailbox import Mailbox
 
-Reply = Callable[[wire.Call], ToolResult | None]
+Reply = Callable[[wire.RunRequest], ToolResult | None]
 
 
-def echo(call: wire.Call) -> ToolResult:
+def echo(call: wire.RunRequest) -> ToolResult:
     return ToolResult(outcome="ok", stdout=call.code.decode(), session_state="kept" if call.step else None)
 
 
@@ -35,7 +35,7 @@ class FakeHost:
         reply: Reply = echo,
         level: str = "full",
     ) -> None:
-        self.calls: list[wire.Call] = []
+        self.calls: list[wire.RunRequest] = []
         self.stopped: list[int] = []
         self.ended: list[bytes] = []
         self.pings = self.largest_batch = self.held = self.most_held = 0
@@ -57,9 +57,9 @@ class FakeHost:
                 self.held += len(calls)
                 self.most_held = max(self.most_held, self.held)
                 self.answer([(call.id, self.reply(call)) for call in calls])
-            case wire.Stop(ids):
+            case wire.CancelCalls(ids):
                 self.stopped += ids
-            case wire.End(sessions):
+            case wire.EndSessions(sessions):
                 self.ended += sessions
 
     def answer(self, answers: list[tuple[int, ToolResult | None]]) -> None:

@@ -19,9 +19,10 @@ RESULTS = st.builds(
 )
 ANSWERS = st.lists(st.builds(wire.CallResult, id=NUMBERS, result=RESULTS), max_size=9)
 CALLS = st.builds(
-    wire.Call, id=NUMBERS, code=st.binary(max_size=20), stdin=st.binary(max_size=5), limits=st.just(Limits(wall_s=0.2)),
+    wire.RunRequest, id=NUMBERS, code=st.binary(max_size=20), stdin=st.binary(max_size=5),
+    limits=st.just(Limits(wall_s=0.2)),
     tier=st.sampled_from(["", "bare", "nonesuch", "\0"]), seed=st.one_of(st.none(), NUMBERS),
-    step=st.one_of(st.none(), st.builds(wire.Step, st.binary(max_size=17), NUMBERS, st.none(), st.booleans())),
+    step=st.one_of(st.none(), st.builds(wire.SessionStep, st.binary(max_size=17), NUMBERS, st.none(), st.booleans())),
 )  # fmt: skip
 TO_NODE = st.one_of(
     st.builds(wire.Results, ANSWERS),
@@ -32,10 +33,10 @@ TO_NODE = st.one_of(
 )
 TO_HOST = st.one_of(
     st.builds(wire.Run, st.lists(CALLS, max_size=4)),
-    st.builds(wire.Stop, st.lists(NUMBERS, max_size=4)),
-    st.builds(wire.End, st.lists(st.binary(max_size=17), max_size=4)),
+    st.builds(wire.CancelCalls, st.lists(NUMBERS, max_size=4)),
+    st.builds(wire.EndSessions, st.lists(st.binary(max_size=17), max_size=4)),
     st.just(wire.Ping()),
-    st.just(wire.Unknown()),
+    st.just(wire.Reconnect()),
 )
 
 

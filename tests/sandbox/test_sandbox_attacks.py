@@ -77,7 +77,7 @@ async def ask(box: Sandbox, call: Honest) -> str:
 
 
 async def ask_at_once(box: Sandbox, next_calls: list[float]) -> None:
-    """The call after an attack is right, and does not wait until the host misses a slot (links.GRACE_S)."""
+    """The call after an attack is right, and does not wait until the host misses a slot (slots.GRACE_S)."""
     result = await box.run(CLEAN.code, CLEAN.stdin, PATIENT)
     assert not CLEAN.complaint(result)
     next_calls.append(result.queue_s + result.wall_s)

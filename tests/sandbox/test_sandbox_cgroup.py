@@ -20,7 +20,7 @@ from sandbox_level import needs_cgroups
 from sandbox_processes import ROOT, descendants, parent_of, running, until
 
 from sandbox.host import cgroup
-from sandbox.host.cgroup import Cgroups, Group, open_groups, place
+from sandbox.host.cgroup import Cgroups, Group, open_groups
 
 MEMORY = 96 << 20
 ANSWER_S = 30.0
@@ -232,5 +232,5 @@ ROOT_LINE = "22 1 0:21 / /proc rw - proc proc rw\n"
 def test_finding_the_own_group(tmp_path: Path, controller: str, own: str, mounts: str, folder: str | None) -> None:
     (tmp_path / "cgroup").write_text(own)
     (tmp_path / "mountinfo").write_text(ROOT_LINE + mounts)
-    found = place(controller, tmp_path)
+    found = cgroup.own_group(controller, tmp_path)
     assert (found and str(found)) == folder

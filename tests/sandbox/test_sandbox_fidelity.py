@@ -91,7 +91,7 @@ def memory_file(stack: ExitStack, content: bytes = b"") -> int:
 
 def jail_environment() -> dict[str, str]:
     """What nsjail.cfg sets, for the reference too."""
-    text = Path(sys.modules["sandbox"].__path__[0], "nsjail.cfg").read_text()
+    text = Path(sys.modules["sandbox"].__path__[0], "host", "nsjail.cfg").read_text()
     pairs = (pair.split("=", 1) for pair in re.findall(r'^envar: "([^"]*)"', text, re.MULTILINE))
     return {name: value for name, value in pairs if name != "LD_BIND_NOW"}
 

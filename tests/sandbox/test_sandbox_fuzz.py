@@ -60,7 +60,7 @@ class Peer:
 
     def __init__(self, address: str, *, right: bool) -> None:
         self.seen: set[bytes] = set()
-        self.held: list[wire.Call] = []
+        self.held: list[wire.RunRequest] = []
         self._right = right
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
         self._mailbox.socket.connect(address)
@@ -208,7 +208,9 @@ class RealHost:
                 asked[self.name] = self._next
                 code = f"print({self._next})".encode()
                 self._mailbox.send(wire.Ping(), self.name)
-                self._mailbox.send(wire.Run([wire.Call(self._next, code, b"", PATIENT, self.tiers[0])]), self.name)
+                self._mailbox.send(
+                    wire.Run([wire.RunRequest(self._next, code, b"", PATIENT, self.tiers[0])]), self.name
+                )
             await self._hear()
         for number in answers:
             (result,) = self._answers[number]

@@ -68,7 +68,8 @@ async def _failing_post(server: Server) -> None:
 
 async def test_without_a_jail_it_ends_with_the_reason() -> None:
     code = (
-        "import dataclasses, sys, uvloop\nfrom sandbox.http import parse, serve\noptions = parse(['--port', '0'])\n"
+        "import dataclasses, sys, uvloop\nfrom sandbox.http.server import parse, serve\n"
+        "options = parse(['--port', '0'])\n"
         "options.config = dataclasses.replace(options.config, nsjail='/bin/false')\n"
         "sys.exit(uvloop.run(serve(options)))"
     )

@@ -154,7 +154,7 @@ async def test_a_python_that_cannot_run_guest_code_is_named(kind: str, isolation
     for part in (str(path), "SandboxConfig.python", reason):
         assert part in str(caught.value)
     line = doctor.guest_python(str(path))
-    assert (line.state, str(path) in line.found, "SandboxConfig.python" in line.mend) == ("MISSING", True, True)
+    assert (line.state, str(path) in line.found, "SandboxConfig.python" in line.fix) == ("MISSING", True, True)
 
 
 async def test_a_required_module_that_is_not_installed_is_named_with_its_python(tmp_path: Path) -> None:
@@ -169,7 +169,8 @@ async def test_a_required_module_that_is_not_installed_is_named_with_its_python(
 def test_the_default_is_the_environment_beside_the_nodes_own_else_the_standard_library(tmp_path: Path) -> None:
     node, beside = make_environment(tmp_path / "env"), tmp_path / "env-guest"
     ask = (
-        "from sandbox import interpreter; found = interpreter.find(None, ()); print(found.executable, *found.packages)"
+        "from sandbox.host import interpreter\n"
+        "found = interpreter.find(None, ())\nprint(found.executable, *found.packages)"
     )
     assert run_in(node, ask).stdout.split() == [os.path.realpath(sys.executable)]
     look = "import importlib.util, sys; print(importlib.util.find_spec('pip'), importlib.util.find_spec('numpy'))"

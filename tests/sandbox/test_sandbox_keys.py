@@ -30,7 +30,7 @@ def test_files_are_private_and_never_overwritten(folder: Path) -> None:
     assert set(files) == {"node.key", "node.pub", "host.key", "host.pub"}
     assert len(set(files.values())) == 4
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    with pytest.raises(FileExistsError, match=r"node\.key exists; remove it"):
+    with pytest.raises(FileExistsError, match=r"node\.key exists\. Fix: remove it"):
         keys.make(folder)
     (folder / "node.key").unlink()
     with pytest.raises(FileExistsError, match=r"node\.pub exists"):
@@ -44,7 +44,7 @@ def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path, mode: int, refu
     """Others may go on using it; but who can write to it could let hosts in by a host.pub of their own."""
     tmp_path.chmod(mode)
     if refused:
-        with pytest.raises(PermissionError, match=r"others can write to .*; name a new folder"):
+        with pytest.raises(PermissionError, match=r"others can write to .*\. Fix: name a new folder"):
             keys.make(tmp_path)
     else:
         keys.make(tmp_path)
@@ -59,7 +59,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert [run.returncode for run in done] == [0, 1]
     assert "keys made" in done[0].stdout
     assert (
-        done[1].stderr == f"sandbox.keys: {tmp_path / 'new' / 'node.key'} exists; remove it, or name another folder\n"
+        done[1].stderr
+        == f"sandbox.keys: {tmp_path / 'new' / 'node.key'} exists. Fix: remove it, or name another folder\n"
     )
     assert keys.load_host(tmp_path / "new").secret
 
@@ -68,7 +69,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(folder: Path) -> None:
     keys.load_node(folder)
     keys.load_host(folder)
     (folder / "host.key").chmod(0o640)
-    with pytest.raises(KeysUnusable, match=r"host\.key can be read by others; `chmod 600 "):
+    with pytest.raises(KeysUnusable, match=r"host\.key can be read by others\. Fix: `chmod 600 "):
         keys.load_host(folder)
     for text in ("", "x" * 39, "é" * 20, '"' * 40):
         (folder / "node.pub").write_text(text)

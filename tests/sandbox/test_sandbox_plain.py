@@ -125,6 +125,6 @@ async def test_there_are_no_sessions() -> None:
     async with Sandbox(CONFIG) as box:
         with pytest.raises(ValueError, match="isolation must be 'nsjail' for sessions"):
             box.session()
-        step = wire.Step(b"s" * 16, 0, [], False)
-        forged = await box._submit(wire.Call(next(box._ids), b"1", b"", Limits(), "bare", step=step))
+        step = wire.SessionStep(b"s" * 16, 0, [], False)
+        forged = await box._submit(wire.RunRequest(next(box._ids), b"1", b"", Limits(), "bare", step=step))
         assert (forged.outcome, forged.session_state) == ("lost", "lost")

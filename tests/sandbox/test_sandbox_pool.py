@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sandbox import Limits, Tier, ToolResult, wire
 from sandbox.host import nsjail
 from sandbox.host.pool import Pool
-from sandbox.host.queues import PAUSE_S, SessionLane
+from sandbox.host.queues import PAUSE_S, SessionQueue
 from sandbox.host.slots import START_S
 
 TIERS = (Tier(name="first", preload=()), Tier(name="second", preload=()))
@@ -42,12 +42,12 @@ class Clock(asyncio.SelectorEventLoop):
         return super().time() + self.ahead_s
 
 
-class FakeLink:
+class FakeSlot:
     """A slot or a session as the test wants it. Of a session: `kept`, the cells that made its state."""
 
-    def __init__(self, home: FakeJail, index: int, session: bool, ended: Callable[[FakeLink], None]) -> None:
+    def __init__(self, home: FakeJail, index: int, session: bool, ended: Callable[[FakeSlot], None]) -> None:
         self.home, self.index, self.session, self.ended = home, index, session, ended
-        self.call: wire.Call | None = None
+        self.call: wire.RunRequest | None = None
         self.ready: Callable[[], None] | None = None
         self.pid, self.deadline, self.memory_bytes = 0, home.loop.time() + START_S, 1
         self.backup = self.out_of_memory = self.closed = self.killed = self.cancelled = False
@@ -59,7 +59,7 @@ class FakeLink:
         assert self.ready is not None
         self.ready()
 
-    def start(self, call: wire.Call, report: Callable[[ToolResult], None]) -> None:
+    def start(self, call: wire.RunRequest, report: Callable[[ToolResult], None]) -> None:
         assert self.call is None
         assert self.pid
         assert not self.closed
@@ -83,7 +83,7 @@ class FakeLink:
     def close(self) -> None:
         assert not self.closed, "closed twice"
         self.closed = True
-        self.home.links.remove(self)
+        self.home.slots.remove(self)
 
     def gone(self) -> bool:
         assert self.closed
@@ -93,7 +93,7 @@ class FakeLink:
 class FakeJail:
     def __init__(self, tier: Tier, made: list[FakeJail]) -> None:
         made.append(self)
-        self.tier, self.links, self.served, self.reason = tier, set[FakeLink](), 0, ""
+        self.tier, self.slots, self.served, self.reason = tier, set[FakeSlot](), 0, ""
         self.loop = asyncio.get_running_loop()
         self.over = self.loop.create_future()
         self.stuck, self.log = False, "its log"
@@ -102,22 +102,22 @@ class FakeJail:
         await self.over
         return self.log
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
 
     def give_up(self, reason: str) -> None:
         self.reason = reason
-        self.leave()
+        self.stop()
 
     def missed(self) -> bool:
         return self.stuck or self.served == 0
 
-    def open_link(self, index: int, *, session: bool, ended: Callable[[FakeLink], None]) -> FakeLink:
+    def open_slot(self, index: int, *, session: bool, ended: Callable[[FakeSlot], None]) -> FakeSlot:
         assert not self.over.done(), "forked in a jail that has ended"
-        link = FakeLink(self, index, session, ended)
-        self.links.add(link)
-        return link
+        slot = FakeSlot(self, index, session, ended)
+        self.slots.add(slot)
+        return slot
 
 
 class Bench:
@@ -135,59 +135,59 @@ class Bench:
         )  # fmt: skip
         self.indexes = len(self.pool._indexes.free)
 
-    def ask(self, tier: str = "first", step: wire.Step | None = None) -> int:
+    def ask(self, tier: str = "first", step: wire.SessionStep | None = None) -> int:
         self.asked += 1
         code = b"" if step is None else b"%d" % step.number
-        self.pool.submit(wire.Call(self.asked, code, b"", LIMITS, tier, step=step))
+        self.pool.submit(wire.RunRequest(self.asked, code, b"", LIMITS, tier, step=step))
         return self.asked
 
     def cell(self, session: int, number: int, *, anew: bool = False, tier: str = "first") -> int:
         history = [wire.Cell(b"%d" % i, b"", OLD) for i in range(number)] if anew else None
-        return self.ask(tier, wire.Step(b"%d" % session, number, history, False))
+        return self.ask(tier, wire.SessionStep(b"%d" % session, number, history, False))
 
     @property
-    def links(self) -> list[FakeLink]:
-        return sorted(self.pool._owners, key=lambda link: link.index)  # type: ignore[arg-type, return-value]
+    def slots(self) -> list[FakeSlot]:
+        return sorted(self.pool._owners, key=lambda slot: slot.index)  # type: ignore[arg-type, return-value]
 
-    def some(self, wanted: Callable[[FakeLink], object], n: int = 0) -> FakeLink | None:
-        found = [link for link in self.links if wanted(link)]
+    def some(self, wanted: Callable[[FakeSlot], object], n: int = 0) -> FakeSlot | None:
+        found = [slot for slot in self.slots if wanted(slot)]
         return found[n % len(found)] if found else None
 
-    def one(self, wanted: Callable[[FakeLink], object]) -> FakeLink:
-        link = self.some(wanted)
-        assert link is not None
-        return link
+    def one(self, wanted: Callable[[FakeSlot], object]) -> FakeSlot:
+        slot = self.some(wanted)
+        assert slot is not None
+        return slot
 
     def answer(self, number: int) -> tuple[str, str | None]:
         [result] = self.answers[number]
         return result.outcome, result.session_state
 
     def check(self) -> None:
-        pool, links = self.pool, self.links
+        pool, slots = self.pool, self.slots
         if pool._over.done():
             return
-        assert pool._running == sum(link.call is not None for link in links) <= SLOTS
-        used = [link.index for link in (*links, *pool._indexes._leaving)]
+        assert pool._running == sum(slot.call is not None for slot in slots) <= SLOTS
+        used = [slot.index for slot in (*slots, *pool._indexes._leaving)]
         assert sorted(used + pool._indexes.free) == list(range(self.indexes))
-        for lane in pool._lanes.values():
-            assert lane.starting == sum(pool._owners[link] is lane and not link.pid for link in links)  # type: ignore[index]
-            assert not any(link.call or link.closed for link in lane.idle)
-        lanes = [lane for lane in pool._owners.values() if isinstance(lane, SessionLane)]
-        assert all(pool._sessions.get(lane.id) is lane for lane in lanes)
-        assert pool._sessions.held_bytes == sum(lane.memory_bytes for lane in lanes)
+        for queue in pool._queues.values():
+            assert queue.starting == sum(pool._owners[slot] is queue and not slot.pid for slot in slots)  # type: ignore[index]
+            assert not any(slot.call or slot.closed for slot in queue.idle)
+        queues = [queue for queue in pool._owners.values() if isinstance(queue, SessionQueue)]
+        assert all(pool._sessions.get(queue.id) is queue for queue in queues)
+        assert pool._sessions.held_bytes == sum(queue.memory_bytes for queue in queues)
         assert all(len(answers) == 1 for answers in self.answers.values())
 
     async def settle(self) -> None:
         """All goes well from here on, until everything is answered."""
         for _ in range(50 + 4 * self.asked):
-            for link in self.links:
-                if not link.closed and not link.pid:
-                    link.become_ready()
-                elif not link.closed and link.call is not None:
-                    link.report(KEPT)
+            for slot in self.slots:
+                if not slot.closed and not slot.pid:
+                    slot.become_ready()
+                elif not slot.closed and slot.call is not None:
+                    slot.report(KEPT)
                 self.check()
             await asyncio.sleep(0)
-            if len(self.answers) == self.asked and not any(link.call for link in self.links):
+            if len(self.answers) == self.asked and not any(slot.call for slot in self.slots):
                 return
         raise AssertionError(f"{self.asked - len(self.answers)} calls were never answered")
 
@@ -198,12 +198,12 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(bench.pool.run(), name="pool")
         await asyncio.sleep(0)
-        for link in bench.links:
-            link.become_ready()
+        for slot in bench.slots:
+            slot.become_ready()
         assert bench.pool.ready.is_set()
         yield bench
         bench.check()
-        bench.pool.leave()
+        bench.pool.stop()
         async with asyncio.timeout(5):
             await running
 
@@ -232,16 +232,16 @@ async def play(bench: Bench, step: tuple[Any, ...]) -> None:
             bench.pool.cancel([bench.asked - n, bench.asked - n - 1])
         case "end", session:
             bench.pool.end_sessions([b"%d" % session, b"0"])
-        case "ready", n if link := bench.some(lambda link: not link.pid, n):
-            link.become_ready()
-        case "report", n, how if link := bench.some(lambda link: link.call, n):
-            link.report(ENDS[how])
-        case "die", n, lingers if link := bench.some(lambda link: True, n):
-            link.vanishes = not lingers
-            link.ended(link)
-            link.vanishes = True
+        case "ready", n if slot := bench.some(lambda slot: not slot.pid, n):
+            slot.become_ready()
+        case "report", n, how if slot := bench.some(lambda slot: slot.call, n):
+            slot.report(ENDS[how])
+        case "die", n, lingers if slot := bench.some(lambda slot: True, n):
+            slot.vanishes = not lingers
+            slot.ended(slot)
+            slot.vanishes = True
         case "jail dies", n:
-            bench.jails[n % len(bench.jails)].leave()
+            bench.jails[n % len(bench.jails)].stop()
             await asyncio.sleep(0)
         case "watch", later_s:
             loop = asyncio.get_running_loop()
@@ -270,36 +270,36 @@ def test_each_call_is_answered_once_and_nothing_drifts(
 async def test_a_session_ended_under_its_cell_answers_it_once() -> None:
     async with bench() as b:
         cell, queued = b.cell(0, 0, anew=True), b.cell(0, 0)
-        link = b.one(lambda link: link.session)
-        link.become_ready()
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
         b.pool.end_sessions([b"0"])
         assert (b.answer(cell), b.answer(queued)) == (("lost", "lost"), ("lost", "lost"))
-        assert (link.killed, link.closed, b.pool._running) == (True, True, 0)
+        assert (slot.killed, slot.closed, b.pool._running) == (True, True, 0)
 
 
 async def test_a_cancelled_cell_that_runs_is_interrupted_and_answered_with_its_end() -> None:
     async with bench() as b:
         cell = b.cell(0, 0, anew=True)
-        link = b.one(lambda link: link.session)
-        link.become_ready()
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
         b.pool.cancel([cell])
-        assert link.cancelled
+        assert slot.cancelled
         assert cell not in b.answers
-        link.report(ToolResult(outcome="killed", session_state="kept"))
+        slot.report(ToolResult(outcome="killed", session_state="kept"))
         assert b.answer(cell) == ("killed", "kept")
         assert b.answer(after := b.cell(0, 0)) == ("lost", "lost"), "its effects are in the state"
-        assert after not in (link.call,)
+        assert after not in (slot.call,)
 
 
 async def test_a_cancel_while_history_is_replayed_ends_the_half_built_session() -> None:
     async with bench() as b:
         cell = b.cell(0, 2, anew=True)
-        link = b.one(lambda link: link.session)
-        link.become_ready()
-        link.report(KEPT)
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
+        slot.report(KEPT)
         b.pool.cancel([cell])
         assert b.answer(cell) == ("killed", None)
-        assert link.killed
+        assert slot.killed
         assert b.answer(b.cell(0, 2)) == ("lost", "lost")
         assert b.answer(b.cell(0, 1)) == ("lost", "lost")
 
@@ -318,10 +318,10 @@ async def test_a_stop_of_a_cell_whose_session_is_still_starting() -> None:
 async def test_history_that_does_not_end_as_before_is_no_state(how: str) -> None:
     async with bench() as b:
         cell = b.cell(0, 2, anew=True)
-        link = b.one(lambda link: link.session)
-        link.become_ready()
-        link.report(KEPT)
-        link.report(ENDS[how])
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
+        slot.report(KEPT)
+        slot.report(ENDS[how])
         assert b.answer(cell) == ("lost", "lost")
 
 
@@ -329,20 +329,20 @@ async def test_history_that_does_not_end_as_before_is_no_state(how: str) -> None
 async def test_a_cell_that_failed_fails_again_or_the_state_is_another(how: str, answer: tuple[str, str]) -> None:
     async with bench() as b:
         failed = wire.Cell(b"0", b"", OLD, ok=False)
-        cell = b.ask(step=wire.Step(b"0", 1, [failed], False))
-        link = b.one(lambda link: link.session)
-        link.become_ready()
-        link.report(ENDS[how])
+        cell = b.ask(step=wire.SessionStep(b"0", 1, [failed], False))
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
+        slot.report(ENDS[how])
         if answer[0] == "ok":
-            link.report(KEPT)
+            slot.report(KEPT)
         assert b.answer(cell) == answer
 
 
 async def test_a_session_that_never_becomes_ready_costs_only_itself() -> None:
     async with bench() as b:
         call, cell = b.ask(), b.cell(0, 0, anew=True)
-        link = b.one(lambda link: link.session)
-        link.deadline = 0
+        slot = b.one(lambda slot: slot.session)
+        slot.deadline = 0
         b.pool._watch()
         assert b.answer(cell) == ("lost", "lost")
         assert not b.jails[0].over.done()
@@ -354,7 +354,7 @@ async def test_a_jail_in_which_nothing_becomes_ready_any_more_is_replaced() -> N
     async with bench() as b:
         b.jails[0].stuck = True
         cell = b.cell(0, 0, anew=True)
-        b.one(lambda link: link.session).deadline = 0
+        b.one(lambda slot: slot.session).deadline = 0
         b.pool._watch()
         assert b.jails[0].over.done()
         call = b.ask()
@@ -369,9 +369,9 @@ async def test_a_jail_in_which_nothing_becomes_ready_any_more_is_replaced() -> N
 async def early_deaths(b: Bench, until: Callable[[], object]) -> None:
     """Every slot ends before it is ready."""
     for _ in range(20 * SLOTS):
-        for link in b.links:
-            if not link.pid and not link.closed:
-                link.ended(link)
+        for slot in b.slots:
+            if not slot.pid and not slot.closed:
+                slot.ended(slot)
                 b.check()
         await asyncio.sleep(0)
         if until():
@@ -399,8 +399,8 @@ async def test_a_jail_that_served_is_replaced_when_its_slots_end_early_and_says_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with bench() as b:
-        for link in b.links:
-            link.ended(link)
+        for slot in b.slots:
+            slot.ended(slot)
         call = b.ask()
         await early_deaths(b, lambda: b.jails[0].over.done())
         await b.settle()
@@ -417,7 +417,7 @@ async def test_a_tier_that_cannot_start_says_why_once_and_is_left_alone_for_a_wh
         async def fail() -> None:
             for _ in range(9):
                 for made in b.jails[1:]:
-                    made.leave()
+                    made.stop()
                 await asyncio.sleep(0)
 
         calls, cell = [b.ask("second") for _ in range(5)], b.cell(0, 0, anew=True, tier="second")
@@ -443,15 +443,15 @@ async def test_a_jail_killed_while_it_starts_is_started_again() -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(pool.pool.run(), name="pool")
         await asyncio.sleep(0)
-        pool.jails[0].leave()
+        pool.jails[0].stop()
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(pool.jails) == 2
-        first, second = pool.links
+        first, second = pool.slots
         first.become_ready()
         second.ended(second)  # nothing else is starting, so one slot is enough to begin with
         assert pool.pool.ready.is_set()
-        pool.pool.leave()
+        pool.pool.stop()
 
 
 async def test_a_jail_that_is_killed_again_and_again_while_it_starts_is_no_broken_one() -> None:
@@ -459,7 +459,7 @@ async def test_a_jail_that_is_killed_again_and_again_while_it_starts_is_no_broke
         call = b.ask("second")
         for n in range(1, 4):
             b.jails[n].log = ""
-            b.jails[n].leave()
+            b.jails[n].stop()
             for _ in range(3):
                 await asyncio.sleep(0)
         assert call not in b.answers
@@ -479,23 +479,23 @@ async def test_a_first_tier_that_cannot_start_ends_the_pool() -> None:
         for _ in range(9):
             await asyncio.sleep(0)
             for made in pool.jails:
-                made.leave()
+                made.stop()
 
 
 async def test_a_jail_that_has_served_its_time_ends_with_its_last_session() -> None:
     async with bench(recycle_calls=4) as b:
         cell = b.cell(0, 0, anew=True)
-        link = b.one(lambda link: link.session)
-        link.become_ready()
-        link.report(KEPT)
+        slot = b.one(lambda slot: slot.session)
+        slot.become_ready()
+        slot.report(KEPT)
         assert b.answer(cell) == ("ok", "kept")
-        assert b.links == [link], "its slots are gone"
+        assert b.slots == [slot], "its slots are gone"
         after, more = b.ask(), b.cell(0, 1)
         assert len(b.jails) == 2
         await b.settle()
         assert (b.answer(after)[0], b.answer(more)) == ("ok", ("ok", "kept"))
         assert not b.jails[0].over.done()
-        link.ended(link)
+        slot.ended(slot)
         assert b.jails[0].over.done()
         assert not b.jails[1].over.done()
 
@@ -507,11 +507,11 @@ async def test_without_a_free_index_the_oldest_idle_session_makes_room() -> None
         b.pool._indexes.free.clear()
         b.indexes = 0
         new = b.cell(2, 0, anew=True)
-        b.one(lambda link: link.session and not link.pid).become_ready()
-        b.one(lambda link: link.call).report(KEPT)
+        b.one(lambda slot: slot.session and not slot.pid).become_ready()
+        b.one(lambda slot: slot.call).report(KEPT)
         assert [b.answer(cell) for cell in (*cells, new)] == [("ok", "kept")] * 3
         assert b.answer(b.cell(0, 1)) == ("lost", "lost")
         kept = b.cell(1, 1)
-        b.one(lambda link: link.call).report(KEPT)
+        b.one(lambda slot: slot.call).report(KEPT)
         assert b.answer(kept) == ("ok", "kept")
-        b.pool.leave()
+        b.pool.stop()

@@ -227,7 +227,7 @@ async def test_output_limits(box: Sandbox) -> None:
 
 
 async def test_a_stdin_that_the_disk_cannot_hold_has_no_name_rather_than_a_part_of_it(box: Sandbox) -> None:
-    """Its name is a file of the call's; see program.write_main."""
+    """Its name is a file of the call's; see main_program.write_main."""
     code = "import sys\nprint(len(sys.stdin.read()))\nprint(len(open('/dev/stdin').read()))"
     whole, part = [await box.run(code, "x" * size, Limits(disk_bytes=1 << 20)) for size in (1 << 19, 1 << 21)]
     assert (whole.stdout, whole.outcome) == ("524288\n524288\n", "ok")

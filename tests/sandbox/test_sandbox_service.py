@@ -80,7 +80,7 @@ async def test_a_call_that_no_message_can_hold_fails_alone() -> None:
         box, rooms = entered.box, 2 * QUEUED_PER_SLOT
 
         async def refused() -> None:
-            call = wire.Call(next(box._ids), b"", b"", LONG, "bare", seed=object())  # type: ignore[arg-type]
+            call = wire.RunRequest(next(box._ids), b"", b"", LONG, "bare", seed=object())  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="the call cannot be sent"):
                 await box._submit(call)
 
@@ -114,7 +114,7 @@ async def test_hosts_join_and_leave_while_calls_run() -> None:
 
 
 async def test_a_silent_host_is_given_up_and_what_it_says_later_is_ignored() -> None:
-    def late(call: wire.Call) -> None:
+    def late(call: wire.RunRequest) -> None:
         return None
 
     async with Entered({"reply": late}, silence_s=1.5) as entered:
@@ -142,7 +142,7 @@ async def test_a_call_of_a_tier_without_host_waits_then_fails_and_holds_up_no_ot
 
         async def refused() -> None:
             with pytest.raises(
-                SandboxUnavailable, match=r"no host of tier 'math' came within 2 s \(present: bare\); start one"
+                SandboxUnavailable, match=r"no host of tier 'math' came within 2 s \(present: bare\)\. Fix: start one"
             ):
                 await box.run("import numpy")
 
@@ -159,7 +159,7 @@ async def test_a_call_of_a_tier_without_host_waits_then_fails_and_holds_up_no_ot
 
 async def test_without_any_host_entering_fails_in_time() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"no host came within 0\.2 s; start one with `python -m sandbox\.host"
+        SandboxUnavailable, match=r"no host came within 0\.2 s\. Fix: start one with `python -m sandbox\.host"
     ):
         async with node(start_s=0.2):
             raise AssertionError("entered")
@@ -183,9 +183,9 @@ async def test_what_nobody_understands_harms_nobody(caplog: pytest.LogCaptureFix
         stranger.mailbox.send(wire.Results([wire.CallResult(0, ToolResult(outcome="ok"))]))
         stranger.mailbox.send(wire.Refused("no"))
         entered.hosts.append(FakeHost(entered.box.address, level="none"))
-        await until(lambda: caplog.text.count("hello out of turn") == 3)
-        await until(lambda: caplog.text.count("turned away: it has no jail") == 1)
-        assert caplog.text.count("not understood") == 4
+        await until(lambda: caplog.text.count("unexpected hello") == 3)
+        await until(lambda: caplog.text.count("turned away") == 1)
+        assert caplog.text.count("cannot decode") == 4
         assert (await entered.box.run("1")).stdout == "1"
         assert entered.box.stats.hosts == 1
         assert [bool(host.pings) for host in entered.hosts] == [True, False, False]
@@ -293,12 +293,12 @@ async def test_what_a_call_asks_for_reaches_its_host() -> None:
             await other.run("4")
         host = entered.hosts[0]
         await until(lambda: len(host.ended) == 2)
-        assert host.calls[0] == wire.Call(0, b"1", b"in", LONG, "math", True, 7, None)
+        assert host.calls[0] == wire.RunRequest(0, b"1", b"in", LONG, "math", True, 7, None)
         first, second = host.calls[1:3]
         assert (first.tier, first.display, first.seed, second.seed) == ("math", True, 8, 8)
         assert first.step is not None
-        assert first.step == wire.Step(host.ended[0], 0, [], False)
-        assert second.step == wire.Step(host.ended[0], 1, None, False)
+        assert first.step == wire.SessionStep(host.ended[0], 0, [], False)
+        assert second.step == wire.SessionStep(host.ended[0], 1, None, False)
         assert host.calls[3].seed not in (None, 8)
         assert len(set(host.ended)) == 2
 
@@ -391,7 +391,7 @@ async def test_a_host_outlives_its_node_ends_its_calls_and_serves_the_next() -> 
             assert [(await second.run(f"print({i})")).stdout for i in range(3)] == ["0\n", "1\n", "2\n"]
             assert sum(running(pid) for pid in busy) == before, "the orphan has ended"
             assert (second.stats.hosts, host.returncode) == (1, None)
-            assert "knows us no more: its calls and sessions are ended" in await next_news(host.stderr)
+            assert "its calls and sessions are ended" in await next_news(host.stderr)
 
 
 class FakeNode:
@@ -421,7 +421,7 @@ async def test_a_host_whose_node_fell_silent_ends_its_calls_and_answers_only_who
     async with host_process(node.address, "--slots", "1", "--tier", "bare=math", "--silence-s", "1.5"):
         for i, wait in enumerate((b"60", b"0.5")):
             await until(lambda i=i: len(node.hosts) == i + 1, deadline_s=20)
-            node.mailbox.send(wire.Run([wire.Call(5, code, wait, LONG, "bare")]), node.hosts[i])
+            node.mailbox.send(wire.Run([wire.RunRequest(5, code, wait, LONG, "bare")]), node.hosts[i])
         first, second = node.hosts
         await until(lambda: node.results[second])
         assert [(item.id, item.result.stdout) for item in node.results[second]] == [(5, "done\n")]
@@ -435,7 +435,7 @@ async def test_two_calls_of_one_number_are_two_calls() -> None:
     async with host_process(node.address, "--slots", "1", "--tier", "bare=math"):
         await until(lambda: node.hosts, deadline_s=20)
         node.mailbox.send(
-            wire.Run([wire.Call(5, b"print(%d)" % i, b"", LONG, "bare") for i in range(2)]), node.hosts[0]
+            wire.Run([wire.RunRequest(5, b"print(%d)" % i, b"", LONG, "bare") for i in range(2)]), node.hosts[0]
         )
         await until(lambda: len(node.results[node.hosts[0]]) == 2)
         assert [item.result.stdout for item in node.results[node.hosts[0]]] == ["0\n", "1\n"]
@@ -454,10 +454,10 @@ class BrokenPool:
         self.ready.set()
         await self._over.wait()
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         self._over.set()
 
-    def submit(self, call: wire.Call) -> None:
+    def submit(self, call: wire.RunRequest) -> None:
         raise KeyError("a bug")
 
 
@@ -470,7 +470,7 @@ async def test_a_host_that_meets_a_bug_ends_rather_than_leave_a_call_unanswered(
     async with asyncio.TaskGroup() as group, asyncio.timeout(20):
         serving = group.create_task(host.serve(), name="host")
         await until(lambda: node.hosts)
-        node.mailbox.send(wire.Run([wire.Call(5, b"", b"", LONG, "bare")]), node.hosts[0])
+        node.mailbox.send(wire.Run([wire.RunRequest(5, b"", b"", LONG, "bare")]), node.hosts[0])
         assert await serving == "an error of our own, see above"
     assert "a bug" in caplog.text
     assert node.results == {node.hosts[0]: []}
@@ -484,17 +484,17 @@ async def test_a_node_that_says_what_is_no_message_gets_a_new_connection_and_no_
     async with host_process(node.address, "--slots", "1", "--tier", "bare=math") as host:
         for i, (wait, bad) in enumerate([(b"60", b"\xc1"), (b"60", b"\x91" * 4000), (b"0", b"")]):
             await until(lambda i=i: len(node.hosts) == i + 1, deadline_s=20)
-            node.mailbox.send(wire.Run([wire.Call(5, code, wait, LONG, "bare")]), node.hosts[i])
+            node.mailbox.send(wire.Run([wire.RunRequest(5, code, wait, LONG, "bare")]), node.hosts[i])
             if bad:
                 node.mailbox.send_frames(node.hosts[i], bad)
         await until(lambda: node.results[node.hosts[2]])
         assert [[item.result.stdout for item in node.results[name]] for name in node.hosts] == [[], [], ["done\n"]]
-        assert "sent what is no message" in await next_news(host.stderr)
+        assert "cannot be decoded" in await next_news(host.stderr)
     node.mailbox.close(linger_ms=0)
 
 
 async def test_a_host_that_cannot_serve_says_why_on_stderr() -> None:
     async with host_process("tcp://127.0.0.1:9", "--nsjail", "/nowhere/nsjail") as host, asyncio.timeout(20):
         _, errors = await host.communicate()
-        assert errors.startswith(b"sandbox.host: no nsjail at /nowhere/nsjail; install it with")
+        assert errors.startswith(b"sandbox.host: no nsjail at /nowhere/nsjail. Fix: install it with")
         assert host.returncode == 1

@@ -23,13 +23,13 @@ class ScriptedHost:
     def __init__(self) -> None:
         self.script: list[ToolResult | Exception | None] = []
         self.seen: list[tuple[str, int, list[str] | None, bool]] = []
-        self.steps: list[wire.Step] = []
+        self.steps: list[wire.SessionStep] = []
         self.ended: list[bytes] = []
         self.running = 0
         self.started = asyncio.Event()  # a cell whose reply is None, until `release`
         self.release = asyncio.Event()
 
-    async def send(self, cell: wire.Cell, step: wire.Step) -> ToolResult:
+    async def send(self, cell: wire.Cell, step: wire.SessionStep) -> ToolResult:
         assert step.session == ID
         self.steps.append(step)
         assert self.running == 0, "one cell at a time"

@@ -19,22 +19,23 @@ from sandbox.host.slots import NO_REPORT
 from sandbox.host.verdict import Outputs, cell_result, judge, make_result
 from sandbox.inside import notebook
 from sandbox.inside.guest import LENGTH
-from sandbox.inside.slot import REPORT, Report
+from sandbox.inside.slot import REPORT, SlotReport
 
 LIMITS = Limits(wall_s=2, cpu_s=1, output_bytes=10, disk_bytes=100)
 
 
 CELLS = st.builds(wire.Cell, st.binary(), st.binary(), st.just(LIMITS), st.booleans())
 HISTORIES = st.none() | st.lists(CELLS)
-STEPS = st.builds(wire.Step, st.binary(min_size=16, max_size=16), st.integers(0, 1000), HISTORIES, st.booleans())
+STEPS = st.builds(wire.SessionStep, st.binary(min_size=16, max_size=16), st.integers(0, 1000), HISTORIES, st.booleans())
 CALLS = st.builds(
-    wire.Call, st.integers(0, 2**60), st.binary(), st.binary(), st.just(LIMITS), st.sampled_from(["bare", "full"]),
+    wire.RunRequest, st.integers(0, 2**60), st.binary(), st.binary(), st.just(LIMITS),
+    st.sampled_from(["bare", "full"]),
     st.booleans(), st.none() | st.integers(0, 2**63 - 1), st.none() | STEPS,
 )  # fmt: skip
 
 
 @given(st.lists(CALLS, max_size=5))
-def test_calls_round_trip(calls: list[wire.Call]) -> None:
+def test_calls_round_trip(calls: list[wire.RunRequest]) -> None:
     message = wire.Run(calls)
     assert wire.decode_to_host(wire.encode(message)) == message
 
@@ -42,9 +43,9 @@ def test_calls_round_trip(calls: list[wire.Call]) -> None:
 @given(st.lists(st.sampled_from([0, 1, wire.BATCH_BYTES // 3, 3 * wire.BATCH_BYTES]), max_size=300))
 def test_batches_keep_every_call_in_order_and_bound_a_message(sizes: list[int]) -> None:
     big = bytes(3 * wire.BATCH_BYTES)
-    step = wire.Step(b"", 1, [wire.Cell(b"", b"", LIMITS)], False)
+    step = wire.SessionStep(b"", 1, [wire.Cell(b"", b"", LIMITS)], False)
     calls = [
-        wire.Call(i, b"", memoryview(big)[:size], LIMITS, "bare", step=step)  # type: ignore[arg-type]
+        wire.RunRequest(i, b"", memoryview(big)[:size], LIMITS, "bare", step=step)  # type: ignore[arg-type]
         for i, size in enumerate(sizes)
     ]
     messages = wire.batches(calls)
@@ -56,12 +57,14 @@ def test_batches_keep_every_call_in_order_and_bound_a_message(sizes: list[int]) 
 
 
 def test_a_history_counts_for_the_size_of_a_message() -> None:
-    step = wire.Step(b"s" * 16, 1, [wire.Cell(bytes(wire.BATCH_BYTES), b"", LIMITS)], False)
-    calls = [wire.Call(i, b"", b"", LIMITS, "bare", step=step) for i in range(3)]
+    step = wire.SessionStep(b"s" * 16, 1, [wire.Cell(bytes(wire.BATCH_BYTES), b"", LIMITS)], False)
+    calls = [wire.RunRequest(i, b"", b"", LIMITS, "bare", step=step) for i in range(3)]
     assert [len(message.calls) for message in wire.batches(calls)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("message", [wire.Stop([1, 2]), wire.End([b"s" * 16]), wire.Ping(), wire.Unknown()])
+@pytest.mark.parametrize(
+    "message", [wire.CancelCalls([1, 2]), wire.EndSessions([b"s" * 16]), wire.Ping(), wire.Reconnect()]
+)
 def test_other_messages_to_a_host_round_trip(message: wire.ToHost) -> None:
     assert wire.decode_to_host(wire.encode(message)) == message
 
@@ -100,16 +103,16 @@ def test_limits_are_of_the_types_that_a_host_takes(name: str, value: object) -> 
     else:
         with pytest.raises(ValueError, match=f"Limits.{name} must be (float or )?int, positive and at most .*, got "):
             Limits(**{name: value})  # type: ignore[arg-type]
-    right = wire.Run([wire.Call(0, b"", b"", Limits(**{name: 4}), "bare")])  # type: ignore[arg-type]
+    right = wire.Run([wire.RunRequest(0, b"", b"", Limits(**{name: 4}), "bare")])  # type: ignore[arg-type]
     assert wire.decode_to_host(wire.encode(right)) == right
 
 
 def test_code_beyond_its_limit_is_refused_by_name() -> None:
     assert wire.MAX_CODE_BYTES == notebook.MAX_CODE_BYTES == 8 << 20
-    assert len(wire.make_cell("#" * wire.MAX_CODE_BYTES, "", LIMITS).code) == 8 << 20
+    assert len(wire.encode_code("#" * wire.MAX_CODE_BYTES)) == 8 << 20
     for code in ("#" * (wire.MAX_CODE_BYTES + 1), "#" * (wire.MAX_CODE_BYTES - 1) + "\u00e4"):
         with pytest.raises(ValueError, match="code must have at most 8388608 bytes of UTF-8, got 8388609"):
-            wire.make_cell(code, "", LIMITS)
+            wire.encode_code(code)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.5, "1", True])
@@ -117,7 +120,7 @@ def test_seeds_that_are_none(seed: object) -> None:
     with pytest.raises(ValueError, match=r"seed must be an int from 0 to 2\*\*63 - 1, got"):
         wire.check_seed(seed)  # type: ignore[arg-type]
     if seed != 2**64:  # which no msgpack holds
-        call = msgspec.structs.replace(wire.Call(0, b"", b"", LIMITS, "bare"), seed=seed)
+        call = msgspec.structs.replace(wire.RunRequest(0, b"", b"", LIMITS, "bare"), seed=seed)
         with pytest.raises(wire.BadMessage):
             wire.decode_to_host(wire.encode(wire.Run([call])))
     assert [wire.check_seed(right) for right in (None, 0, 2**63 - 1)] == [None, 0, 2**63 - 1]
@@ -125,11 +128,11 @@ def test_seeds_that_are_none(seed: object) -> None:
 
 @given(
     st.builds(
-        Report, st.integers(-3, 3), st.integers(-(2**40), 2**40), st.floats(), st.floats(), st.integers(-9, 2**62)
+        SlotReport, st.integers(-3, 3), st.integers(-(2**40), 2**40), st.floats(), st.floats(), st.integers(-9, 2**62)
     ),
     st.integers(0, 200), st.booleans(),
 )  # fmt: skip
-def test_any_report_has_a_verdict_or_is_no_report(report: Report, output_bytes: int, oom: bool) -> None:
+def test_any_report_has_a_verdict_or_is_no_report(report: SlotReport, output_bytes: int, oom: bool) -> None:
     """ "ok" only for exit code 0 of what ended by itself."""
     try:
         outcome = judge(report, LIMITS, output_bytes, oom_killed=oom)
@@ -150,7 +153,7 @@ NUMBERS = st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**63 - 1))
 def test_any_report_with_any_files_is_a_result_or_no_report(
     ended: int, status: int, seconds: float, died: int, state: int, files: list[bytes], length: int
 ) -> None:
-    """Results are bounded and can be sent; what is none ends in an error that links.Link knows."""
+    """Results are bounded and can be sent; what is none ends in an error that slots.SlotHandle knows."""
     fds = [os.memfd_create("output") for _ in files]
     for fd, data in zip(fds, files, strict=True):
         os.write(fd, data)
@@ -161,7 +164,7 @@ def test_any_report_with_any_files_is_a_result_or_no_report(
     of_cell = notebook.CELL_REPORT.pack(ended, status, seconds, seconds, died, state)
     try:
         for make in (
-            lambda: make_result(Report(*REPORT.unpack(plain)), LIMITS, Outputs(fds), lambda: False),
+            lambda: make_result(SlotReport(*REPORT.unpack(plain)), LIMITS, Outputs(fds), lambda: False),
             lambda: cell_result(
                 notebook.CellReport(*notebook.CELL_REPORT.unpack(of_cell)), LIMITS, Outputs(fds), lambda: False
             ),
@@ -205,7 +208,7 @@ def test_bytes_of_another_size_are_no_report(message: bytes) -> None:
     ],
 )
 def test_verdicts(ended: int, status: int, cpu_s: float, output: int, oom: bool, outcome: str) -> None:
-    assert judge(Report(ended, status, 0.1, cpu_s, 0), LIMITS, output, oom_killed=oom) == outcome
+    assert judge(SlotReport(ended, status, 0.1, cpu_s, 0), LIMITS, output, oom_killed=oom) == outcome
 
 
 def test_import_is_light_and_the_jailed_part_is_standard_library_only() -> None:
@@ -214,10 +217,12 @@ def test_import_is_light_and_the_jailed_part_is_standard_library_only() -> None:
         "assert not {'engine', 'algo'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    for name in ("linux", "guest", "slot", "zygote", "cells", "plain", "program", "native", "syscalls"):
-        text = (ROOT / "sandbox" / f"{name}.py").read_text()
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-        plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        found = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-        assert {module.partition(".")[0] for module in plain | found} <= sys.stdlib_module_names
+    files = list((ROOT / "sandbox" / "inside").glob("*.py"))
+    assert len(files) > 5
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        outside = {name for name in names if name != "sandbox.inside" and not name.startswith("sandbox.inside.")}
+        assert {name.partition(".")[0] for name in outside} <= sys.stdlib_module_names, file
     assert os.environ.get("PYTHONPATH") is None or ROOT
