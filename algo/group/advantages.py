@@ -24,7 +24,7 @@ Scale = Literal["group", "batch", "none"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantage:
     """How rewards become advantages; a recipe gives the same one to `algo.group.batch.prepare` and
-    `algo.group.batch.join`.
+    `algo.group.batch.make_batch`.
 
     GRPO is the default; RLOO is Advantage(baseline="leave_one_out", scale="none"), Dr. GRPO Advantage(scale="none").
 

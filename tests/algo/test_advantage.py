@@ -167,7 +167,7 @@ def test_nothing_is_trained_of_a_batch_of_flat_groups_at_any_scale():
 def test_two_functions_that_were_told_different_scales_are_refused(scales):
     """Else a batch would be trained undivided, or divided twice."""
     group = select_and_score(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
-    with pytest.raises(ValueError, match=rf"Advantage\.scale is '{scales[1]}' for join .*'p0'"):
+    with pytest.raises(ValueError, match=rf"Advantage\.scale is '{scales[1]}' for make_batch .*'p0'"):
         make_batch(1, [group], advantage=Advantage(scale=scales[1]))
 
 
