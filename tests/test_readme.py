@@ -15,7 +15,7 @@ import pytest
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.types import Group, Trajectory
 from tests.contracts import check_loss, check_reward, check_tool
-from tests.fakes import a_trajectory
+from tests.support.fakes import a_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -1,0 +1,147 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algo.group.roc import RoC
+from algo.group.roc_release import error_penalty, format_penalty, quota, response_text, select
+from tests.support.algo_fakes import tool_use, trajectory
+from tests.support.golden import name, rows
+
+
+@pytest.mark.parametrize("row", rows("roc_penalty", definition="released"), ids=name)
+def test_penalties_match_the_release(row):
+    text, outputs = row["inputs"]["text"], row["outputs"]
+    assert error_penalty(text) == outputs["p_err"]
+    assert format_penalty(text) == outputs["p_format"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("<answer>1</answer>", 0.0),
+        ("<answer>1</answer><answer>2</answer>", 1 / 3),
+        ("<answer><answer>1</answer></answer>", 1.0),
+        ("<answer></answer><answer><answer></answer></answer>", 1.0),
+        ("</answer>1<answer>", 1.0),
+        ("<answer>1", 1.0),
+    ],
+)
+def test_answer_tags_are_paired_as_in_the_release(answers, expected):
+    """Values of the released code."""
+    turns = f"{3 * '<|im_start|>assistant a<|im_end|>'}{answers}"
+    assert format_penalty(turns) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "text", "expected"),
+    [(error_penalty, "<tool_response>", 0.5), (format_penalty, "<answer></answer><|im_start|>assistant", 1.0)],
+)
+def test_openings_that_nothing_closes_take_no_time(penalty, text, expected):
+    """A policy may say them as often as it has tokens; this runs on the node's loop."""
+    started = time.process_time()
+    assert penalty(text * 8000) == expected
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize("row", rows("roc_quota"), ids=name)
+def test_quota_matches_the_release(row):
+    params, inputs, outputs = row["params"], row["inputs"], row["outputs"]
+    arguments = (
+        inputs["n_positive"],
+        inputs["n_negative"],
+        params["m"],
+        params["min_positive"],
+        params["min_negative"],
+    )
+    if outputs.get("error") == "AssertionError":
+        with pytest.raises(ValueError, match="cannot keep 3"):
+            quota(*arguments)
+    else:
+        assert quota(*arguments) == (outputs["positives"], outputs["negatives"])
+
+
+@pytest.mark.parametrize("row", rows("roc_quota_splits"), ids=name)
+def test_quota_matches_the_release_over_all_splits(row):
+    """Computed by the released code for each number of positives; null where its assertion fails."""
+    params = row["params"]
+    for positives, kept in zip(row["inputs"]["n_positive"], row["outputs"]["kept"], strict=True):
+        split = (positives, params["n"] - positives, params["m"], params["min_positive"], params["min_negative"])
+        if kept is None:
+            with pytest.raises(ValueError, match=f"cannot keep {params['m']}"):
+                quota(*split)
+        else:
+            assert quota(*split) == tuple(kept), split
+
+
+def test_a_group_with_both_shares_below_their_minima_is_kept_whole():
+    assert quota(3, 3, 2, 2, 2) == (3, 3)
+
+
+def test_minima_above_the_target_are_refused_as_in_the_release():
+    with pytest.raises(ValueError, match="keep=3"):
+        select([0.0] * 8, [1.0, 0.0] * 4, 3)
+
+
+@pytest.mark.parametrize("row", rows("roc_select"), ids=name)
+def test_selection_matches_the_release_group_by_group(row):
+    params, inputs, outputs = row["params"], row["inputs"], row["outputs"]
+    errors, formats = [error_penalty(text) for text in inputs["texts"]], [format_penalty(t) for t in inputs["texts"]]
+    assert (errors, formats) == (outputs["p_err"], outputs["p_format"])
+    use = params["roc_error_ratio"], params["roc_answer_format"]
+    penalties = [use[0] * error + use[1] * shape for error, shape in zip(errors, formats, strict=True)]
+    least = params["min_non_zero_reward_trace_num"], params["min_zero_reward_trace_num"]
+    kept = []
+    for uid in sorted(set(inputs["uids"])):
+        members = [index for index, other in enumerate(inputs["uids"]) if other == uid]
+        group = [penalties[index] for index in members], [inputs["rewards"][index] for index in members]
+        if outputs.get("error") == "AssertionError":
+            with pytest.raises(ValueError, match="cannot keep"):
+                select(*group, params["down_sample_to_n"], *least)
+            return
+        kept += [members[index] for index in select(*group, params["down_sample_to_n"], *least)]
+    size = params["world_size"]  # the release then cuts the batch at its tail to a multiple of the world size
+    assert sorted(kept)[: len(kept) // size * size] == (outputs["kept_indices"] or [])
+
+
+def rollout(turns, *, truncated=False):
+    """A trajectory of (text, tool responses) per turn."""
+    plain = trajectory(
+        "<|im_end|>".join(text for text, _ in turns) + ("" if truncated else "<|im_end|>"), turns=len(turns)
+    )
+    built = []
+    for turn, (_, responses) in zip(plain.turns, turns, strict=True):
+        uses = tuple(replace(tool_use("ok"), response=response) for response in responses)
+        built.append(replace(turn, tool_uses=uses))
+    return replace(plain, turns=tuple(built), reward=1.0)
+
+
+def test_a_trajectory_reads_as_the_release_reads_it():
+    two = rollout([("<tool_call>a</tool_call><tool_call>b</tool_call>", ("1", "2")), ("<answer>3</answer>", ())])
+    assert response_text(two) == (
+        "<tool_call>a</tool_call><tool_call>b</tool_call><|im_end|>\n<|im_start|>user\n"
+        "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        "<answer>3</answer><|im_end|>"
+    )
+    cut = rollout([("<tool_call>a</tool_call>", ("1",)), ("<answer>3", ())], truncated=True)
+    assert response_text(cut).endswith("<|im_start|>assistant\n<answer>3")
+    assert response_text(rollout([("<answer>1</answer>", ())])) == "<answer>1</answer><|im_end|>"
+
+
+def test_the_selector_takes_the_least_penalised_and_the_first_failures():
+    call, answer = ("<tool_call>a</tool_call>", ("fine",)), ("<answer>3</answer>", ())
+    failed = ("<tool_call>a</tool_call>", ("Error",))
+    clean, clumsy, direct = rollout([call, answer]), rollout([failed, answer]), rollout([answer])
+    wrong = replace(direct, reward=0.0)
+    group = [direct, clumsy, wrong, clean, wrong, wrong, clean, wrong]
+    rng = np.random.default_rng(0)
+    assert RoC(4, compat="release")(group, rng) == [2, 3, 4, 6]
+    assert RoC(9, compat="release")(group, rng) == []
+    assert RoC(8, compat="release")(group, rng) == list(range(8))
+
+
+@pytest.mark.parametrize("keep", [2, 4, 8, 16])
+def test_an_even_target_of_half_the_group_can_always_be_kept(keep):
+    for positives in range(1, 2 * keep):
+        assert sum(quota(positives, 2 * keep - positives, keep, 1, 1)) == keep
