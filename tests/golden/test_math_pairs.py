@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
-import pytest
-
-from algo.reward.grade_math import GRADER_MODULES, LONGEST_ANSWER
+from algo.reward.grade_math import LONGEST_ANSWER
 from algo.reward.math_compare import Question, compare
 from algo.reward.math_reward import MathReward
 from algo.reward.math_text import number_of, read
-from sandbox import Sandbox, SandboxConfig, Tier
-from tests.support.algo_fakes import trajectory
-from tests.support.math_tables import Pair, pairs
+from tests.support.golden import over
+from tests.support.math_tables import pairs
 
 PAIRS = pairs("math_pairs.tsv")
 INTEGERS = pairs("math_integers.tsv")
@@ -41,32 +37,13 @@ def test_integers_only_judges_as_the_author() -> None:
     assert [pair for pair in INTEGERS if reward.equal(pair.answer, pair.reference) is not pair.right] == []
 
 
-async def test_the_reward_judges_every_pair_as_the_author() -> None:
-    """In the real sandbox, all at once; the report lists every row that is judged otherwise."""
-    wrong: list[Pair] = []
-    async with Sandbox(SandboxConfig(slots=2, tiers=(Tier(name="grader", preload=GRADER_MODULES),))) as box:
-        reward = MathReward(runner=box)
-
-        async def judge(pair: Pair) -> None:
-            rollout = trajectory(f"<answer>\\boxed{{{pair.answer}}}</answer>", answer=pair.reference)
-            if await reward(rollout) != float(pair.right):
-                wrong.append(pair)
-
-        async with asyncio.TaskGroup() as tasks:
-            for pair in PAIRS:
-                tasks.create_task(judge(pair), name=f"judge {pair.answer}")
-        assert wrong == []
-        assert reward.grader is not None
-        assert set(reward.grader.counts) == {"right", "wrong"}
-
-
 async def test_without_a_sandbox_only_texts_count() -> None:
     reward = MathReward()
     for pair in PAIRS:
         assert reward.equal(pair.answer, pair.reference) is (pair.right and pair.decided == "text")
 
 
-@pytest.mark.parametrize("reference", sorted({pair.reference for pair in PAIRS}))
+@over(sorted({pair.reference for pair in PAIRS}), repr)
 def test_each_reference_equals_itself_in_other_looks(reference: str) -> None:
     for answer in (reference, f" {reference} ", f"${reference}$", f"{reference}.", rf"\boldsymbol{{{reference}}}"):
         assert compare(answer, reference) is True, answer
@@ -90,7 +67,7 @@ PARTS = """1| |( |[|{|}|\\{|$|**|`|"|\\text{|\\text{a} |\\text{m}^2 |ab |abcd |m
 HOSTILE = PARTS.replace("\n", "").split("|")
 
 
-@pytest.mark.parametrize("part", HOSTILE)
+@over(HOSTILE, repr)
 def test_a_text_made_to_be_slow_is_read_in_no_time(part: str) -> None:
     """This runs on the node's loop."""
     started = time.process_time()

@@ -1,6 +1,8 @@
 """Rows of the golden vectors (tests/golden/*.jsonl): one JSON object per line, non-finite numbers as strings."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,16 +20,38 @@ def rows(op: str, **params: Any) -> list[Any]:
     return found
 
 
+def name(row: Any) -> str:
+    params = row["params"]
+    return f"{params['peer']}-{params['definition']}-{params['case']}".replace(" ", "_")
+
+
+def over(table: list[Any], label: Callable[[Any], str] = name) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+    """Makes one test of a check of one row: it goes over all rows, and fails with every one that is wrong."""
+
+    def decorate(check: Callable[[Any], Any]) -> Callable[[], None]:
+        def test() -> None:
+            assert table
+            wrong = []
+            for row in table:
+                try:
+                    result = check(row)
+                    if asyncio.iscoroutine(result):
+                        asyncio.run(result)
+                except (Exception, pytest.fail.Exception) as error:
+                    wrong.append(f"{label(row)}: {type(error).__name__}: {error}")
+            assert not wrong, f"{len(wrong)} of {len(table)} rows are wrong\n" + "\n".join(wrong)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
+
+
 def numbers(value: Any) -> Any:
     """Numeric inputs and outputs with "nan", "inf" and "-inf" as floats."""
     if isinstance(value, list):
         return [numbers(item) for item in value]
     return float(value) if value in ("nan", "inf", "-inf") else value
-
-
-def name(row: Any) -> str:
-    params = row["params"]
-    return f"{params['peer']}-{params['definition']}-{params['case']}".replace(" ", "_")
 
 
 def tensor(value: Any, dtype: torch.dtype = torch.float64) -> Tensor:

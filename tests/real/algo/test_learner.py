@@ -185,6 +185,7 @@ def test_metrics_are_complete_and_finite(one):
     assert [reply.metrics["lr"] for reply in one.replies] == pytest.approx([1e-3 / 3, 2e-3 / 3])
 
 
+@pytest.mark.smoke
 def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, checkpoint):
     def after(peer, run):
         made_up = batch(6, step=2)

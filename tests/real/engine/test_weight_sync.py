@@ -11,7 +11,10 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.fixture(scope="module", params=[("shm", 1), ("gloo", 2)], ids=lambda case: case[0])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(("shm", 1), id="shm"), pytest.param(("gloo", 2), id="gloo", marks=pytest.mark.smoke)],
+)
 def found(request):
     """Both ways, and both numbers of ranks, in one run each."""
     transfer, ranks = request.param

@@ -36,6 +36,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return runs / "quickstart", done.stdout
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(500)
 def test_it_learns_in_ten_steps(learnt: tuple[Path, str]) -> None:
     rewards = [row["reward"] for row in metrics(learnt[0]) if "reward" in row]

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHORT = Limits(wall_s=0.3)
 
 
+@pytest.mark.smoke
 async def test_ok(box: Sandbox) -> None:
     result = await box.run("print(1 + 1)")
     assert (result.outcome, result.stdout, result.stderr, result.exit_code) == ("ok", "2\n", "", 0)

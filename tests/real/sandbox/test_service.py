@@ -332,6 +332,7 @@ async def test_a_warning_is_printed_at_each_start_without_a_jail(capfd: pytest.C
     )
 
 
+@pytest.mark.smoke
 async def test_real_hosts_over_tcp_with_keys(tmp_path: Path) -> None:
     """Beside the local one, with curve; one leaves by SIGTERM, one by SIGKILL."""
     keys.make(tmp_path / "keys")

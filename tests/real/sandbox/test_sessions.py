@@ -28,6 +28,7 @@ def brief(result: ToolResult) -> tuple[str, str, str | None, str | None]:
     return result.outcome, result.stdout, result.display, result.session_state
 
 
+@pytest.mark.smoke
 async def test_state_lives_and_the_last_expression_is_shown(box: Sandbox) -> None:
     async with box.session() as session:
         assert brief(await session.run("import math\nx = 20")) == ("ok", "", None, "kept")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +16,11 @@ from bench.fleet.bound import Engine, StepCost, fit, lower_bound_s
 from bench.fleet.engines import VOCABULARY
 from bench.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
 from bench.fleet.figures import Run as PolicyRun
-from bench.fleet.fleet import POLICIES, Case, arguments, attempt, trace_of
+from bench.fleet.fleet import POLICIES, Case, arguments, attempt
 from bench.fleet.plot import plot
 from bench.fleet.replay import Record, Step, Timed, replay
 from bench.report import drawn
-from bench.workload import Traced, Turn, load
+from bench.workload import Traced, Turn
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.fleet import Fleet, FleetConfig
@@ -31,8 +28,6 @@ from engine.ports import KvSample
 from engine.telemetry.timeline import Timeline
 from tests.contracts import check_balancer
 from tests.support.fakes import Replicas, ScriptedReplica, fleet_of
-from tests.support.paths import ROOT
-from tests.support.runs import Run
 
 
 def traced(key: int, group: int, *turns: tuple[int, int, float]) -> Traced:
@@ -281,38 +276,3 @@ def test_arguments() -> None:
     for wrong in (["--kinds", "math9k"], ["--policies", "static"], ["--policies", "best"]):
         with pytest.raises(SystemExit):
             arguments(wrong)
-
-
-@pytest.mark.timeout(1800)  # as slow as the machine may be: nothing here is timed
-def test_the_bench_on_real_engines_keeps_its_first_round_when_ctrl_c_ends_the_second(tmp_path: Path) -> None:
-    """Two policies, one after the other, on the same engines: 8 trajectories of a group with a prompt of 64 tokens."""
-    options = "--rounds 9 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
-    options += " --deadline-s 600 --seeds 101"
-    there = ["env", "-C", str(tmp_path), f"PYTHONPATH={ROOT}"]
-    run = Run([*there, sys.executable, "-m", "bench.fleet", *options.split()])
-    try:
-        run.until("round 2 of 9")
-        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
-        assert run.end() == 130, run.text()
-    finally:
-        run.end_now()
-    assert run.left() == []
-    assert "Traceback" not in run.text()
-    assert "interrupted: what follows is of the finished rounds" in run.text()
-    metrics = json.loads(run.text().splitlines()[-1])["metrics"]
-    longest = max(row.total_tokens for row in load(trace_of("uniform", 101)) if row.group == 0)
-    assert metrics["failures"] == []
-    assert metrics["makespan_ratio_round_robin"] > 0
-    for policy, figures in metrics["workloads"]["uniform"]["policies"].items():
-        assert figures["prefilled_tokens"] > 8 * 32, f"{policy} began with an empty cache"
-        assert figures["preemptions"] == 0
-        # A trajectory that is moved is computed again; when one is moved depends on the speed of the engines.
-        assert figures["recomputed_tokens"] <= figures["moves"] * longest
-    assert metrics["workloads"]["uniform"]["policies"]["round_robin"]["moves"] == 0
-    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert {(step["run"], step["policy"]) for step in steps} in (
-        {(0, "kv_aware"), (1, "round_robin")},
-        {(1, "kv_aware"), (0, "round_robin")},
-    )
-    assert all(0 <= step["free_blocks"] <= 99 for step in steps)
-    assert (tmp_path / "runs" / "bench" / "fleet_uniform.png").exists()

@@ -1,7 +1,6 @@
 """What every bench does the same way: its options, Ctrl-C, its last line, the programs that it runs."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from bench import learner, mismatch, step, weights
 from bench.fleet import fleet
-from bench.processes import child
 from bench.report import drawn, finish, interruptible
 from bench.rollout import rollout
 from bench.sandbox import sandbox
@@ -117,9 +115,3 @@ def test_the_last_line_has_what_was_given_and_the_load_around(capsys):
     assert line["config"] == {"rounds": 5, "groups": None, "record": "steps.jsonl"}
     assert line["metrics"] == {"x": 1.5}
     assert line["environment"].keys() == {"load_before", "load_after"}
-
-
-def test_a_program_does_not_outlive_the_block_that_runs_it():
-    with pytest.raises(KeyboardInterrupt), child([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        raise KeyboardInterrupt
-    assert process.returncode == -signal.SIGTERM

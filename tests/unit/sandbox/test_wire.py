@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import subprocess
 import sys
 
 import msgspec
@@ -208,16 +207,11 @@ def test_verdicts(ended: int, status: int, cpu_s: float, output: int, oom: bool,
     assert judge(Report(ended, status, 0.1, cpu_s, 0), LIMITS, output, oom_killed=oom) == outcome
 
 
-def test_import_is_light_and_the_jailed_part_is_standard_library_only() -> None:
-    code = (
-        "import sys, sandbox\nassert not {'torch', 'vllm', 'numpy', 'uvloop'} & set(sys.modules)\n"
-        "assert not {'engine', 'algo'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    for name in ("linux", "guest", "slot", "zygote", "cells", "plain", "program", "native", "syscalls"):
-        text = (ROOT / "sandbox" / f"{name}.py").read_text()
+def test_what_runs_in_the_jail_is_standard_library_only() -> None:
+    for path in (ROOT / "sandbox" / "inside").glob("*.py"):
+        text = path.read_text()
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
         plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         found = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-        assert {module.partition(".")[0] for module in plain | found} <= sys.stdlib_module_names
+        assert {module.partition(".")[0] for module in plain | found} <= {*sys.stdlib_module_names, "sandbox"}
     assert os.environ.get("PYTHONPATH") is None or ROOT

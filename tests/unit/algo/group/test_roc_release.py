@@ -7,14 +7,6 @@ import pytest
 from algo.group.roc import RoC
 from algo.group.roc_release import error_penalty, format_penalty, quota, response_text, select
 from tests.support.algo_fakes import tool_use, trajectory
-from tests.support.golden import name, rows
-
-
-@pytest.mark.parametrize("row", rows("roc_penalty", definition="released"), ids=name)
-def test_penalties_match_the_release(row):
-    text, outputs = row["inputs"]["text"], row["outputs"]
-    assert error_penalty(text) == outputs["p_err"]
-    assert format_penalty(text) == outputs["p_format"]
 
 
 @pytest.mark.parametrize(
@@ -45,36 +37,6 @@ def test_openings_that_nothing_closes_take_no_time(penalty, text, expected):
     assert time.process_time() - started < 1.0
 
 
-@pytest.mark.parametrize("row", rows("roc_quota"), ids=name)
-def test_quota_matches_the_release(row):
-    params, inputs, outputs = row["params"], row["inputs"], row["outputs"]
-    arguments = (
-        inputs["n_positive"],
-        inputs["n_negative"],
-        params["m"],
-        params["min_positive"],
-        params["min_negative"],
-    )
-    if outputs.get("error") == "AssertionError":
-        with pytest.raises(ValueError, match="cannot keep 3"):
-            quota(*arguments)
-    else:
-        assert quota(*arguments) == (outputs["positives"], outputs["negatives"])
-
-
-@pytest.mark.parametrize("row", rows("roc_quota_splits"), ids=name)
-def test_quota_matches_the_release_over_all_splits(row):
-    """Computed by the released code for each number of positives; null where its assertion fails."""
-    params = row["params"]
-    for positives, kept in zip(row["inputs"]["n_positive"], row["outputs"]["kept"], strict=True):
-        split = (positives, params["n"] - positives, params["m"], params["min_positive"], params["min_negative"])
-        if kept is None:
-            with pytest.raises(ValueError, match=f"cannot keep {params['m']}"):
-                quota(*split)
-        else:
-            assert quota(*split) == tuple(kept), split
-
-
 def test_a_group_with_both_shares_below_their_minima_is_kept_whole():
     assert quota(3, 3, 2, 2, 2) == (3, 3)
 
@@ -82,27 +44,6 @@ def test_a_group_with_both_shares_below_their_minima_is_kept_whole():
 def test_minima_above_the_target_are_refused_as_in_the_release():
     with pytest.raises(ValueError, match="keep=3"):
         select([0.0] * 8, [1.0, 0.0] * 4, 3)
-
-
-@pytest.mark.parametrize("row", rows("roc_select"), ids=name)
-def test_selection_matches_the_release_group_by_group(row):
-    params, inputs, outputs = row["params"], row["inputs"], row["outputs"]
-    errors, formats = [error_penalty(text) for text in inputs["texts"]], [format_penalty(t) for t in inputs["texts"]]
-    assert (errors, formats) == (outputs["p_err"], outputs["p_format"])
-    use = params["roc_error_ratio"], params["roc_answer_format"]
-    penalties = [use[0] * error + use[1] * shape for error, shape in zip(errors, formats, strict=True)]
-    least = params["min_non_zero_reward_trace_num"], params["min_zero_reward_trace_num"]
-    kept = []
-    for uid in sorted(set(inputs["uids"])):
-        members = [index for index, other in enumerate(inputs["uids"]) if other == uid]
-        group = [penalties[index] for index in members], [inputs["rewards"][index] for index in members]
-        if outputs.get("error") == "AssertionError":
-            with pytest.raises(ValueError, match="cannot keep"):
-                select(*group, params["down_sample_to_n"], *least)
-            return
-        kept += [members[index] for index in select(*group, params["down_sample_to_n"], *least)]
-    size = params["world_size"]  # the release then cuts the batch at its tail to a multiple of the world size
-    assert sorted(kept)[: len(kept) // size * size] == (outputs["kept_indices"] or [])
 
 
 def rollout(turns, *, truncated=False):

@@ -199,9 +199,9 @@ def test_no_position_is_drawn_twice_after_a_loss_of_power(tmp_path, covered):
 # Damage
 
 
-def damages(content):
-    """A bit of each byte flipped, and the content cut off at each byte."""
-    for at in range(len(content)):
+def damages(content, every):
+    """A bit of each byte flipped, and the content cut off at each byte; of the bytes, one of so many."""
+    for at in range(0, len(content), every):
         yield content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
         yield content[:at]
 
@@ -230,10 +230,10 @@ def files(folder):
     return {path: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def damaged(path):
+def damaged(path, every):
     """Each damage of a file in turn, its deletion last: what is there now. It is whole again afterwards."""
     content = path.read_bytes()
-    for left in [*damages(content), bytes(len(content))]:
+    for left in [*damages(content, every), bytes(len(content))]:
         path.write_bytes(left)
         yield left
     path.unlink()
@@ -248,7 +248,7 @@ def go_on(folder, keys):
     return {key: journal.draw(*key, prompts).id for key in keys}, journal
 
 
-def test_what_a_damaged_journal_goes_on_with_was_not_drawn_before_a_checkpoint_and_nothing_is_left_out(tmp_path):
+def test_what_a_damaged_journal_goes_on_with_was_not_drawn_before_a_checkpoint_and_nothing_is_left_out(tmp_path, every):
     drawn = lived(tmp_path)
     assert {drawn[key] for key in drawn if key[0] < 4} == COVERED
     later = {key: name for key, name in drawn.items() if key[0] >= 4}
@@ -260,7 +260,7 @@ def test_what_a_damaged_journal_goes_on_with_was_not_drawn_before_a_checkpoint_a
     found, journal = go_on(tmp_path, later)
     assert (found, journal.faults) == (later, [])
     for path in contents:
-        for left in damaged(path):
+        for left in damaged(path, every):
             if path.name == "drawn-000002":
                 with pytest.raises(Unresumable, match=path.name):
                     go_on(tmp_path, later)
@@ -273,7 +273,7 @@ def test_what_a_damaged_journal_goes_on_with_was_not_drawn_before_a_checkpoint_a
             assert {fault.path for fault in journal.faults} <= {path}
 
 
-def test_without_refills_a_damaged_journal_goes_on_as_if_nothing_had_happened(tmp_path):
+def test_without_refills_a_damaged_journal_goes_on_as_if_nothing_had_happened(tmp_path, every):
     first, prompts = Journal(tmp_path, groups_per_step=2), Prompts()
     for lease in range(6):
         first.draw(lease, 0, prompts)
@@ -285,7 +285,7 @@ def test_without_refills_a_damaged_journal_goes_on_as_if_nothing_had_happened(tm
     first.close()
     keys = [(lease, 0) for lease in range(4, 10)]
     for path in sorted(tmp_path.glob("step-*")):
-        for _ in damaged(path):
+        for _ in damaged(path, every):
             found, journal = go_on(tmp_path, keys)
             assert found == {(lease, 0): f"p{lease}" for lease, _ in keys}
             for lease in (6, 7):
@@ -379,7 +379,7 @@ def test_an_evaluation_of_which_a_byte_is_damaged_is_none(tmp_path):
     journal, path = Journal(tmp_path), tmp_path / "evaluation-last"
     journal.keep("evaluation-last", [a_trajectory()])
     content = path.read_bytes()
-    for left in damages(content):
+    for left in damages(content, every=1):
         path.write_bytes(left)
         assert journal.kept("evaluation-last") is None, left
     path.write_bytes(content)
