@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from engine.run.run_folder import RunFolder
+from engine.run.run_folder import RunFolder, versions
 from tests.support.paths import ROOT
 from tests.unit.engine.run.test_run_folder import WITHOUT_STEPS, train
 
@@ -79,7 +79,7 @@ def test_a_new_run_does_not_speak_of_those_that_ended_or_are_under_way(tmp_path)
 OTHER = """
 import sys
 from pathlib import Path
-from engine.run.run_folder import RunFolder
+from engine.run.run_folder import RunFolder, versions
 with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
     print(run.path.name, run.unfinished)
 """
@@ -88,7 +88,7 @@ with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
 LOCKED = """
 import os, sys
 from pathlib import Path
-from engine.run.run_folder import RunFolder
+from engine.run.run_folder import RunFolder, versions
 with RunFolder.open(Path(sys.argv[1]), "run", {"steps": 3}) as run:
     print(run.path.name, run.resumed)
 """
@@ -107,3 +107,8 @@ def test_two_processes_never_write_in_one_folder(tmp_path):
     assert not (tmp_path / "run-2" / "config.json").exists()
     (tmp_path / "run-2").rename(tmp_path / "elsewhere")
     assert elsewhere() == "run True\n"
+
+
+def test_the_versions_that_decide_a_result_are_recorded():
+    found = versions()
+    assert {"python", "platform", "torch", "numpy", "msgspec"} <= set(found)
