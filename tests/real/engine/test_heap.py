@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import ctypes
-from engine import heap
+from engine.process import heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

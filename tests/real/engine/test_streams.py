@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 
 PRINTS = """
 import os, sys
-from engine import streams
+from engine.process import streams
 streams.prepare()
 from pathlib import Path
 from rich.console import Console

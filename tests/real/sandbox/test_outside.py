@@ -67,7 +67,7 @@ print(os.wait()[1] & 127)
 
 BIND = """
 import os, sys
-from sandbox import linux
+from sandbox.inside import linux
 source, target = sys.argv[1:]
 linux.unshare(linux.CLONE_NEWNS)
 linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
