@@ -2,12 +2,13 @@
 # ARGS goes to the program: make quickstart ARGS="steps=10 algorithm=grpo", make test ARGS="-k parser".
 
 python := .venv/bin/python
+quick := not (real or hostile or slow) or smoke
 benches := fleet learner mismatch rollout sandbox sim_fleet step streaming weights
 
-.PHONY: help venv quickstart test lint bench clean
+.PHONY: help venv quickstart test test-all lint bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 venv: ## build or repair .venv and .venv-guest
 	@requirements/install.sh
@@ -15,8 +16,11 @@ venv: ## build or repair .venv and .venv-guest
 quickstart: venv ## train the tiny agent end to end on the CPU
 	@$(python) recipes/quickstart.py $(ARGS)
 
-test: venv ## the whole test suite
-	@$(python) -m pytest $(ARGS)
+test: venv ## the tests to run before a commit: all but real, hostile and slow ones, and a smoke test of every seam
+	@$(python) -m pytest -m "$(quick)" $(ARGS)
+
+test-all: venv ## the tests that `make test` leaves out; both together are the whole suite
+	@$(python) -m pytest -m "not ($(quick))" $(ARGS)
 
 lint: venv ## ruff and mypy
 	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy

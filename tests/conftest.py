@@ -1,12 +1,46 @@
-"""What all tests share."""
+"""What all tests share: markers by folder, and what a test may ask for."""
+
+from __future__ import annotations
 
 import gc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
+
+from sandbox import Sandbox, SandboxConfig
+from tests.support.runs import Run
+
+MARKED = {"real", "hostile", "slow"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A folder's name is the marker of what lies in it."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in MARKED:
+            item.add_marker(folder)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def frozen():
+def frozen() -> None:
     """What was imported so far stays out of collections: the stage that learns makes one in each step."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Run]]:
+    """Put in here what a test starts; nothing of it outlives the test."""
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.end_now()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box() -> AsyncIterator[Sandbox]:
+    """One sandbox for a test module (real nsjail)."""
+    async with Sandbox(SandboxConfig(slots=4)) as sandbox:
+        yield sandbox

@@ -24,7 +24,7 @@ class Checkout:
     """A copy of what install.sh looks at; both environments are this interpreter, with the stamps of the locks."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.library = root, root / "sandbox" / "_native.so"
+        self.root, self.library = root, root / "sandbox" / "inside" / "_native.so"
         shutil.copytree(ROOT / "requirements", root / "requirements")
         shutil.copytree(ROOT / "sandbox", root / "sandbox", ignore=shutil.ignore_patterns("_native.so*", "__pycache__"))
         for environment, lock in ((".venv", "cpu.lock"), (".venv-guest", "guest.lock")):
@@ -84,7 +84,7 @@ def test_the_c_part_is_built_when_it_is_missing_or_old(tmp_path: Path) -> None:
     built = checkout.library.stat().st_mtime_ns
     assert checkout.install(compiler=False) == ""  # nothing to do: no compiler is looked for
     assert checkout.library.stat().st_mtime_ns == built
-    source = tmp_path / "sandbox" / "_native.c"
+    source = tmp_path / "sandbox" / "inside" / "_native.c"
     os.utime(source, ns=(built + 1, built + 1))
     assert NO_COMPILER in checkout.install(compiler=False)
     assert not checkout.library.exists()  # it does not fit the source
@@ -95,12 +95,12 @@ def test_the_c_part_is_built_when_it_is_missing_or_old(tmp_path: Path) -> None:
 def test_a_build_of_the_c_part_that_was_killed_is_cleaned_away(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     checkout.program("tools/cc", 'while [ "$1" != -o ]; do shift; done; : >"$2"; kill -9 $PPID')
-    sources = sorted(tmp_path.glob("sandbox/_native*"))
+    sources = sorted(tmp_path.glob("sandbox/inside/_native*"))
     checkout.run(checkout.tools)
-    assert len(list(tmp_path.glob("sandbox/_native*"))) == len(sources) + 1  # what the compiler has begun
+    assert len(list(tmp_path.glob("sandbox/inside/_native*"))) == len(sources) + 1  # what the compiler has begun
     shutil.copy(ROOT / "Makefile", tmp_path)
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    assert sorted(tmp_path.glob("sandbox/_native*")) == sources
+    assert sorted(tmp_path.glob("sandbox/inside/_native*")) == sources
     assert not list(tmp_path.glob(".venv*"))
 
 

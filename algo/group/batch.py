@@ -70,7 +70,8 @@ def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRP
     by_batch = advantage.scale == "batch"
     if wrong := [group for group in trained if (group.advantages_K is None) is not by_batch]:
         raise ValueError(
-            f"Advantage.scale is {advantage.scale!r} for make_batch and was not for select_and_score (prompt {wrong[0].prompt.id!r}). "
+            f"Advantage.scale is {advantage.scale!r} for make_batch and was not for select_and_score "
+            f"(prompt {wrong[0].prompt.id!r}). "
             "Fix: give both the same advantage"
         )
     kept = [group.trajectories[index] for group in groups for index in group.kept]

@@ -1,0 +1,90 @@
+"""Answers judged by hand (math_pairs.tsv, math_integers.tsv) against what the reward makes of them."""
+
+from __future__ import annotations
+
+import time
+
+from algo.reward.grade_math import LONGEST_ANSWER
+from algo.reward.math_compare import Question, compare
+from algo.reward.math_reward import MathReward
+from algo.reward.math_text import number_of, read
+from tests.support.golden import over
+from tests.support.math_tables import pairs
+
+PAIRS = pairs("math_pairs.tsv")
+INTEGERS = pairs("math_integers.tsv")
+
+
+def test_the_tables_are_large_and_without_contradiction() -> None:
+    for table in (PAIRS, INTEGERS):
+        assert len({(pair.answer, pair.reference) for pair in table}) == len(table)
+    assert len(PAIRS) >= 300
+    assert {pair.decided for pair in PAIRS} == {"text", "grader"}
+
+
+def test_texts_alone_decide_what_the_table_says_they_do() -> None:
+    wrong = []
+    for pair in PAIRS:
+        verdict = compare(pair.answer, pair.reference)
+        decided = "grader" if isinstance(verdict, Question) else "text"
+        if decided != pair.decided or (decided == "text" and verdict is not pair.right):
+            wrong.append((pair, verdict))
+    assert wrong == []
+
+
+def test_integers_only_judges_as_the_author() -> None:
+    reward = MathReward(integers_only=True)
+    assert [pair for pair in INTEGERS if reward.equal(pair.answer, pair.reference) is not pair.right] == []
+
+
+async def test_without_a_sandbox_only_texts_count() -> None:
+    reward = MathReward()
+    for pair in PAIRS:
+        assert reward.equal(pair.answer, pair.reference) is (pair.right and pair.decided == "text")
+
+
+@over(sorted({pair.reference for pair in PAIRS}), repr)
+def test_each_reference_equals_itself_in_other_looks(reference: str) -> None:
+    for answer in (reference, f" {reference} ", f"${reference}$", f"{reference}.", rf"\boldsymbol{{{reference}}}"):
+        assert compare(answer, reference) is True, answer
+
+
+def test_a_number_with_a_huge_exponent_costs_nothing() -> None:
+    started = time.process_time()
+    for text in ("1e999999999", "-1E999999999", r"1\times10^{999999999}", "1e-999999999", "1e" + "9" * 1000):
+        for reference in ("1", "0", "1e999999998", r"\frac{1}{2}", "5\\%", r"5\text{ km}"):
+            assert compare(text, reference) is False
+            assert compare(reference, text) is False
+        assert compare(text, text) is True
+    assert compare(r"1e999999999\text{ km}", r"1\text{ m}") is False
+    assert time.process_time() - started < 1.0
+
+
+PARTS = """1| |( |[|{|}|\\{|$|**|`|"|\\text{|\\text{a} |\\text{m}^2 |ab |abcd |m^2 |1,|1 |1/2 |1 1/2 |0.333|...|\\ldots|
+\\,|\\!|{,}|\\overline{3}|0.\\overline{3}|0.333... |½|√|²|the |answer: |the answer is |(A) |or |1 or |\\$|- |_2|^|
+^\\circ |%|\\pmod 7|1e9|x=|Area = |a: |;|. |~|\\left(|million |per |square |\\dot{1}|é|ﷺ|.1|1(2)|
+\\{ x \\choose |\\\\ """
+HOSTILE = PARTS.replace("\n", "").split("|")
+
+
+@over(HOSTILE, repr)
+def test_a_text_made_to_be_slow_is_read_in_no_time(part: str) -> None:
+    """This runs on the node's loop."""
+    started = time.process_time()
+    for before, behind in (("", ""), ("5", "x"), ("**", "**"), ("\\text{", "}"), ("5 abcd", "#")):
+        text = (before + part * LONGEST_ANSWER)[: LONGEST_ANSWER - len(behind)] + behind
+        compare(text, "5")
+    assert time.process_time() - started < 1.0
+
+
+def test_numbers_of_both_notations() -> None:
+    assert number_of("12.50") == number_of(r"1.25\times 10^{1}") == number_of("1250\\%")
+    assert number_of("1 2") is None
+    assert number_of("1e4").exponent == 4
+
+
+def test_readings_keep_apart_what_is_dropped() -> None:
+    reading = read(r"\text{Area} = 1{,}234.5\text{ cm}^2")
+    assert (reading.value, reading.unit) == ("1234.5", read(r"5\text{ square centimeters}").unit)
+    assert read("5 or 6").value == r"5 \lor 6"
+    assert read(r"\text{(C) circle}").option == "C"

@@ -1,0 +1,35 @@
+"""The benches of the learner and of its weights: their last lines have the names that are promised."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import weights
+from tests.support.paths import ROOT
+
+
+def test_the_learner_beside_its_bare_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.learner", "--quick", "--rounds", "1", "--threads", "1"]
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **where)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    assert {"bare_fraction", "padded_speedup", "mfu", "peak_bytes"} < found.keys()
+    assert found["tokens_per_s"].keys() == {"learner", "bare", "bare, dense mask", "padded"}
+    assert min(found[part] for part in ("bare_fraction", "padded_speedup", "mfu", "peak_bytes")) > 0
+
+
+def test_weights_beside_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    options = weights.arguments(["--quick", "--transports", "shm"])
+    given = {"transport": "shm", "ranks": 1, "rounds": 3, "checkpoint": Path("tiny")}
+    tiny, larger = weights.Case(size="tiny", size_bytes=10, **given), weights.Case(size="97m", size_bytes=99, **given)
+    seconds = dict.fromkeys(weights.PARTS, 0.5)
+    rounds = [(tiny, seconds | {"total_s": total, "copy_s": copy}) for total, copy in ((4, 2), (9, 3), (4, 1))]
+    weights.show(options, {}, [*rounds, (larger, seconds)])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    assert (found["copy_floor_ratio_shm_tiny"], found["copy_floor_ratio_shm_97m"]) == (3, 1), "median of the ratios"
+    assert {f"{part}_shm_{size}" for part in weights.PARTS for size in ("tiny", "97m")} < found.keys()

@@ -1,0 +1,97 @@
+"""The end of an engine's process is seen whenever it comes; what else a replica does is tested on real engines."""
+
+import asyncio
+import math
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import uvloop
+
+from engine.replica.config import ENVIRONMENT, ReplicaConfig
+from engine.replica.port import ReplicaDied, ReplicaMisconfigured
+from engine.replica.replica import Replica
+from tests.support.paths import TINY as AGENT
+
+TINY = str(AGENT)
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("when", ["before", "after", "later"])
+def test_the_end_of_a_process_is_seen(factory, when):
+    """It ends before it is watched and nobody has waited for it; in the same tick; or while the loop waits."""
+
+    async def watched(process):
+        replica = Replica(ReplicaConfig(checkpoint="nowhere"), 0, None, lambda *_: None)
+        replica._watch(pidfd := os.pidfd_open(process.pid))
+        if when == "after":
+            process.kill()
+        elif when == "later":
+            asyncio.get_running_loop().call_later(0.01, process.kill)
+        async with asyncio.timeout(30):
+            await replica.died.wait()
+        await replica.shutdown()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(pidfd)
+
+    with subprocess.Popen(SLEEP) as process, asyncio.Runner(loop_factory=factory) as runner:
+        if when == "before":
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        runner.run(watched(process))
+
+
+async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
+    """vLLM's front end reads a large step in pieces, and lets others run between them."""
+    tokens, queue = [], asyncio.Queue()
+
+    async def read():
+        while True:
+            for token in await queue.get():
+                await asyncio.sleep(0)
+                tokens.append(token)
+
+    replica = Replica(ReplicaConfig(checkpoint=TINY), 0, None, lambda *_: None)
+    state = SimpleNamespace(external_req_id="one", detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens)))
+    processor = SimpleNamespace(request_states={"one-0": state})
+    replica._engine = SimpleNamespace(engine_core=SimpleNamespace(outputs_queue=queue), output_processor=processor)
+    replica._ends = {"one": [], "ended": []}
+    reader = asyncio.create_task(read())
+    queue.put_nowait([5, 6, 7])
+    await replica._end_version()
+    reader.cancel()
+    assert replica._ends == {"one": [(-1, 3)], "ended": [(-1, math.inf)]}
+
+
+async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    replica = Replica(ReplicaConfig(checkpoint=str(tmp_path)), 3, None, lambda *_: None)
+    with pytest.raises(ReplicaMisconfigured, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
+        await replica.start()
+
+
+async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):
+    """What it waits for is left to its thread, which nobody waits for."""
+    config, given_up = ReplicaConfig(checkpoint=TINY, start_deadline_s=0.01), threading.Event()
+    replica = Replica(config, 3, None, lambda *_: None)
+    monkeypatch.setattr(replica, "_build", given_up.wait)
+    with pytest.raises(ReplicaDied, match=r"replica 3 did not start: .* 0\.01 s") as failure:
+        await replica.start()
+    assert not isinstance(failure.value, ReplicaMisconfigured)
+    given_up.set()
+
+
+@pytest.mark.parametrize(("devices", "disabled"), [((), "1"), ((0,), None)])
+async def test_before_vllm_is_imported_compilation_is_disabled_on_the_cpu_alone(monkeypatch, devices, disabled):
+    """On GPUs vLLM compiles the model, and says that it cannot where this is disabled."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "")  # what comes after is undone
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ImportError, match="vllm"):
+        Replica(ReplicaConfig(checkpoint=TINY, devices=devices), 0, None, lambda *_: None)._build()
+    assert os.environ.get("TORCHDYNAMO_DISABLE") == disabled

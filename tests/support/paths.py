@@ -1,0 +1,7 @@
+"""Where things lie in the repository."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "recipes" / "tiny" / "agent"
+GOLDEN = ROOT / "tests" / "golden"

@@ -1,0 +1,104 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algo.learner.pack import plan
+from engine.types import Batch
+from tests.support.algo_fakes import batch
+
+arguments = st.fixed_dictionaries(
+    {
+        "minibatches": st.integers(1, 4),
+        "micro_batch_tokens": st.integers(1, 400),
+        "ranks": st.integers(1, 3),
+        "seed": st.integers(0, 9),
+    }
+)
+
+
+def numbers(*columns):
+    return [tuple(map(float, row)) for row in zip(*columns, strict=True)]
+
+
+def seen(minibatches):
+    """Per trajectory: its inputs and (position, target, old logprob, advantage, version) of its targets; sorted."""
+    found = []
+    for micro in (micro for minibatch in minibatches for rank in minibatch.ranks for micro in rank if micro.tokens):
+        ends_S = np.cumsum(micro.lengths_S)
+        assert micro.token_ids_RL.shape == micro.position_ids_RL.shape == (1, ends_S[-1])
+        for sequence, (length, end) in enumerate(zip(micro.lengths_S, ends_S, strict=True)):
+            assert np.array_equal(micro.position_ids_RL[0, end - length : end], np.arange(length))
+            own = micro.sequence_M == sequence
+            columns = (micro.targets_M, micro.old_logprobs_M, micro.advantages_M, micro.versions_M)
+            positions = micro.positions_M[own] - (end - length)
+            inputs = tuple(micro.token_ids_RL[0, end - length : end].tolist())
+            found.append((inputs, numbers(positions, *(column[own] for column in columns))))
+    return sorted(found)
+
+
+def expected(whole: Batch):
+    found = []
+    ends_B = np.cumsum(whole.lengths_B)
+    for length, end, advantage in zip(whole.lengths_B, ends_B, whole.advantages_B, strict=True):
+        ids, logprobs, versions, sampled = (
+            array[end - length : end]
+            for array in (whole.token_ids_N, whole.logprobs_N, whole.versions_N, whole.sampled_N)
+        )
+        targets = np.flatnonzero(sampled[1:]) + 1
+        advantages = np.full(len(targets), advantage)
+        rows = numbers(targets - 1, ids[targets], logprobs[targets], advantages, versions[targets])
+        found.append((tuple(ids[: targets[-1]].tolist()), rows))
+    return sorted(found)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 20), arguments)
+def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(trajectories, options):
+    whole = batch(trajectories)
+    whole = dataclasses.replace(whole, versions_N=np.arange(len(whole.versions_N), dtype=np.int32))
+    minibatches = plan(whole, **options)
+    assert seen(minibatches) == expected(whole)
+    assert len(minibatches) == min(options["minibatches"], trajectories)
+    for minibatch in minibatches:
+        micros = [micro for rank in minibatch.ranks for micro in rank]
+        assert minibatch.loss_tokens == sum(len(micro.targets_M) for micro in micros)
+        assert minibatch.sequences == sum(micro.sequences for micro in micros if micro.tokens)
+        assert len({len(rank) for rank in minibatch.ranks}) == 1
+        assert len(minibatch.ranks) == options["ranks"]
+        assert 0.0 <= minibatch.padding_waste < 1.0
+        for micro in micros:
+            assert micro.token_ids_RL.size <= options["micro_batch_tokens"] or micro.sequences == 1
+
+
+def test_plan_is_seeded_by_run_and_step():
+    options = {"minibatches": 2, "micro_batch_tokens": 64, "ranks": 1}
+    first, again = plan(batch(16), seed=1, **options), plan(batch(16), seed=1, **options)
+    other = plan(batch(16), seed=2, **options)
+    assert [seen([m]) for m in first] == [seen([m]) for m in again]
+    assert [seen([m]) for m in first] != [seen([m]) for m in other]
+
+
+def test_ranks_get_balanced_shares_of_full_rows_without_padding():
+    (minibatch,) = plan(batch(64, longest=120), minibatches=1, micro_batch_tokens=500, ranks=2, seed=0)
+    first, second = (sum(micro.tokens for micro in rank) for rank in minibatch.ranks)
+    assert first == pytest.approx(second, rel=0.02)
+    assert minibatch.padding_waste == 0.0
+    for rank in minibatch.ranks:
+        assert len(rank) == -(-sum(micro.tokens for micro in rank) // 500)
+
+
+def test_the_rank_with_fewer_rows_gets_empty_ones():
+    (minibatch,) = plan(batch(3), minibatches=1, micro_batch_tokens=1, ranks=2, seed=0)
+    (first, second), tokens = minibatch.ranks, sum(micro.tokens for rank in minibatch.ranks for micro in rank)
+    assert len(first) == len(second) == 2
+    assert [micro.tokens for micro in second][1] == 0 or [micro.tokens for micro in first][1] == 0
+    assert minibatch.padding_waste == pytest.approx(1 / (tokens + 1))
+
+
+def test_trajectories_without_a_target_are_left_out():
+    whole = batch(3)
+    nothing = Batch(step=0, **(whole.arrays() | {"sampled_N": np.zeros_like(whole.sampled_N)}))
+    assert plan(nothing, minibatches=2, micro_batch_tokens=64, ranks=2, seed=0) == []

@@ -1,0 +1,265 @@
+"""The losses as the learner calls them: golden vectors, sums, plain forms, wrong fields."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from algo.learner.config import LearnerConfig
+from algo.learner.serialize import from_plain, to_plain
+from algo.learner.step_metrics import summary
+from algo.loss.interface import Tokens, Totals, aggregated, statistics
+from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
+from tests.contracts import check_loss
+
+MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4, drift=0.01)
+LOSSES = [
+    PpoClip(),
+    PpoClip(dual_clip=1.5, aggregate="sequence", sampler_kl_coef=0.1, correction=MASK),
+    PpoClip(proximal=True, correction=Correction(level="token", upper=1.1), aggregate=40.0),
+    PpoClip(proximal=True, correction=Correction(level="sequence", kind="icepop", lower=0.5, upper=1.5)),
+    Gspo(clip_low=0.05, clip_high=0.05),
+    Gspo(token_gradient=True, proximal=True, aggregate="token"),
+    Cispo(clip_low=0.1, clip_high=0.1),
+    Dppo(low=0.02, high=0.02, square_coef=1e-3),
+    Dppo(divergence="kl", both_sides=True),
+    Sapo(),
+    CrossEntropy(),
+    CrossEntropy(aggregate="sequence"),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hinge:
+    """The example of `algo.loss.interface.Loss`."""
+
+    margin: float = 1.0
+
+    def __call__(self, tokens, totals):
+        short_M = self.margin - tokens.advantages_M * (tokens.logprobs_M - tokens.old_logprobs_M)
+        return short_M.relu().sum() / totals.tokens, {"short": (short_M > 0).sum()}
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, Hinge()], ids=str)
+def test_every_loss_keeps_the_contract(loss):
+    check_loss(loss)
+    check_loss(loss, lengths=(7,), seed=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnMean:
+    """Divides by what it sees: its value depends on the cut."""
+
+    def __call__(self, tokens, totals):
+        return tokens.logprobs_M.mean() if len(tokens.logprobs_M) else tokens.logprobs_M.sum(), {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SometimesCounts:
+    def __call__(self, tokens, totals):
+        return tokens.logprobs_M.sum() / totals.tokens, {"x": tokens.versions_M.sum()} if tokens.sequences > 1 else {}
+
+
+@pytest.mark.parametrize(("loss", "promise"), [(OwnMean(), "parts add up"), (SometimesCounts(), "same names")])
+def test_the_contract_finds_a_loss_that_breaks_it(loss, promise):
+    with pytest.raises(AssertionError, match=promise):
+        check_loss(loss)
+
+
+def few(**fields):
+    """Two trajectories of two tokens; the sampler was certain by half of each token."""
+    values = torch.tensor([-1.0, -2.0, -0.5, -0.25], dtype=torch.float64, requires_grad=True)
+    default = {
+        "logprobs_M": values,
+        "old_logprobs_M": values.detach() - math.log(2.0),
+        "advantages_M": torch.ones(4, dtype=torch.float64),
+        "sequence_M": torch.tensor([0, 0, 1, 1]),
+        "sequences": 2,
+        "versions_M": torch.tensor([4, 4, 3, 4]),
+    }
+    return Tokens(**(default | fields))
+
+
+def test_averages_differ_in_what_they_divide_by():
+    losses_M, tokens = torch.tensor([3.0, 4.0, 5.0]), few(sequence_M=torch.tensor([0, 0, 1]))
+    totals = Totals(tokens=6, sequences=4)
+    assert aggregated(losses_M, tokens, totals, "token") == 12 / 6
+    assert aggregated(losses_M, tokens, totals, "sequence") == (3.5 + 5) / 4
+    assert aggregated(losses_M, tokens, totals, 10.0) == pytest.approx(12 / 40)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (Correction(upper=1.5), [1.5] * 4),
+        (Correction(lower=3.0, upper=None), [3.0] * 4),
+        (Correction(level="sequence", upper=10.0), [4.0] * 4),
+        (Correction(level="geometric", upper=10.0), [2.0] * 4),
+        (Correction(kind="icepop", upper=3.0), [2.0] * 4),
+        (Correction(kind="icepop", upper=1.5), [0.0] * 4),
+        (Correction(kind="mask", upper=3.0), [1.0] * 4),
+        (Correction(kind="mask", upper=None, veto=2.5), [0.0] * 4),
+        (Correction(upper=None, veto=0.5), [2.0] * 4),
+        (Correction(kind="mask", upper=None, drift=0.0), [1.0] * 4),
+    ],
+)
+def test_a_correction_weighs_by_its_level_kind_and_bounds(correction, weights):
+    assert correction.weights(few()).tolist() == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "weights"), [((-1.0, -1.0), (0, 0, 1, 1)), ((1.0, -1.0), (1, 1, 1, 1)), ((-1.0, 1.0), (0, 0, 1, 1))]
+)
+def test_a_failure_that_has_become_unlikely_already_is_left_alone(advantages, weights):
+    """The first trajectory is less likely than when it was sampled, by 0.75 nats a token; the second likelier."""
+    old_M = few().logprobs_M.detach() + torch.tensor([1.0, 0.5, -0.3, -0.3])
+    advantages_M = torch.tensor([advantages[0]] * 2 + [advantages[1]] * 2)
+    tokens = few(old_logprobs_M=old_M, advantages_M=advantages_M)
+    correction = Correction(kind="mask", upper=None, drift=0.7)
+    assert tuple(correction.weights(tokens).tolist()) == weights
+    assert correction.weights(tokens._replace(advantages_M=-advantages_M.abs())).tolist() == [0, 0, 1, 1]
+    assert Correction(kind="mask", upper=None, drift=0.8).weights(tokens).tolist() == [1] * 4
+    _, counts = PpoClip(correction=correction)(tokens, Totals(tokens=4, sequences=2))
+    assert counts["rejected"] == weights.count(0)
+
+
+def test_a_veto_is_for_its_trajectory_and_a_rejected_token_still_counts():
+    old_M = few().old_logprobs_M + torch.tensor([20.0, 0.0, 0.0, 0.0])
+    loss = PpoClip(correction=Correction(kind="mask", upper=None, veto=1e-4), clip_high=9.0)
+    value, counts = loss(few(old_logprobs_M=old_M), Totals(tokens=4, sequences=2))
+    assert value.item() == pytest.approx(-(2.0 + 2.0) / 4)
+    assert (counts["rejected"].item(), counts["weight"].item()) == (2, 2)
+
+
+def test_the_divergence_from_the_sampler_is_added_to_each_tokens_loss():
+    totals = Totals(tokens=4, sequences=2)
+    (plain_loss, _), (value, _) = (PpoClip(sampler_kl_coef=coef)(few(), totals) for coef in (0.0, 0.1))
+    assert (value - plain_loss).item() == pytest.approx(0.1 * (0.5 - 1 + math.log(2.0)))
+
+
+@pytest.mark.parametrize("make", [PpoClip, Dppo])
+def test_one_unlikely_token_of_a_failure_does_not_outweigh_the_batch_by_default(make):
+    """The sampler gave its second token exp(-12) of what the learner gives it, and the advantage is negative."""
+    old_M = few().logprobs_M.detach() - torch.tensor([0.0, 12.0, 0.0, 0.0])
+    tokens, totals = few(old_logprobs_M=old_M, advantages_M=-torch.ones(4)), Totals(tokens=4, sequences=2)
+    bounded, _ = make()(tokens, totals)
+    assert bounded.item() == pytest.approx((1 + 3 + 1 + 1) / 4)
+    (gradient_M,) = torch.autograd.grad(bounded, tokens.logprobs_M)
+    assert gradient_M.tolist() == pytest.approx([0.25, 0.0, 0.25, 0.25])
+    loose, _ = make(dual_clip=None)(tokens, totals)
+    assert loose.item() == pytest.approx((math.exp(12) + 3) / 4)
+
+
+@pytest.mark.parametrize("make", [PpoClip, Dppo])
+def test_where_the_dual_clip_does_not_bind_it_changes_no_bit(make):
+    generator = torch.Generator().manual_seed(0)
+    logprobs_M, advantages_M = -torch.rand(200, generator=generator), torch.randn(200, generator=generator)
+    old_M = logprobs_M + 0.3 * torch.randn(200, generator=generator)
+    found = []
+    for dual_clip in (None, 3.0):
+        leaf_M = logprobs_M.clone().requires_grad_()
+        tokens = Tokens(leaf_M, old_M, advantages_M, torch.zeros(200, dtype=torch.long), 1, torch.zeros(200))
+        value, _ = make(dual_clip=dual_clip)(tokens, Totals(tokens=200, sequences=1))
+        found.append((value.item(), *torch.autograd.grad(value, leaf_M)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_step_reports_sums_per_token_and_the_mismatch_before_its_first_update():
+    results = [
+        {"tokens": 4.0, "loss": 1.0, "rejected": 1.0, "ratio_max": 1.0, "mismatch_max": 0.1, "grad_norm": 3.0},
+        {"tokens": 2.0, "loss": 4.0, "rejected": 2.0, "ratio_max": 2.0, "mismatch_max": 9.0, "grad_norm": 1.0},
+    ]
+    assert summary(results) == {
+        "tokens": 6.0,
+        "loss": 2.0,
+        "rejected": 0.5,
+        "ratio_max": 2.0,
+        "mismatch_max": 0.1,
+        "grad_norm": 3.0,
+    }
+
+
+def test_statistics_tell_what_the_live_weights_sampled_from_what_is_stale():
+    tokens = few(old_logprobs_M=few().old_logprobs_M + torch.tensor([0.0, 0.2, 0.0, -5.0]))
+    found = {key: float(value) for key, value in statistics(tokens, live=4).items()}
+    assert found["mismatch_max"] == pytest.approx(5 + math.log(2))
+    assert found["mismatch_fresh_max"] == pytest.approx(math.log(2))  # the other token of its trajectory is of 3
+    assert found["tokens"] == 4
+    assert found["ratio_max"] == pytest.approx(2 * math.exp(5))
+    assert float(statistics(tokens)["mismatch_fresh_max"]) == 0
+    nothing = Tokens(*(torch.zeros(0) for _ in range(3)), torch.zeros(0, dtype=torch.long), 0, torch.zeros(0))
+    assert not any(statistics(nothing, live=4).values())
+
+
+def test_a_loss_travels_as_plain_values():
+    for loss in LOSSES:
+        config = LearnerConfig(loss=loss)
+        assert from_plain(config.loss) == loss
+        assert LearnerConfig(**dataclasses.asdict(config)) == config
+    assert to_plain(LOSSES[2])["correction"]["type"] == "algo.loss.policy_losses:Correction"
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """Not callable."""
+
+
+def inner():
+    @dataclass(frozen=True)
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss' cannot be imported"),
+        ({"type": "algo.loss.policy_losses:Nothing"}, "'algo.loss.policy_losses:Nothing' cannot be imported"),
+        ({"clip_low": 0.2}, "'None' cannot be imported"),
+        ({"type": "algo.learner.serialize:to_plain"}, "'algo.learner.serialize:to_plain' must be a dataclass"),
+        ({"type": "algo.loss.policy_losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
+        (
+            {"type": "algo.loss.policy_losses:PpoClip", "clip_low": 1.5},
+            r"PpoClip.clip_low must be in \(0, 1\], got 1.5",
+        ),
+        ("PpoClip", "builtins:str must be a frozen dataclass"),
+        (inner(), "Local cannot be imported by the learner"),
+        (Boxed(), "Boxed.* must be callable"),
+    ],
+)
+def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.loss.*{words}"):
+        LearnerConfig(loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
+        (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
+        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
+        (lambda: Dppo(dual_clip=1.0), r"Dppo.dual_clip must be None or above 1, got 1.0"),
+        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
+        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
+        (lambda: PpoClip(sampler_kl_coef=-1.0), r"PpoClip.sampler_kl_coef must be at least 0, got -1.0"),
+        (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind must be 'mask'"),
+        (lambda: Dppo(proximal=True), r"Dppo.proximal must be False.*got True"),
+        (lambda: Dppo(divergence="l2"), r"Dppo.divergence must be .*got 'l2'"),
+        (lambda: Cispo(clip_low=2.0), r"Cispo.clip_low"),
+        (lambda: Sapo(tau_positive=0.0), r"Sapo.tau_positive must be positive, got 0.0"),
+        (lambda: CrossEntropy(aggregate="x"), r"CrossEntropy.aggregate .*'x'"),
+        (lambda: Correction(level="word"), r"Correction.level must be one of .*'word'"),
+        (lambda: Correction(kind="drop"), r"Correction.kind must be one of .*'drop'"),
+        (lambda: Correction(lower=-0.1), r"Correction.lower .*-0.1"),
+        (lambda: Correction(upper=None), r"Correction.upper must be a number"),
+        (lambda: LearnerConfig(mismatch_tolerance=0.0), r"LearnerConfig.mismatch_tolerance .* got 0.0"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,70 @@
+import time
+
+import pytest
+
+from algo.reward.answers import answers, boxed_answer
+from algo.reward.math_reward import MathReward
+from engine.types import StopReason
+from tests.support.algo_fakes import trajectory
+
+# Where strictness differs from the judgement of the mathematics, on purpose: only the box inside <answer> counts.
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "expected"),
+    [
+        ("42", "42", 1.0),
+        ("042", "42", 1.0),
+        ("1,234", "1234", 1.0),
+        ("13.0", "13", 0.0),
+        ("13/1", "13", 0.0),
+        ("", "0", 0.0),
+    ],
+)
+async def test_integers_only(answer, reference, expected):
+    reward = MathReward(integers_only=True)
+    assert await reward(trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer=reference)) == expected
+
+
+async def test_a_box_full_of_zeros_takes_no_time():
+    """Of a policy that repeats itself; this runs on the node's loop."""
+    started = time.process_time()
+    for answer, expected in ((20000 * "0" + "x", 0.0), (20000 * "0" + "1.", 1.0), (20000 * "0", 0.0)):
+        assert await MathReward()(trajectory(f"<answer>\\boxed{{{answer}}}</answer>", answer="1")) == expected
+    assert time.process_time() - started < 1.0
+
+
+async def test_truncated_rollouts_get_nothing():
+    text = "<answer>\\boxed{1}</answer>"
+    assert await MathReward()(trajectory(text)) == 1.0
+    for stop in (StopReason.LENGTH, StopReason.TURNS, StopReason.DEADLINE):
+        assert await MathReward()(trajectory(text, stop=stop)) == 0.0
+    assert await MathReward()(trajectory(text, truncated=True)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<answer>\\boxed{3}</answer> then <answer>\\boxed{4}</answer><|im_end|>\n", "4"),
+        ("<answer>\\boxed{3}</answer><tool_call>{}</tool_call><|im_end|>It is 4.<|im_end|>", None),
+        ("<answer>\\boxed{3}</answer><tool_call>{}</tool_call>", None),
+        ("<answer>\\boxed{3}</answer> <answer>\\boxed{4}", "3"),
+        ("<answer><answer>\\boxed{5}</answer></answer>", "5"),
+        ("<answer>\\boxed{\\{1,2\\}}</answer>", "\\{1,2\\}"),
+        ("<answer>\\boxed{\\begin{pmatrix}1\\\\{2}\\end{pmatrix}}</answer>", "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"),
+        ("<answer>\\boxed{1\\\\}</answer>", "1\\\\"),
+        ("<answer>\\boxed{5</answer>", None),
+        ("<answer>\\boxed {11}</answer>", "11"),
+        ("<answer>\\boxed\n  {11}</answer>", "11"),
+        ("<answer>\\fbox{11}</answer>", "11"),
+        ("<answer>\\boxed{10} or \\fbox {\\frac{1}{2}}</answer>", "\\frac{1}{2}"),
+        ("<answer>\\boxedness{11}</answer>", None),
+        ("\\boxed{9} <answer>done</answer>", None),
+    ],
+)
+def test_boxed_answer_is_the_last_box_of_the_final_turn(text, expected):
+    assert boxed_answer(text) == expected
+
+
+def test_only_closed_tags_count():
+    assert answers("<answer>a</answer><answer>b") == ["a"]

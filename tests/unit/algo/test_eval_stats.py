@@ -1,0 +1,78 @@
+import math
+
+import numpy as np
+import pytest
+
+from algo.eval_stats import _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
+
+
+def test_impossible_counts_are_refused():
+    for arguments in ((4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)):
+        for function in (pass_at_k, pass_hat_k):
+            with pytest.raises(ValueError, match=r"correct|k must"):
+                function(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "at_95", "at_99"),
+    [
+        (1, 12.7062, 63.6567),
+        (2, 4.30265, 9.92484),
+        (3, 3.18245, 5.84091),
+        (5, 2.57058, 4.03214),
+        (29, 2.04523, 2.75639),
+    ],
+)
+def test_quantiles_of_student_match_the_table(freedom, at_95, at_99):
+    tolerance = {1: 1e-5, 2: 1e-5, 3: 0.01, 5: 1e-3, 29: 1e-5}[freedom]
+    assert _quantile(0.95, freedom) == pytest.approx(at_95, rel=tolerance)
+    assert _quantile(0.99, freedom) == pytest.approx(at_99, rel=tolerance)
+
+
+@pytest.mark.parametrize(("problems", "samples"), [(30, 16), (30, 1), (200, 4)])
+def test_the_interval_covers_the_mean_of_all_problems_of_the_kind(problems, samples):
+    """Problems of very different difficulty: an interval that takes samples for independent covers half the time."""
+    rng, trials, covered = np.random.default_rng(5), 1_000, 0
+    for _ in range(trials):
+        difficulty_P = rng.beta(0.4, 0.4, problems)  # mean 0.5
+        scores_PK = rng.random((problems, samples)) < difficulty_P[:, None]
+        interval = avg_at_k(scores_PK)
+        assert interval.mean == scores_PK.mean()
+        covered += interval.low <= 0.5 <= interval.high
+    assert 0.93 < covered / trials < 0.98
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_agreement_of_all_samples_is_no_certainty(score):
+    interval = avg_at_k(np.full((30, 16), score))
+    assert interval.mean == score
+    assert 0 <= interval.low < interval.high <= 1
+    assert interval.high - interval.low == pytest.approx(0.122, abs=0.002)  # about 4 / 30, whatever the samples
+
+
+def test_one_problem_says_little_about_its_kind():
+    interval = avg_at_k(np.asarray([[1.0, 0.0, 1.0, 1.0]]))
+    assert interval.low < 0.1
+    assert interval.high > 0.9
+
+
+def test_a_paired_difference_is_narrower_than_the_two_intervals():
+    rng = np.random.default_rng(2)
+    difficulty_P = rng.beta(0.4, 0.4, 100)
+    theirs_PK = rng.random((100, 8)) < difficulty_P[:, None]
+    ours_PK = rng.random((100, 16)) < (0.9 * difficulty_P + 0.1)[:, None]
+    paired, ours, theirs = paired_difference(ours_PK, theirs_PK), avg_at_k(ours_PK), avg_at_k(theirs_PK)
+    assert paired.mean == pytest.approx(ours.mean - theirs.mean)
+    assert paired.low > 0
+    assert paired.high - paired.low < 0.5 * ((ours.high - ours.low) + (theirs.high - theirs.low))
+
+
+def test_what_is_no_table_of_scores_is_refused():
+    for scores in (np.zeros(3), np.zeros((0, 4)), np.zeros((2, 0)), np.full((2, 2), 1.5), np.full((2, 2), math.nan)):
+        with pytest.raises(ValueError, match="scores"):
+            avg_at_k(scores)
+    for pair in ((np.zeros((3, 1)), np.zeros((2, 1))), (np.zeros((1, 4)), np.zeros((1, 4)))):
+        with pytest.raises(ValueError, match="problems"):
+            paired_difference(*pair)
+    with pytest.raises(ValueError, match="confidence"):
+        avg_at_k(np.zeros((2, 2)), confidence=1.0)

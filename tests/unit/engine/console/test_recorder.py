@@ -1,0 +1,127 @@
+"""What is written down of a run is shown again when it is resumed, without what was damaged meanwhile."""
+
+import io
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+from rich.console import Console
+
+from engine.console.recorder import FIRST, LAST, RunRecorder
+from engine.console.report import print_report
+from engine.run.resume import RunState
+from engine.run.run_folder import RunFolder
+from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
+from engine.telemetry.timeline import Timeline
+from tests.support.fakes import Clock, a_prompt, a_trajectory
+
+CONFIG = {"steps": 1}
+
+
+class Shown:
+    """Stands for `Display`; steps: what was shown, and whether silently."""
+
+    def __init__(self):
+        self.steps = []
+
+    def step(self, step, metrics, *, silent=False):
+        self.steps.append((step, silent))
+
+
+def evaluation(accuracy):
+    names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/tool_error_share_correct")
+    counts = {"eval/n": 1, "eval/tool_calls": 2, "eval/tool_calls_jailed": 2, "time/eval_s": 1.0}
+    return dict.fromkeys(names, accuracy) | counts
+
+
+def example(question, reward):
+    return [replace(a_trajectory(sampled=5, reward=reward), prompt=a_prompt(0, question))]
+
+
+TRAINED = {"reward": 0.5, "tool_error_share_correct": 0.1, "staleness_max": 0, "time/train_total_s": 1.0}
+
+
+def begun(folder):
+    """A run of one step that was evaluated before and after, and killed before it ended."""
+    with RunFolder.open(folder, "run", CONFIG) as run:
+        run.json("config.json", CONFIG)
+        state = RunState.open(run, 1)
+        book = RunRecorder(run, state, Timeline(Clock()))
+        assert book.resume_message == ""
+        book.show_on(Shown())
+        book.evaluated(0, evaluation(0.25), example("as it was", 0.0))
+        book.step(0, evaluation(0.25))
+        book.evaluated(1, evaluation(0.75), example("as it is", 1.0))
+        book.step(1, TRAINED | evaluation(0.75))
+        state.journal.sync(state.journal.floor(1))
+        checkpoint = state.checkpoints.of(1)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+    return folder / "run" / "journal"
+
+
+def resumed(folder):
+    """(what it says, what the report prints, its summary, what the display shows)."""
+    with RunFolder.open(folder, "run", CONFIG) as run:
+        book, shown, written = RunRecorder(run, RunState.open(run, 1), Timeline(Clock())), Shown(), io.StringIO()
+        book.show_on(shown)
+        summary = book.summary() | {"first_step_s": None}
+        print_report(Console(file=written, width=200), run.path, summary, book.progress)
+    return book.resume_message, written.getvalue(), summary, shown.steps
+
+
+def test_a_run_that_is_resumed_shows_what_it_has_measured(tmp_path):
+    begun(tmp_path)
+    story, report, summary, shown = resumed(tmp_path)
+    assert story.splitlines() == [line for line in story.splitlines() if "resuming" in line]
+    assert "as it was" in report
+    assert "before" in report.partition("Before and after")[2]
+    assert (summary["accuracy_initial"], summary["accuracy_final"]) == (0.25, 0.75)
+    assert shown == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "deleted"])
+@pytest.mark.parametrize("names", [(FIRST,), (LAST,), (FIRST, LAST)])
+def test_examples_that_are_damaged_are_left_out_and_the_rest_is_as_it_was(tmp_path, names, damage):
+    journal = begun(tmp_path)
+    for name in names:
+        content = (journal / name).read_bytes()
+        if damage == "flipped":
+            (journal / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        elif damage == "cut off":
+            (journal / name).write_bytes(content[:40])
+        else:
+            (journal / name).unlink()
+    story, report, summary, shown = resumed(tmp_path)
+    lines = story.splitlines()
+    assert len(lines) == len(names) + 1
+    assert all(str(journal / name) in line for name, line in zip(names, lines, strict=False))
+    assert ("as it was" in report) is False
+    assert ("as it is" in report) is (LAST not in names)
+    assert ("Before and after" in report) is (LAST not in names), "a table of the evaluation before as that after"
+    assert (summary["accuracy_initial"], summary["accuracy_final"]) == (0.25, 0.75)
+    assert shown == [(0, True), (1, True)]
+
+
+class Kept:
+    """A sink."""
+
+    def __init__(self):
+        self.rows = []
+
+    def step(self, step, metrics):
+        self.rows.append((step, metrics["reward"]))
+
+
+def test_every_row_goes_to_every_sink(tmp_path):
+    sinks = [Kept(), Kept()]
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=sinks)
+        recorder.step(1, TRAINED)
+    assert [sink.rows for sink in sinks] == [[(1, 0.5)]] * 2
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="it is installed here")
+def test_a_sink_whose_client_is_not_installed_says_what_to_do(tmp_path):
+    with RunFolder.open(tmp_path, "run", CONFIG) as run, pytest.raises(SinkUnavailable, match="pip install wandb"):
+        WeightsAndBiases(run)

@@ -1,0 +1,99 @@
+"""Weight updates with turns in flight: they go on under the new weights, or begin again, as configured."""
+
+import asyncio
+
+import pytest
+
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Superseded
+from tests.support.fakes import Gate, Replicas, fleet_of, settle
+from tests.unit.engine.fleet.test_fleet import expected, play, sampling, weights
+
+
+async def part(fleet, key=1, tokens=2):
+    """A turn with its first tokens: (turn, tokens)."""
+    turn, found = fleet.turn(key, 0, [2, 3], sampling()), []
+    while len(found) < tokens:
+        found += (await anext(turn))[1].token_ids
+    return turn, found
+
+
+async def superseded(fleet, key):
+    with pytest.raises(Superseded, match=f"trajectory {key} "):
+        await anext(fleet.turn(key, 0, [2] * 9, sampling()))
+
+
+async def test_turns_in_flight_go_on_under_the_new_weights():
+    replicas = Replicas()
+    async with fleet_of(replicas) as fleet:
+        turn, found = await part(fleet)
+        await fleet.update_weights(weights(4))
+        async for _, delta in turn:
+            found += delta.token_ids
+            spans = delta.spans
+        fleet.trajectory_ended(1, 9, finished=True)
+        assert found == expected()
+        assert [version for version, _, _ in spans] == [0, 0, *[4] * (len(found) - 2)]
+        assert replicas.made[0].aborted == []
+
+
+async def test_restart_ends_what_is_in_flight_and_it_begins_again_under_the_new_weights():
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    async with fleet_of(replicas, on_update="restart") as fleet, asyncio.TaskGroup() as group:
+        turn, _ = await part(fleet)
+        update = group.create_task(fleet.update_weights(weights(4)))
+        await gate.started.wait()
+        with pytest.raises(Superseded, match="trajectory 1 began under version 0, now it is 4"):
+            async for _ in turn:
+                pass
+        fleet.trajectory_ended(1, 4, finished=False)
+        assert replicas.made[0].in_flight == 0
+        gate.release()
+        await update
+        assert [token for _, token in await play(fleet)] == expected(), "the key may be used again"
+        assert fleet._turns == fleet._born == {}
+        fleet._balancer.check()
+
+
+async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_its_next_turn():
+    replicas = Replicas()
+    async with fleet_of(replicas, on_update="restart") as fleet, asyncio.TaskGroup() as group:
+        for key in (1, 2):
+            async for _ in fleet.turn(key, 0, [2, 3], sampling()):
+                pass
+            fleet.turn_finished(key, 9)
+        fleet._balancer.decide = lambda now: []
+        waiting = group.create_task(superseded(fleet, 2))
+        fresh = group.create_task(anext(fleet.turn(3, 0, [2] * 9, sampling())))
+        await settle()
+        await fleet.update_weights(weights(1))
+        await waiting
+        await superseded(fleet, 1)
+        await settle()
+        assert not fresh.done(), "it has no token yet: it goes on waiting"
+        fresh.cancel()
+        for key in (1, 2, 3):
+            fleet.trajectory_ended(key, 9, finished=False)
+        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
+
+
+async def test_restart_lets_a_turn_end_that_ends_before_its_abort_arrives():
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "abort_gate", gate))
+    async with fleet_of(replicas, on_update="restart") as fleet:
+        turn, found = await part(fleet)
+        await fleet.update_weights(weights(4))
+        await gate.started.wait()
+        async for _, delta in turn:
+            found += delta.token_ids
+        gate.release()
+        fleet.trajectory_ended(1, 9, finished=True)
+        assert found == expected()
+        assert delta.finish == "stop"
+
+
+@pytest.mark.parametrize("on_update", ["", "abort"])
+def test_another_way_to_update_is_refused(on_update):
+    with pytest.raises(ValueError, match=f"on_update must be .*{on_update!r}"):
+        FleetConfig(on_update=on_update)

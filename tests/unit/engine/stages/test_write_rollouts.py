@@ -1,0 +1,84 @@
+"""Rollouts that are written for people: what was sampled, graded and chosen, and a reader for the terminal."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from engine.console.rollouts import Config, main, rollouts
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline, Stage
+from engine.stages.write_rollouts import write_rollouts
+from engine.types import Group
+from tests.support.fakes import a_prompt, a_trajectory
+
+
+def a_group(lease, rewards, kept=()):
+    prompt = replace(a_prompt(), id=f"problem-{lease}")
+    members = tuple(replace(a_trajectory(sampled=5, reward=reward), prompt=prompt) for reward in rewards)
+    advantages = np.asarray([rewards[index] - 0.5 for index in kept]) if kept else None
+    return Group(
+        prompt=prompt,
+        trajectories=members,
+        lease=lease,
+        kept=kept,
+        advantages_K=advantages,
+        drop=None if kept else "flat",
+    )
+
+
+async def write(folder, steps, every):
+    """Steps of two groups go through the stage; returns what comes out."""
+    passed = []
+
+    async def source(inbox, outbox):
+        for step in range(steps):
+            await outbox.put([a_group(2 * step, [0.0, 1.0], kept=(0, 1)), a_group(2 * step + 1, [1.0, 1.0])])
+
+    async def sink(inbox, outbox):
+        async for groups in inbox:
+            passed.append([group.lease for group in groups])
+
+    stage = write_rollouts(folder, Leases(2, 0), every=every)
+    names = (("source", source), ("write", stage), ("sink", sink))
+    await Pipeline([Stage(name=name, run=run) for name, run in names]).run()
+    return passed
+
+
+async def test_each_nth_step_is_written_and_every_step_goes_on(tmp_path):
+    assert await write(tmp_path / "rollouts", steps=5, every=2) == [[2 * step, 2 * step + 1] for step in range(5)]
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["step-000002.jsonl", "step-000004.jsonl"]
+    found = [msgspec.json.decode(line) for line in (tmp_path / "rollouts/step-000002.jsonl").read_bytes().splitlines()]
+    assert [(row["prompt_id"], row["kept"], row["advantage"], row["drop"]) for row in found] == [
+        ("problem-2", True, -0.5, None),
+        ("problem-2", True, 0.5, None),
+        ("problem-3", False, None, "flat"),
+        ("problem-3", False, None, "flat"),
+    ]
+
+
+async def test_the_reader_shows_what_is_asked_for(tmp_path, capsys):
+    await write(tmp_path / "rollouts", steps=2, every=1)
+    assert [row.step for row in rollouts(Config(run=tmp_path))] == [2] * 4, "the last one unless a step is given"
+    assert [row.reward for row in rollouts(Config(run=tmp_path, step=1, only="wrong"))] == [0.0]
+    assert [row.kept for row in rollouts(Config(run=tmp_path, only="kept"))] == [True, True]
+    assert main([str(tmp_path), "first=1", "prompt=problem-3"]) == 0
+    assert "problem-3" in capsys.readouterr().out
+
+
+async def test_what_is_not_there_or_damaged_is_named(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert "rollouts" in capsys.readouterr().err
+    await write(tmp_path / "rollouts", steps=2, every=1)
+    assert main([str(tmp_path), "step=7"]) == 1
+    assert "1, 2" in capsys.readouterr().err
+    path = tmp_path / "rollouts/step-000002.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert main([str(tmp_path)]) == 1
+    assert f"{path}, line 4" in capsys.readouterr().err
+
+
+def test_a_step_that_nothing_divides_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        write_rollouts(tmp_path, Leases(2, 0), every=0)
