@@ -146,7 +146,6 @@ def test_links_lead_somewhere(name: str) -> None:
             continue
         file, _, anchor = target.partition("#")
         path = ((ROOT / name).parent / file).resolve() if file else ROOT / name
-        page = path.relative_to(ROOT).as_posix()
         if not path.exists() or (anchor and anchor not in headings(path.read_text())):
             lost.append(target)
     assert lost == []
