@@ -43,7 +43,8 @@ class Tier:
 
 BARE = Tier(name="bare", preload=tuple(STDLIB.split()))
 MATH = Tier(name="math", preload=BARE.preload, optional=("numpy", "sympy", "mpmath"))
-FULL = Tier(name="full", preload=BARE.preload, optional=(*MATH.optional, "scipy", "networkx"))  # pandas: twice the fork
+# without pandas, which would double what a fork costs: the calls that use it import it
+FULL = Tier(name="full", preload=BARE.preload, optional=(*MATH.optional, "scipy", "networkx"))
 TIERS = (BARE, MATH, FULL)
 
 

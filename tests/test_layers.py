@@ -65,7 +65,6 @@ HEAVY = {
     "transformers": ("engine/rollout/chat_template.py", "algo/learner/"),
     "pyarrow": ("engine/tables.py",),
 }
-SLEEPS = ("engine/process/forks.py",)  # in a thread that is about to fork, not in the event loop
 INSIDE_THE_JAIL = ("sandbox/inside/", "algo/reward/grader_program.py")
 
 
@@ -168,7 +167,7 @@ def test_every_task_has_an_owner_and_nothing_sleeps():
             owner, _, called = function.rpartition(".")
             bare = called == "create_task" and (not owner or owner in groups)
             unowned = called in ("ensure_future", "gather") and owner in ("", "asyncio")
-            if bare or unowned or (function == "time.sleep" and name(path) not in SLEEPS):
+            if bare or unowned or function == "time.sleep":
                 wrong.append(f"{name(path)}:{line} {function}")
     assert wrong == []
 

@@ -22,8 +22,9 @@ from typing import Literal
 from engine.ports import GraderUnavailable, ToolRunner
 from sandbox.wire import Limits, ToolResult
 
-# What a sandbox has to preload: with them a grading takes some hundredths of a second of CPU, without them more than
-# half a second. From "antlr4.LL1Analyzer" on it is what Math-Verify and sympy import at the first use.
+# What a sandbox has to preload; its guest environment has to have them (requirements/guest.lock). With them a grading
+# takes some hundredths of a second of CPU, without them more than half a second. From "antlr4.LL1Analyzer" on it is
+# what Math-Verify and sympy import at the first use.
 GRADER_MODULES = (
     "latex2sympy2_extended",
     "math_verify",

@@ -138,9 +138,9 @@ def _half_imported() -> bool:
 
 def _let_imports_end() -> None:
     """The child would find half of a module that another thread is importing, and nobody would fill it."""
-    deadline = time.monotonic() + IMPORT_S
+    deadline, pause = time.monotonic() + IMPORT_S, threading.Event()
     while _half_imported() and time.monotonic() < deadline:
-        time.sleep(0.01)
+        pause.wait(0.01)  # a poll: the locks of the import system can only be waited for without a limit
 
 
 def _at_fork(act: Callable[[Forks], None]) -> Callable[[], None]:

@@ -62,15 +62,17 @@ class Replica:
         try:
             async with asyncio.timeout(self.config.start_deadline_s) as budget:
                 await self._thread.run(self._build)
-                await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                 self.pid = self._engine.engine_core.resources.engine_manager.processes[0].pid
                 self._watch(os.pidfd_open(self.pid))
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
-                await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
-                # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies meanwhile.
-                await self._engine.get_supported_tasks()
-        except Exception as error:
+                async with self._alive():  # one that is told to end while it starts says that it is up, and ends then
+                    await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
+                    await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
+                    # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies then.
+                    await self._engine.get_supported_tasks()
+        except Exception as failure:
+            error = first_error(failure) if isinstance(failure, ExceptionGroup) else failure
             await self.shutdown()
             kind = ReplicaMisconfigured if isinstance(error, (ValueError, ImportError)) else ReplicaDied
             cause = str(error) or type(error).__name__
@@ -229,10 +231,8 @@ class Replica:
         """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
         self._updating = True
         try:
-            async with asyncio.timeout(self.config.update_deadline_s), asyncio.TaskGroup() as group:
-                death = group.create_task(self._death(), name=f"death-{self.index}")
+            async with asyncio.timeout(self.config.update_deadline_s), self._alive():
                 yield
-                death.cancel()
         except Exception as error:
             self._fail()
             first = first_error(error) if isinstance(error, ExceptionGroup) else error
@@ -270,8 +270,15 @@ class Replica:
         """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
         await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
 
+    @asynccontextmanager
+    async def _alive(self) -> AsyncIterator[None]:
+        """Raises when the engine's process ends meanwhile: vLLM would leave its caller without an answer."""
+        async with asyncio.TaskGroup() as group:
+            death = group.create_task(self._death(), name=f"death-{self.index}")
+            yield
+            death.cancel()
+
     async def _death(self) -> None:
-        """Raises when the engine's process has ended: vLLM would leave the caller of an update without an answer."""
         await self.died.wait()
         raise RuntimeError("the engine died")
 

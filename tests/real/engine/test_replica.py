@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import uvloop
@@ -82,6 +82,55 @@ async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch
         await replica.start()
     assert not isinstance(failure.value, ReplicaMisconfigured)
     given_up.set()
+
+
+class Mute:
+    """vLLM's front end of an engine that came up and answers nothing more."""
+
+    def __init__(self, process):
+        process.join = process.wait
+        self.engine_core = SimpleNamespace(
+            resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=[process]))
+        )
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=9))
+        self.output_processor = SimpleNamespace(propagate_error=lambda error: None)
+        self.output_handler = None
+        self.asked = asyncio.Event()
+
+    async def collective_rpc(self, name, args):
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    def shutdown(self, timeout_s): ...
+
+
+@pytest.fixture
+def process():
+    with subprocess.Popen(SLEEP) as process:
+        yield process
+        process.kill()
+
+
+async def test_an_engine_that_ends_when_it_has_just_come_up_is_not_waited_for(monkeypatch, process):
+    """As one that is told to end while it starts: it says that it is up, and then it ends."""
+    dead = ModuleType("vllm.v1.engine.exceptions")
+    dead.EngineDeadError = RuntimeError
+    monkeypatch.setitem(sys.modules, dead.__name__, dead)
+    for parent in ("vllm", "vllm.v1", "vllm.v1.engine"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    replica, engine = Replica(ReplicaConfig(checkpoint=TINY), 3, None, lambda *_: None), Mute(process)
+    monkeypatch.setattr(replica, "_build", lambda: setattr(replica, "_engine", engine))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        start = group.create_task(failed(replica))
+        await engine.asked.wait()
+        process.kill()
+    assert "replica 3 did not start: the engine died" in str(start.result())
+
+
+async def failed(replica):
+    with pytest.raises(ReplicaDied) as failure:
+        await replica.start()
+    return failure.value
 
 
 @pytest.mark.parametrize(("devices", "disabled"), [((), "1"), ((0,), None)])
