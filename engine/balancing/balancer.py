@@ -26,14 +26,11 @@ class Place:
     go_s: float = 0.0
 
     def reasons(self) -> dict[str, float]:
-        """What the timeline shows beside the rule."""
-        return {
-            "key": self.key,
-            "replica": self.replica,
-            "headroom_blocks": self.headroom_blocks,
-            "stay_s": self.stay_s,
-            "go_s": self.go_s,
-        }
+        """What the timeline shows beside the rule. The costs of staying and going are there where they were weighed."""
+        shown = {"key": self.key, "replica": self.replica, "headroom_blocks": self.headroom_blocks}
+        if self.stay_s or self.go_s:
+            shown |= {"stay_s": self.stay_s, "go_s": self.go_s}
+        return shown
 
 
 class Balancer(Protocol):

@@ -3,6 +3,7 @@
 Invariants
 - Times are seconds of one monotonic clock; recording is an append, formatting happens when the file is written.
 - The newest EVENTS of each kind are kept: memory is bounded however long the run.
+- Spans that have a `key` belong to that trajectory: its turns and tool calls are joined by arrows.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -120,9 +121,17 @@ class Timeline:
         for pid, track in enumerate(TRACKS):
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": track}}
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
+        for pid, lane in sorted({(span.pid, span.lane) for span in self._spans}):
+            name = f"{TRACKS[pid]} {lane}"
+            yield {"ph": "M", "pid": pid, "tid": lane, "name": "thread_name", "args": {"name": name}}
         for span in self._spans:
             event = {"ph": "X", "pid": span.pid, "tid": span.lane, "name": span.name, "ts": us(span.start)}
             yield {**event, "dur": us(span.end) - us(span.start), "args": span.args}
+        for flow in self._flows():
+            for number, span in enumerate(flow):
+                kind = "s" if number == 0 else "f" if number == len(flow) - 1 else "t"
+                event = {"ph": kind, "pid": span.pid, "tid": span.lane, "name": "trajectory", "cat": "trajectory"}
+                yield {**event, "id": span.args["key"], "ts": us(span.start), "bp": "e"}
         for instant in self._instants:
             event = {"ph": "i", "pid": instant.pid, "tid": 0, "name": instant.name, "ts": us(instant.at), "s": "t"}
             yield {**event, "args": instant.args}
@@ -131,3 +140,11 @@ class Timeline:
             yield {**counter, "name": f"replica {replica} KV blocks", "args": {"used": used}}
             requests = {"running": running, "waiting": waiting}
             yield {**counter, "name": f"replica {replica} requests", "args": requests}
+
+    def _flows(self) -> list[list[_Span]]:
+        """The spans of each trajectory that has several, in their order: Perfetto joins them by arrows."""
+        flows: dict[int, list[_Span]] = defaultdict(list)
+        for span in self._spans:
+            if "key" in span.args:
+                flows[span.args["key"]].append(span)
+        return [sorted(flow, key=lambda span: span.start) for flow in flows.values() if len(flow) > 1]

@@ -145,3 +145,18 @@ def test_an_idle_cause_ends_with_what_it_covers_also_when_that_fails():
         raise ZeroDivisionError
     clock.now += 3.0
     assert timeline.idle.seconds(clock.now)[0] == {"kv_blocked": 2.0, "host": 3.0}
+
+
+def test_lanes_have_names_and_the_spans_of_a_trajectory_are_joined(tmp_path):
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.span("trajectories", "generate", 0.0, 1.0, 3, key=7)
+    timeline.span("tool calls", "ok", 0.5, 2.0, 1, key=7)
+    timeline.span("trajectories", "generate", 2.0, 3.0, 3, key=7)
+    timeline.span("trajectories", "generate", 0.0, 1.0, 4, key=8)  # alone: nothing to join it to
+    timeline.write(tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {"trajectories 3", "trajectories 4", "tool calls 1"}
+    flow = [(event["ph"], event["id"], event["tid"], event["ts"]) for event in events if event["ph"] in "stf"]
+    assert flow == [("s", 7, 3, 0), ("t", 7, 1, 500_000), ("f", 7, 3, 2_000_000)]
