@@ -30,7 +30,9 @@ streams.prepare_descriptors()  # before other imports open files
 import asyncio
 import dataclasses
 import gc
+import shlex
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -49,12 +51,12 @@ import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
-from engine.atomic_files import DiskFull
+from engine.atomic_files import DiskFull, write_whole
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.display import Display
 from engine.console.recorder import RunRecorder
-from engine.console.report import print_report
+from engine.console.report import model_card, print_report
 from engine.devices import DevicePlan
 from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import FleetConfig
@@ -314,6 +316,9 @@ class Training:
                 await self._run(pipeline)
                 ticking.cancel()
         summary = self._summary()
+        command = shlex.join([sys.executable, *sys.argv])
+        card = model_card(self.config.title, self.config.checkpoint, command, summary)
+        write_whole(self.run_folder.path / "checkpoint" / "README.md", [card.encode()])
         self.recorder.draw()
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress)

@@ -67,6 +67,21 @@ def transport(name: str, folder: Path, layout: Layout) -> Transport:
     return Shm(folder, layout) if name == "shm" else Gloo(layout)
 
 
+# Of a checkpoint, beside its weights; what else lies there (how it was made, say) is not true of what was trained on.
+JSON_FILES = (
+    "added_tokens.json",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
 def export(scorer: nn.Module, source: Path, path: Path) -> None:
     """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
 
@@ -78,7 +93,7 @@ def export(scorer: nn.Module, source: Path, path: Path) -> None:
         with atomic_path(path) as unfinished:
             unfinished.mkdir()
             for file in source.iterdir():
-                if file.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in file.name:
+                if file.name in JSON_FILES or file.suffix in (".jinja", ".txt", ".model"):
                     shutil.copy(file, unfinished)
             save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
             # As others may read the rest: the library lets its owner alone.

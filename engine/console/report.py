@@ -232,3 +232,21 @@ def _transcript(trajectory: Trajectory) -> str:
         lines.append(escape(said.strip()))
         lines += [f"[dim]python said:[/] {escape(use.response)}" for use in turn.tool_uses]
     return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])
+
+
+def model_card(title: str, checkpoint: Path, command: str, summary: Mapping[str, Any]) -> str:
+    """README.md of a trained checkpoint: what it is, how it was made, and how good it was on held-out problems."""
+    lines = [f"# {title or 'A model trained by reinforcement learning'}", ""]
+    lines += [f"Trained from `{checkpoint}` for {summary['steps']} steps with rocstar:", "", f"    {command}", ""]
+    if "accuracy_final" in summary:
+        low, high = summary["accuracy_final_interval"]
+        before = summary["accuracy_initial"]
+        since = "" if before is None else f", {before:.3f} before training"
+        lines.append(
+            f"Held-out accuracy at temperature 1: {summary['accuracy_final']:.3f} [{low:.3f}, {high:.3f}] over "
+            f"{summary['accuracy_n']} problems{since}. It was measured on the weights under training; the files hold "
+            "them in the dtype of config.json."
+        )
+        lines.append("")
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return "\n".join([*lines, f"Versions: {versions}.", ""])

@@ -61,6 +61,9 @@ def test_the_summary_says_what_happened(learnt: tuple[Path, str]) -> None:
         }
     assert summary["versions"]["torch"]
     assert "Before and after" in output
+    # The last file: a run that has it is not resumed.
+    last = (folder / "summary.json").stat().st_mtime_ns
+    assert last >= max((folder / name).stat().st_mtime_ns for name in ("timeline.json", "reward.png"))
     for name in ("config.json", "reward.png", "timeline.json", "tensorboard", "checkpoint"):
         assert (folder / name).exists(), name
 
@@ -110,6 +113,8 @@ def test_the_checkpoint_loads_in_transformers_and_in_vllm(learnt: tuple[Path, st
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     checkpoint = learnt[0] / "checkpoint"
+    assert "10 steps" in (checkpoint / "README.md").read_text()
+    assert not (checkpoint / "cold_start.json").exists(), "that is how the seed was made"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     said = "<reason>I use python.</reason>\n<tool_call>"
     messages = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": said}]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from engine.console.report import Progress, plot, print_report
+from engine.console.report import Progress, model_card, plot, print_report
 from engine.types import Prompt
 from tests.support.fakes import a_prompt, a_trajectory
 
@@ -151,3 +151,17 @@ def test_the_plot_shows_rewards_of_any_size(tmp_path, monkeypatch, rewards, show
         progress.step(step, {"reward": reward, "tool_error_share_correct": 0.1, "time/train_total_s": float(step)})
     plot(tmp_path / "reward.png", progress, "roc")
     assert figures[0].axes[0].get_ylim() == shown
+
+
+def test_a_model_card_says_where_the_model_comes_from_and_how_good_it_was():
+    scores = {
+        "accuracy_initial": 0.25,
+        "accuracy_final": 0.75,
+        "accuracy_final_interval": [0.5, 0.875],
+        "accuracy_n": 4,
+    }
+    given = {"steps": 3, "versions": {"torch": "2.13"}}
+    card = model_card("GRPO-RoC", Path("models/seed"), "python train.py steps=3", {**given, **scores})
+    for part in ("GRPO-RoC", "models/seed", "python train.py steps=3", "0.750 [0.500, 0.875]", "0.250", "torch 2.13"):
+        assert part in card
+    assert "accuracy" not in model_card("", Path("models/seed"), "python train.py", given)
