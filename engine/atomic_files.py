@@ -24,7 +24,9 @@ def writing(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise DiskFull(f"cannot write {path}: {error.strerror}; start again when that is mended") from error
+        raise DiskFull(
+            f"cannot write {path}: {error.strerror}. Fix that and rerun the same command; the run resumes."
+        ) from error
 
 
 def append(file: int, data: bytes) -> None:

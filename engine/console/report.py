@@ -211,9 +211,9 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
     pairs: list[tuple[Trajectory, ...]] = (
         list(zip(before, after, strict=True)) if before else [(member,) for member in after]
     )
-    mended = [pair for pair in pairs if not measure.correct(pair[:1]) and measure.correct(pair[-1:])]
+    learnt = [pair for pair in pairs if not measure.correct(pair[:1]) and measure.correct(pair[-1:])]
     shown: dict[str, tuple[Trajectory, ...]] = {}
-    for pair in mended + pairs:
+    for pair in learnt + pairs:
         shown.setdefault(pair[0].prompt.id, pair)
     table = Table(title="Three held-out problems", show_lines=True)
     for name in ("problem", *(["before"] if before else []), "after"):

@@ -56,7 +56,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
     assert done.returncode == 7, done.stderr
     message, left = done.stdout.splitlines()
     assert message.startswith(f"cannot write {tmp_path}/run/")
-    assert message.endswith(": No space left on device; start again when that is mended")
+    assert message.endswith(": No space left on device. Fix that and rerun the same command; the run resumes.")
     assert file in message or what == "metrics"
     assert ".draft" not in left
     if what == "json":

@@ -227,7 +227,10 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
     monkeypatch.setattr("engine.run.run_folder.os.open", refused)  # root may open all
-    with pytest.raises(DiskFull, match=r"cannot write .*run/lock: Permission denied; start again when that is mended"):
+    with pytest.raises(
+        DiskFull,
+        match=r"cannot write .*run/lock: Permission denied. Fix that and rerun the same command; the run resumes.",
+    ):
         begin(tmp_path)
 
 
