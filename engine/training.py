@@ -78,7 +78,7 @@ from engine.stages.batch import batch_groups
 from engine.stages.empty_batches import NothingLeft, NothingToTrain
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupConfig, groups
-from engine.stages.train import Learn
+from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
@@ -217,7 +217,7 @@ class Training:
         self._prompts: Iterator[Prompt] = iter(())
         self._rollouts: list[Rollouts] = []
         self._evaluations: Sequence[ScheduledEvaluation] = ()
-        self._train: Learn | None = None
+        self._train: TrainStage | None = None
         self._display: Display | None = None
         self._first_step_s: float | None = None  # where all steps were trained before, there is none
 
@@ -288,18 +288,18 @@ class Training:
     ) -> Stage:
         """The learner, the new weights on all replicas, and the evaluations that are due under them."""
         self._evaluations = evaluations
-        self._train = Learn(
+        self._train = TrainStage(
             learner=self.learner,
             fleet=self.fleet,
             leases=self.leases,
-            join=make_batch,
-            stepped=self._on_trained,
+            make_batch=make_batch,
+            on_trained=self._on_trained,
             stats=lambda: self.stats(),
             timeline=self.timeline,
             state=self.state,
             checkpoint_every=self.config.checkpoint_every,
             train_s=self.recorder.progress.train_s,
-            rests=self.config.devices.rests,
+            replicas_rest=self.config.devices.rests,
             full_reward=self.config.full_reward,
         )
         return Stage(name="learn", run=self._train)

@@ -60,7 +60,7 @@ class GroupConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class GroupDecision:
     """A group is decided: members (samples, ascending) form it, the other rollouts stop.
 
     drop: "flat" when it was stopped early. others: the reason under which the tokens of the others are counted.
@@ -70,45 +70,45 @@ class Verdict:
     drop: str | None = None
 
     @property
-    def others(self) -> str:
+    def waste_reason(self) -> str:
         return self.drop or "surplus"
 
 
-class Attempt:
-    """Decides about one prompt's rollouts. Pure: the rewards go in as they come, at some point a verdict comes out.
+class GroupProgress:
+    """Decides about one prompt's rollouts. Pure: the rewards go in as they come, at some point a decision comes out.
 
     A group is decided when `samples` rollouts were graded, when its first `stop_flat_after` rewards are equal, or when
     every rollout has ended: failed ones then fill up what is missing.
 
-    >>> attempt = Attempt(GroupConfig(samples=2, extra_samples=1))
-    >>> attempt.ended(2, 1.0), attempt.ended(1, None), attempt.ended(0, 0.0)
-    (None, None, Verdict(members=(0, 2), drop=None))
+    >>> progress = GroupProgress(GroupConfig(samples=2, extra_samples=1))
+    >>> progress.rollout_ended(2, 1.0), progress.rollout_ended(1, None), progress.rollout_ended(0, 0.0)
+    (None, None, GroupDecision(members=(0, 2), drop=None))
     """
 
     def __init__(self, config: GroupConfig) -> None:
-        self.verdict: Verdict | None = None
+        self.decision: GroupDecision | None = None
         self._config = config
         self._rewards: dict[int, float] = {}  # by sample, in the order of their ends
         self._failed: list[int] = []
 
-    def ended(self, sample: int, reward: float | None) -> Verdict | None:
-        """A rollout ended; reward is None when it failed. Returns the verdict if this decides the group."""
-        assert self.verdict is None, "the group is decided"
+    def rollout_ended(self, sample: int, reward: float | None) -> GroupDecision | None:
+        """A rollout ended; reward is None when it failed. Returns the decision if this decides the group."""
+        assert self.decision is None, "the group is decided"
         assert 0 <= sample < self._config.started, sample
         assert sample not in self._rewards and sample not in self._failed, sample  # noqa: PT018
         if reward is None:
             self._failed.append(sample)
         else:
             self._rewards[sample] = reward
-        self.verdict = self._decide()
-        return self.verdict
+        self.decision = self._decide()
+        return self.decision
 
-    def _decide(self) -> Verdict | None:
+    def _decide(self) -> GroupDecision | None:
         config, graded = self._config, len(self._rewards)
         if graded == config.samples or graded + len(self._failed) == config.started:
-            return Verdict(members=tuple(sorted([*self._rewards, *self._failed][: config.samples])))
+            return GroupDecision(members=tuple(sorted([*self._rewards, *self._failed][: config.samples])))
         if graded == config.stop_flat_after and len(set(self._rewards.values())) == 1:
-            return Verdict(members=tuple(sorted(self._rewards)), drop="flat")
+            return GroupDecision(members=tuple(sorted(self._rewards)), drop="flat")
         return None
 
 
@@ -127,7 +127,7 @@ def groups(
     from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
     journal holds is not done again.
     """
-    keeper = _Keeper(
+    runner = _GroupRunner(
         rollouts=rollouts,
         reward=reward,
         select=select,
@@ -139,14 +139,14 @@ def groups(
     )
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
-        async for ticket in inbox:
-            await outbox.put(await keeper.live(ticket))
+        async for admitted in inbox:
+            await outbox.put(await runner.run(admitted))
 
     return stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Keeper:
+class _GroupRunner:
     rollouts: Rollouts
     reward: Reward
     select: Callable[[Group], Group]
@@ -157,35 +157,37 @@ class _Keeper:
     grading: asyncio.Semaphore
     numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
 
-    async def live(self, ticket: AdmittedPrompt) -> Group:
+    async def run(self, admitted: AdmittedPrompt) -> Group:
         """Prompt after prompt, until one gives something to train or no refill is left."""
-        prompt, waste, refills = ticket.prompt, Counter[str](), 0
+        prompt, waste, refills = admitted.prompt, Counter[str](), 0
         while True:
-            group = self.journal.decided(ticket.lease, refills) or await self._attempt(prompt, ticket.lease, refills)
+            group = self.journal.decided(admitted.lease, refills) or await self._attempt(
+                prompt, admitted.lease, refills
+            )
             waste.update(group.waste)
             if group.drop is None:
                 group = self.select(group)
             more = group.drop is not None and refills < self.config.refills
-            following = self.journal.draw(ticket.lease, refills + 1, self.prompts) if more else None
+            following = self.journal.draw(admitted.lease, refills + 1, self.prompts) if more else None
             if group.drop is None or following is None:
                 return replace(group, waste=+waste, refills=refills)  # without zeros
             waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
-            self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=ticket.lease, prompt=prompt.id)
+            self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=admitted.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
 
     async def _attempt(self, prompt: Prompt, lease: int, refills: int) -> Group:
         """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others."""
-        attempt, number = Attempt(self.config), next(self.numbers)
+        progress, number = GroupProgress(self.config), next(self.numbers)
         logs = [self.journal.log(lease, refills, sample) for sample in range(self.config.started)]
         tallies = [Tally(log.tokens) for log in logs]
         ended: dict[int, Trajectory] = {}
 
         async def run(sample: int) -> None:
             trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
-            if attempt.verdict is not None:
+            if progress.decision is not None:
                 return  # its end and its cancellation crossed
             ended[sample] = trajectory
-            if attempt.ended(sample, trajectory.reward) is not None:
+            if progress.rollout_ended(sample, trajectory.reward) is not None:
                 for other, task in tasks.items():
                     if other != sample:
                         task.cancel()
@@ -195,11 +197,11 @@ class _Keeper:
         async with asyncio.TaskGroup() as scope:
             name = f"rollout-{number}"
             tasks = {sample: scope.create_task(run(sample), name=f"{name}-{sample}") for sample in order}
-        verdict = attempt.verdict
-        assert verdict is not None, prompt.id
-        members = tuple(ended[sample] for sample in verdict.members)
-        waste = _waste(verdict, ended, tallies)
-        group = Group(prompt=prompt, trajectories=members, lease=lease, drop=verdict.drop, waste=waste)
+        decision = progress.decision
+        assert decision is not None, prompt.id
+        members = tuple(ended[sample] for sample in decision.members)
+        waste = _waste(decision, ended, tallies)
+        group = Group(prompt=prompt, trajectories=members, lease=lease, drop=decision.drop, waste=waste)
         self.journal.decide(group, refills)
         return group
 
@@ -213,14 +215,14 @@ class _Keeper:
         return trajectory
 
 
-def _waste(verdict: Verdict, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:
+def _waste(decision: GroupDecision, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:
     """Sampled tokens by reason that are in none of the members."""
     waste: Counter[str] = Counter()
     for sample, tally in enumerate(tallies):
-        if sample in verdict.members:
+        if sample in decision.members:
             waste["superseded"] += tally.tokens - ended[sample].sampled_tokens
         elif sample in ended and ended[sample].error is not None:
             waste["error"] += tally.tokens
         else:
-            waste[verdict.others] += tally.tokens
+            waste[decision.waste_reason] += tally.tokens
     return waste

@@ -30,28 +30,28 @@ from engine.types import Batch, Group, PublishedWeights
 
 
 @dataclass(kw_only=True)
-class Learn:
+class TrainStage:
     """A stage: the list of a step's groups -> the step's number.
 
-    join: makes a step's batch of its groups. stepped: what the recipe does with a step's metrics once its weights are
-    live (evaluate, write down, show); until it returns nothing of a later step begins. stats: of the pipeline.
-    rests: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight then: staleness 0.
-    state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s: seconds of training so
-    far, without what `stepped` took. full_reward: of a trajectory that has solved its prompt. nothing_left: set when
-    the run has ended because of it. Raises NothingToTrain.
+    make_batch: makes a step's batch of its groups. on_trained: what the recipe does with a step's metrics once its
+    weights are live (evaluate, write down, show); until it returns nothing of a later step begins. stats: of the
+    pipeline. replicas_rest: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight
+    then: staleness 0. state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s:
+    seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
+    prompt. nothing_left: set when the run has ended because of it. Raises NothingToTrain.
     """
 
     learner: LearnerProcess
     fleet: Fleet
     leases: Leases
-    join: Callable[[int, Sequence[Group]], Batch]
-    stepped: Callable[[int, dict[str, float]], Awaitable[None]]
+    make_batch: Callable[[int, Sequence[Group]], Batch]
+    on_trained: Callable[[int, dict[str, float]], Awaitable[None]]
     stats: Callable[[], Sequence[StageStats]]
     timeline: Timeline
     state: RunState | None = None
     checkpoint_every: int = 1
     train_s: float = 0.0
-    rests: bool = False
+    replicas_rest: bool = False
     full_reward: float = 1.0
     nothing_left: NothingLeft | None = None
 
@@ -67,7 +67,7 @@ class Learn:
                 continue
             step = following
             metrics = await self._step(step, groups, mark)
-            await self.stepped(step, metrics)
+            await self.on_trained(step, metrics)
             mark = self._begin()
             for group in groups:
                 self.leases.release(group.lease)
@@ -95,8 +95,8 @@ class Learn:
         now, idle = self.timeline.now, self.timeline.idle
         metrics = measure.step(groups, self.fleet.version, self.full_reward)
         idle.flag("staleness_gate", 1, ready := now())
-        async with self.fleet.rest() if self.rests else nullcontext(), asyncio.TaskGroup() as tasks:
-            training = self.learner.train(self.join(step, groups), version=step)
+        async with self.fleet.rest() if self.replicas_rest else nullcontext(), asyncio.TaskGroup() as tasks:
+            training = self.learner.train(self.make_batch(step, groups), version=step)
             learning = tasks.create_task(training, name="train")
             await asyncio.sleep(0)
             gc.collect()  # while the learner has the cores, and nothing waits for this process

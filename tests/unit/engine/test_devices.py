@@ -10,7 +10,7 @@ from engine.devices import DevicePlan
 from engine.learner.process import LearnerProcessConfig, Trained
 from engine.pipeline.leases import Leases
 from engine.replica.config import ReplicaConfig
-from engine.stages.train import Learn
+from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Group, PublishedWeights
 from tests.support.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle
@@ -112,15 +112,15 @@ def learn_stage(fleet, rests, log, groups, stepped):
 
     leases = Leases(1, groups - 1)
     members = (a_trajectory(reward=1.0),)
-    learn = Learn(
+    learn = TrainStage(
         learner=Learner(),
         fleet=fleet,
         leases=leases,
-        join=lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32)),
-        stepped=stepped,
+        make_batch=lambda step, groups: Batch.of(step, [], np.zeros(0, np.float32)),
+        on_trained=stepped,
         stats=lambda: (),
         timeline=Timeline(Clock(tick=0.001)),
-        rests=rests,
+        replicas_rest=rests,
     )
     return learn, [Group(prompt=a_prompt(), trajectories=members, lease=leases.take()) for _ in range(groups)]
 

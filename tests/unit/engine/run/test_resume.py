@@ -32,7 +32,7 @@ from engine.run.run_folder import RunFolder
 from engine.stages.admit import admit
 from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
-from engine.stages.train import Learn
+from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, PublishedWeights
 from tests.support.damage import damages
@@ -184,12 +184,12 @@ class Life:
             self.run.step(step, metrics)
 
         grouped = groups(rollouts, self.reward, noted, prompts, self.config, timeline, journal)
-        self.learn = learn = Learn(
+        self.learn = learn = TrainStage(
             learner=self.learner,
             fleet=fleet,
             leases=leases,
-            join=join,
-            stepped=stepped,
+            make_batch=join,
+            on_trained=stepped,
             stats=lambda: pipeline.stats(),
             timeline=timeline,
             state=self.state,

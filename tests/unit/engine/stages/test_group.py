@@ -15,7 +15,7 @@ from engine.ports import GraderUnavailable
 from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.admit import AdmittedPrompt
-from engine.stages.group import Attempt, GroupConfig, Verdict, groups
+from engine.stages.group import GroupConfig, GroupDecision, GroupProgress, groups
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, PublishedWeights
@@ -39,12 +39,12 @@ from tests.support.node import ANSWER, CHAT, END, Setup, call
 
 
 def decide(config, *ends):
-    """The verdict, and how many of the ends it took."""
-    attempt = Attempt(GroupConfig(**config))
+    """The decision, and how many of the ends it took."""
+    progress = GroupProgress(GroupConfig(**config))
     for number, (sample, value) in enumerate(ends, 1):
-        if verdict := attempt.ended(sample, value):
-            assert attempt.verdict is verdict
-            return verdict.members, verdict.drop, number
+        if decision := progress.rollout_ended(sample, value):
+            assert progress.decision is decision
+            return decision.members, decision.drop, number
     return None
 
 
@@ -85,36 +85,36 @@ def test_every_order_of_ends_decides_a_group_once(samples, extra, stop, rewards,
     config = GroupConfig(
         samples=samples, extra_samples=extra, stop_flat_after=stop if stop and stop <= samples else None
     )
-    attempt, ended = Attempt(config), []
+    progress, ended = GroupProgress(config), []
     for sample in order:
-        if sample < config.started and attempt.verdict is None:
+        if sample < config.started and progress.decision is None:
             ended.append(sample)
-            attempt.ended(sample, rewards[sample])
-    verdict = attempt.verdict
-    assert verdict is not None
-    assert set(verdict.members) <= set(ended)
-    assert list(verdict.members) == sorted(set(verdict.members))
+            progress.rollout_ended(sample, rewards[sample])
+    decision = progress.decision
+    assert decision is not None
+    assert set(decision.members) <= set(ended)
+    assert list(decision.members) == sorted(set(decision.members))
     good = [sample for sample in ended if rewards[sample] is not None]
-    assert set(good) <= set(verdict.members), "what was graded before the verdict is in the group"
-    if verdict.drop is None:
-        assert len(verdict.members) == samples
+    assert set(good) <= set(decision.members), "what was graded before the decision is in the group"
+    if decision.drop is None:
+        assert len(decision.members) == samples
         assert len(good) == samples or len(ended) == config.started
     else:
-        assert (verdict.drop, verdict.others) == ("flat", "flat")
+        assert (decision.drop, decision.waste_reason) == ("flat", "flat")
         assert len(good) == stop < samples
         assert len({rewards[sample] for sample in good}) == 1
 
 
 def test_a_rollout_ends_once_and_before_the_verdict():
-    attempt = Attempt(GroupConfig(samples=3))
-    attempt.ended(0, 1.0)
-    attempt.ended(1, None)
+    progress = GroupProgress(GroupConfig(samples=3))
+    progress.rollout_ended(0, 1.0)
+    progress.rollout_ended(1, None)
     for sample in (0, 1, 3, -1):
         with pytest.raises(AssertionError):
-            attempt.ended(sample, 0.0)
-    assert attempt.ended(2, 0.0) == Verdict(members=(0, 1, 2))
+            progress.rollout_ended(sample, 0.0)
+    assert progress.rollout_ended(2, 0.0) == GroupDecision(members=(0, 1, 2))
     with pytest.raises(AssertionError):
-        attempt.ended(2, 0.0)
+        progress.rollout_ended(2, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ class Leased:
         tickets = [AdmittedPrompt(prompt=next(self.prompts), lease=lease) for lease in range(self.leases)]
 
         async def admit(inbox, outbox):
-            for ticket in tickets:
-                await outbox.put(ticket)
+            for admitted in tickets:
+                await outbox.put(admitted)
 
         async def collect(inbox, outbox):
             async for group in inbox:

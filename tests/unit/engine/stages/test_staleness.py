@@ -24,7 +24,7 @@ from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.admit import admit
 from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
-from engine.stages.train import Learn
+from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
 from tests.support.fakes import Clock, ScriptedReplica, a_prompt, fleet_of, settle
 from tests.support.node import CHAT, call
@@ -152,12 +152,12 @@ async def train(plan, seed, may=lambda name, live: True):
         async def stepped(step, metrics):
             trained.append((metrics, learner.groups))
 
-        learn = Learn(
+        learn = TrainStage(
             learner=learner,
             fleet=fleet,
             leases=leases,
-            join=learner.join,
-            stepped=stepped,
+            make_batch=learner.join,
+            on_trained=stepped,
             stats=lambda: (),
             timeline=timeline,
         )
