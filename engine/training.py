@@ -58,6 +58,7 @@ from engine.console.display import Display
 from engine.console.recorder import RunRecorder
 from engine.console.report import model_card, print_report
 from engine.devices import DevicePlan
+from engine.errors import first_error
 from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
@@ -256,7 +257,9 @@ class Training:
             return ScheduledEvaluation(evaluation=evaluation, every=every)
         timeline = Timeline()  # not written: its replicas have the same numbers as those that train
         fleet = await self._stack.enter_async_context(self._fleet(replicas, timeline, pinned=False))
-        evaluation = Evaluation(prompts, samples, rollouts.on(fleet, timeline), reward, estimate, timeline)
+        apart = rollouts.on(fleet, timeline)
+        self._rollouts.append(apart)
+        evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline)
         evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self._workspace)
         await self._stack.enter_async_context(evaluator)
         return ScheduledEvaluation(evaluation=evaluation, every=every, evaluator=evaluator)
@@ -311,10 +314,15 @@ class Training:
         title = f"rocstar {self.run_folder.path}"
         with Display(title, self.config.steps, self.fleet, self.console) as self._display:
             self.recorder.show_on(self._display)
-            async with asyncio.TaskGroup() as tasks:
-                ticking = tasks.create_task(self._display.tick(), name="display")
-                await self._run(pipeline)
-                ticking.cancel()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    ticking = tasks.create_task(self._display.tick(), name="display")
+                    watching = tasks.create_task(watch(self._tokens_sampled, self.stats), name="watch")
+                    await self._run(pipeline)
+                    ticking.cancel()
+                    watching.cancel()
+            except BaseExceptionGroup as failures:  # the caller waits for the error of a part as it is
+                raise first_error(failures) from failures
         summary = self._summary()
         command = shlex.join([sys.executable, *sys.argv])
         card = model_card(self.config.title, self.config.checkpoint, command, summary)
@@ -331,10 +339,7 @@ class Training:
         if not self.recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
             await self._evaluate_and_record(step, self._due(step))
         self._phase("training")
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch(self._tokens_sampled, self.stats), name="watch")
-            await pipeline.run()
-            watching.cancel()
+        await pipeline.run()
         self.nothing_left = self._train.nothing_left if self._train is not None else None
         if self.nothing_left:  # the last weights are not those of the last step that was planned
             step = self.fleet.version

@@ -67,7 +67,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig(lr=5e-4, minibatches=2)  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
-        for name in ("oversample", "eval_every", "eval_problems", "eval_samples", "kv_blocks", "slots"):
+        for name in ("oversample", "eval_every", "eval_problems", "eval_samples", "learner_ranks", "slots"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.group_size < 2:

@@ -101,5 +101,7 @@ def _interrupted(run: RunFolder | None, invocation: Invocation, config: Any) -> 
 def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
     """With which a run of these options is begun, or gone on with."""
     given = {name: value for name, value in values.items() if name != "fresh"}
+    if given["name"] == Path(sys.argv[0]).stem:  # by itself
+        del given["name"]
     words = [*overrides(Invocation, given), *overrides(config_class, given)]
     return shlex.join([sys.executable, sys.argv[0], *words])
