@@ -14,34 +14,6 @@ from tests.support.algo_fakes import trajectory
 RLOO = Advantage(baseline="leave_one_out", scale="none")
 
 
-def standardised(index, rewards, params):
-    """The peer's definition by ours, of one of the batch's groups."""
-    rewards_G = rewards[index]
-    definition, eps = params["definition"], params.get("eps") or 1e-6
-    if definition in ("grpo_nostd", "grpo_nostd_wholerow"):
-        return Advantage(scale="none").of_group(rewards_G)
-    if definition in ("rloo", "loo_mean", "loo_no_std"):
-        return RLOO.of_group(rewards_G)
-    if definition == "grpo_mean_group_std_batch":
-        return Advantage(scale="batch", eps=eps).of_batch(rewards)[index]
-    baseline = "leave_one_out" if definition.startswith("loo") else "mean"
-    return Advantage(baseline=baseline, eps=eps).of_group(rewards_G)
-
-
-def peer_differs(rewards_G, params):
-    """Why a group's golden advantages are not ours, or None."""
-    if len(rewards_G) == 1 and params["singleton"] != "0":
-        return "a group of one: its reward, its share of a batch or NaN instead of 0"
-    if np.ptp(rewards_G) == 0:
-        return "a flat group in float32: rounding noise over a tiny deviation instead of 0"
-    if params.get("var_floor", 0) > rewards_G.var(ddof=1):
-        return "a variance below its floor: advantages shrink"
-    return None
-
-
-KEEPERS_OF_NOISE = "std>0 (ddof=0) or group of one"  # SkyRL: rounding makes [0.1] * 7 look uneven
-
-
 def test_flat_group_is_exactly_zero_where_float_noise_would_not_be():
     assert np.std([0.1] * 7) > 0
     assert group_advantages(np.full(7, 0.1)).tolist() == [0.0] * 7
