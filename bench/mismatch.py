@@ -32,7 +32,8 @@ from bench.report import at_least, environment, existing, fill, finish, interrup
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate

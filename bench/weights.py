@@ -38,7 +38,8 @@ from engine.balancing.round_robin import RoundRobin
 from engine.fleet.canary import tolerance_of
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.replica import Replica
 from engine.run.workspace import workspace

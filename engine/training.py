@@ -62,7 +62,8 @@ from engine.errors import first_error
 from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
 from engine.ports import Reward, StatefulTool, Tool

@@ -33,17 +33,17 @@ import numpy as np
 import zmq
 
 from algo.learner.config import LearnerConfig as LearnerConfig
-from engine.learner import process
+from engine.learner import messages
 from engine.types import Batch
 
 if TYPE_CHECKING:
     from algo.learner.trainer import Trainer
 
-Answer = tuple[process.Reply, process.Arrays]
+Answer = tuple[messages.Reply, messages.Arrays]
 
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
-NO_CANARY: process.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
+NO_CANARY: messages.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -95,8 +95,8 @@ class NodeLink:
             if event == zmq.EVENT_DISCONNECTED and not self._socket.poll(0):
                 raise NodeGone("the node closed the connection")
 
-    def reply(self, message: process.Reply, arrays: process.Arrays) -> None:
-        self._socket.send_multipart(process.pack(message, arrays))
+    def reply(self, message: messages.Reply, arrays: messages.Arrays) -> None:
+        self._socket.send_multipart(messages.pack(message, arrays))
 
     def close(self) -> None:
         """What was sent last (a Failed, say) has two seconds to leave."""
@@ -110,7 +110,7 @@ class Learner:
     _trainer: Trainer
     _empty = 0  # batches in a row without a token to train
 
-    def configure(self, request: process.Configure) -> Answer:
+    def configure(self, request: messages.Configure) -> Answer:
         from algo.learner.trainer import Trainer
 
         config, source = LearnerConfig(**request.learner), Path(request.checkpoint)
@@ -121,7 +121,7 @@ class Learner:
             with _fatal("resume"):
                 version = self._trainer.restore(Path(request.resume))
         weights, canary, _ = self._publish(version)
-        ready = process.Ready(
+        ready = messages.Ready(
             version=version,
             weights=weights,
             parameters=self._trainer.parameters,
@@ -130,10 +130,10 @@ class Learner:
         )
         return ready, canary
 
-    def checkpoint(self, request: process.Checkpoint) -> Answer:
+    def checkpoint(self, request: messages.Checkpoint) -> Answer:
         with _fatal("checkpoint"):
             self._trainer.checkpoint(Path(request.path), request.version)
-        return process.Saved(path=request.path), {}
+        return messages.Saved(path=request.path), {}
 
     def check(self, *, to_end: bool) -> None:
         """Raises Fatal when a checkpoint could not be written; to_end: waits for one that is being written."""
@@ -141,7 +141,7 @@ class Learner:
             with _fatal("checkpoint"):
                 self._trainer.checkpoints.wait(to_end=to_end)
 
-    def train(self, request: process.Train, arrays: process.Arrays) -> Answer:
+    def train(self, request: messages.Train, arrays: messages.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
             metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
@@ -149,20 +149,20 @@ class Learner:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
         weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
-        return process.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
+        return messages.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
 
-    def save(self, request: process.Save) -> Answer:
+    def save(self, request: messages.Save) -> Answer:
         try:
             self._trainer.save(Path(request.path))
         except Exception as error:
-            return process.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
-        return process.Saved(path=request.path), {}
+            return messages.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
+        return messages.Saved(path=request.path), {}
 
-    def score(self, arrays: process.Arrays) -> Answer:
+    def score(self, arrays: messages.Arrays) -> Answer:
         with _fatal("scoring"):
-            return process.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
+            return messages.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
 
-    def _publish(self, version: int) -> tuple[str, process.Arrays, dict[str, float]]:
+    def _publish(self, version: int) -> tuple[str, messages.Arrays, dict[str, float]]:
         """Where the weights are, what they say of the canary, the seconds of both; then it is the replicas' turn."""
         trainer, started = self._trainer, time.perf_counter()
         with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
@@ -187,20 +187,20 @@ def serve(node: NodeLink | None) -> None:
         _check_first(frames)
     join_group()
     while True:
-        request, arrays = process.unpack_request(broadcast(frames))
-        learner.check(to_end=isinstance(request, process.Stop))
+        request, arrays = messages.unpack_request(broadcast(frames))
+        learner.check(to_end=isinstance(request, messages.Stop))
         match request:
-            case process.Configure():
+            case messages.Configure():
                 answer = learner.configure(request)
-            case process.Train():
+            case messages.Train():
                 answer = learner.train(request, arrays)
-            case process.Save():
+            case messages.Save():
                 answer = learner.save(request)
-            case process.Score():
+            case messages.Score():
                 answer = learner.score(arrays)
-            case process.Checkpoint():
+            case messages.Checkpoint():
                 answer = learner.checkpoint(request)
-            case process.Stop():
+            case messages.Stop():
                 return
         if node:
             node.reply(*answer)
@@ -209,10 +209,10 @@ def serve(node: NodeLink | None) -> None:
 
 def _check_first(frames: list[bytes]) -> None:
     """Everything that can be wrong with the first message and is cheap to see, before the ranks join."""
-    request, _ = process.unpack_request(frames)
-    if isinstance(request, process.Stop):
+    request, _ = messages.unpack_request(frames)
+    if isinstance(request, messages.Stop):
         raise NodeGone("stopped before it was configured")  # exit code 1: the launcher ends the ranks that wait
-    if not isinstance(request, process.Configure):
+    if not isinstance(request, messages.Configure):
         raise Fatal(f"Configure expected first, got {type(request).__name__}")
     source = Path(request.checkpoint)
     with _fatal(f"checkpoint {source}: config.json cannot be read"):
@@ -256,7 +256,7 @@ def main() -> int:
         traceback.print_exc()  # for the log: the bug may be in a loss of yours
         print(f"learner: {reason}", file=sys.stderr)
         if node and not isinstance(error, NodeGone):
-            node.reply(process.Failed(reason=reason), {})
+            node.reply(messages.Failed(reason=reason), {})
         return 1
     finally:
         if node:

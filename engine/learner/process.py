@@ -1,9 +1,6 @@
-"""The protocol between the node and the learner (ZeroMQ PAIR, node binds), and the node's end of it.
+"""The learner's processes, started by the node, and the node's end of the protocol in `engine.learner.messages`.
 
 Invariants
-- One message is [message, (name, dtype, shape) of each array, raw array...], the first two in msgpack; nothing is
-  pickled.
-- The learner answers every request, in order, with exactly one reply: the awaited type or `Failed`.
 - Every await has a deadline; a learner that dies or stays silent raises `LearnerDied` with its last words.
 """
 
@@ -16,144 +13,37 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-import msgspec
-import numpy as np
 import zmq
 import zmq.asyncio
-from numpy.typing import NDArray
 
 from engine.errors import first_error
+from engine.learner.messages import (
+    Arrays,
+    Checkpoint,
+    Configure,
+    Failed,
+    Ready,
+    Request,
+    Save,
+    Saved,
+    Score,
+    Scored,
+    Stop,
+    Train,
+    Trained,
+    pack,
+    unpack_reply,
+)
 from engine.types import Batch, Floats
-
-
-class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message. learner: fields of algo.learner.learner.LearnerConfig. canary: fixed token sequences.
-
-    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from.
-    """
-
-    checkpoint: str
-    learner: dict[str, Any]
-    canary: list[list[int]]
-    weights_dir: str
-    seed: int
-    resume: str | None = None
-
-
-class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
-
-    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published.
-    """
-
-    step: int
-    version: int
-
-
-class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path."""
-
-    path: str
-
-
-class Score(msgspec.Struct, frozen=True, tag=True):
-    """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Copy all that resuming takes, answer, and write it to path meanwhile. One that fails fails the next request."""
-
-    path: str
-    version: int
-
-
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End cleanly."""
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Configure. weights: a published file with version `version` (0 unless resumed); canary logprobs follow
-    as one frame.
-    """
-
-    weights: str
-    parameters: int
-    world_size: int
-    versions: dict[str, str]
-    version: int = 0
-
-
-class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame.
-
-    metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics, seconds of each part.
-    """
-
-    step: int
-    version: int
-    weights: str
-    metrics: dict[str, float]
-
-
-class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Save, and to Checkpoint."""
-
-    path: str
-
-
-class Scored(msgspec.Struct, frozen=True, tag=True):
-    """Answer to Score; log-probabilities [N] follow as one frame, 0 where nothing was sampled."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The learner cannot go on: the reason with its numbers."""
-
-    reason: str
-
-
-Request = Configure | Train | Save | Score | Checkpoint | Stop
-Reply = Ready | Trained | Saved | Scored | Failed
-Arrays = Mapping[str, NDArray[Any]]
-Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-
-_request = msgspec.msgpack.Decoder(Request)
-_reply = msgspec.msgpack.Decoder(Reply)
-_specs = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...]]])
-
-
-def pack(message: Request | Reply, arrays: Arrays | None = None) -> list[bytes | memoryview]:
-    """Frames of a message. Arrays are sent as they lie in memory (made contiguous where they are not)."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
-    specs = [(name, array.dtype.str, array.shape) for name, array in contiguous.items()]
-    data = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
-    return [msgspec.msgpack.encode(message), msgspec.msgpack.encode(specs), *data]
-
-
-def _unpack(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Any]) -> tuple[Any, Arrays]:
-    message, specs, *data = frames
-    arrays = {
-        name: np.frombuffer(frame, dtype=np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), frame in zip(_specs.decode(specs), data, strict=True)
-    }
-    return decoder.decode(message), arrays
-
-
-def unpack_request(frames: Sequence[Any]) -> tuple[Request, Arrays]:
-    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a request."""
-    return _unpack(_request, frames)
-
-
-def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, Arrays]:
-    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a reply."""
-    return _unpack(_reply, frames)
+Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 
 class LearnerDied(RuntimeError):

@@ -55,7 +55,7 @@ class RunState:
 
     @property
     def checkpoint(self) -> str | None:
-        """What `engine.learner.process.Configure.resume` takes."""
+        """What `engine.learner.messages.Configure.resume` takes."""
         return str(self.checkpoints.of(self.step).resolve()) if self.step else None
 
 

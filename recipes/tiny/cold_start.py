@@ -51,7 +51,8 @@ from engine.balancing.kv_aware import KvAware
 from engine.console.options import parse
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool

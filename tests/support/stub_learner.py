@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import zmq
 
-from engine.learner.process import Configure, Failed, Ready, Save, Saved, Stop, Train, Trained, pack, unpack_request
+from engine.learner.messages import Configure, Failed, Ready, Save, Saved, Stop, Train, Trained, pack, unpack_request
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ import sys
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.process import Configure, LearnerProcess, LearnerProcessConfig
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied, Sampling
 from engine.replica.replica import Replica

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from algo.learner.learner import LearnerConfig
-from engine.learner import process as link
+from engine.learner import messages
+from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.types import Batch
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint
 from tests.support.algo_node import launch
@@ -37,16 +38,16 @@ class Node:
         self.socket, self.process = socket, process
 
     def ask(self, message, arrays=None):
-        self.socket.send_multipart(link.pack(message, arrays))
+        self.socket.send_multipart(messages.pack(message, arrays))
         return self.receive()
 
     def receive(self):
         assert self.socket.poll(ANSWER_S * 1000), "no answer"
-        return link.unpack_reply(self.socket.recv_multipart())
+        return messages.unpack_reply(self.socket.recv_multipart())
 
     def train(self, step, trajectories=12):
         whole = batch(trajectories, step=step)
-        return self.ask(link.Train(step=step, version=step + 1), whole.arrays())
+        return self.ask(messages.Train(step=step, version=step + 1), whole.arrays())
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def node(folder, ranks=1):
         finally:
             try:
                 with suppress(zmq.Again):  # it has left already
-                    socket.send_multipart(link.pack(link.Stop()), zmq.NOBLOCK)
+                    socket.send_multipart(messages.pack(messages.Stop()), zmq.NOBLOCK)
                 process.wait(20)
             finally:
                 process.kill()
@@ -69,7 +70,7 @@ def node(folder, ranks=1):
 
 
 def configure(checkpoint, weights, **fields):
-    return link.Configure(
+    return messages.Configure(
         checkpoint=str(checkpoint), learner=CONFIG | fields, canary=CANARY, weights_dir=str(weights), seed=3
     )
 
@@ -92,7 +93,7 @@ def checkpoint(tmp_path_factory):
 class Run:
     """Replies, canaries and published weights of a run of two steps, and what came after."""
 
-    ready: link.Ready
+    ready: messages.Ready
     replies: list
     canaries: list
     weights: list
@@ -113,17 +114,17 @@ def copied(path):
 def two_steps(folder, checkpoint, ranks, after=None):
     with node(folder, ranks) as peer:
         ready, arrays = peer.ask(configure(checkpoint, folder))
-        assert isinstance(ready, link.Ready), ready
+        assert isinstance(ready, messages.Ready), ready
         run = Run(ready, [], [arrays["canary"]], [copied(ready.weights)], [])
         for step in range(2):
             reply, arrays = peer.train(step)
-            assert isinstance(reply, link.Trained), reply
+            assert isinstance(reply, messages.Trained), reply
             run.replies.append(reply)
             run.canaries.append(arrays["canary"])
             run.weights.append(copied(reply.weights))
         run.files = sorted(path.name for path in folder.glob("*.safetensors"))
-        reply, arrays = peer.ask(link.Score(), batch(6, step=2).arrays())
-        assert isinstance(reply, link.Scored), reply
+        reply, arrays = peer.ask(messages.Score(), batch(6, step=2).arrays())
+        assert isinstance(reply, messages.Scored), reply
         run.scores = arrays["logprobs"]
         if after:
             after(peer, run)
@@ -136,16 +137,16 @@ def one(tmp_path_factory, checkpoint):
 
     def after(peer, run):
         full = "/dev/full/checkpoint"  # a path that can never be written
-        run.refused, _ = peer.ask(link.Save(path=full))
-        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved")))
+        run.refused, _ = peer.ask(messages.Save(path=full))
+        run.saved, _ = peer.ask(messages.Save(path=str(folder / "saved")))
         empty = batch(0, step=2)
-        run.empty, arrays = peer.ask(link.Train(step=2, version=3), empty.arrays())
+        run.empty, arrays = peer.ask(messages.Train(step=2, version=3), empty.arrays())
         run.canaries.append(arrays["canary"])
         broken = batch(6, step=3)
         logprobs = broken.logprobs_N.copy()
         logprobs[np.flatnonzero(broken.sampled_N)[3]] = np.nan
         broken = Batch(step=3, **(broken.arrays() | {"logprobs_N": logprobs}))
-        run.failed, _ = peer.ask(link.Train(step=3, version=4), broken.arrays())
+        run.failed, _ = peer.ask(messages.Train(step=3, version=4), broken.arrays())
         run.exit_code = peer.process.wait(20)
 
     return two_steps(folder, checkpoint, 1, after)
@@ -190,12 +191,12 @@ def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, check
     def after(peer, run):
         made_up = batch(6, step=2)
         arrays = made_up.arrays() | {"versions_N": np.where(made_up.sampled_N, 2, -1).astype(np.int32)}
-        run.failed, _ = peer.ask(link.Train(step=2, version=3), arrays)
+        run.failed, _ = peer.ask(messages.Train(step=2, version=3), arrays)
         run.exit_code = peer.process.wait(20)
 
     two = two_steps(tmp_path, checkpoint, 2, after)
     np.testing.assert_allclose(two.scores, one.scores, atol=1e-4)
-    assert isinstance(two.failed, link.Failed)
+    assert isinstance(two.failed, messages.Failed)
     assert re.search(r"step 2: .*tokens of version 2 .*tolerance 1e-03.*trajectory \d of the batch", two.failed.reason)
     assert two.exit_code != 0
     assert two.ready.world_size == 2
@@ -223,7 +224,7 @@ def test_published_files_do_not_pile_up(one):
 
 
 def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
-    assert isinstance(one.saved, link.Saved)
+    assert isinstance(one.saved, messages.Saved)
     model = AutoModelForCausalLM.from_pretrained(one.saved.path)
     state, written = model.state_dict(), load_file(os.path.join(one.saved.path, "model.safetensors"))
     assert written.keys() == one.weights[-1].keys()
@@ -238,20 +239,20 @@ def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
 
 
 def test_a_save_that_cannot_be_written_names_the_path_and_leaves_the_learner_serving(one):
-    assert isinstance(one.refused, link.Failed)
+    assert isinstance(one.refused, messages.Failed)
     assert "/dev/full/checkpoint" in one.refused.reason
-    assert isinstance(one.saved, link.Saved)
+    assert isinstance(one.saved, messages.Saved)
 
 
 def test_empty_batch_updates_nothing_but_gets_its_version(one):
-    assert isinstance(one.empty, link.Trained)
+    assert isinstance(one.empty, messages.Trained)
     assert one.empty.metrics["tokens"] == 0
     assert one.empty.weights.endswith("weights-3.safetensors")
     assert np.array_equal(one.canaries[-1], one.canaries[-2])
 
 
 def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
-    assert isinstance(one.failed, link.Failed)
+    assert isinstance(one.failed, messages.Failed)
     assert "step 3" in one.failed.reason
     assert "nan" in one.failed.reason
     assert "trajectory 0 of the batch, position 7 (turn 1)" in one.failed.reason
@@ -277,7 +278,7 @@ def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
     }
     with node(tmp_path) as peer:
         reply, _ = peer.ask(configure(path, tmp_path, **fields))
-        assert isinstance(reply, link.Failed)
+        assert isinstance(reply, messages.Failed)
         assert expected[trouble] in reply.reason
         assert "\n" not in reply.reason
         assert peer.process.wait(20) != 0
@@ -296,10 +297,10 @@ class Broken:
 async def test_a_bug_in_a_loss_of_yours_shows_its_line_in_the_log(tmp_path, checkpoint, monkeypatch):
     (tmp_path / "your_loss.py").write_text(BROKEN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process, log = link.LearnerProcessConfig(module="algo.learner"), tmp_path / "learner.log"
-    async with link.LearnerProcess(process, tmp_path, log) as learner:
+    process, log = LearnerProcessConfig(module="algo.learner"), tmp_path / "learner.log"
+    async with LearnerProcess(process, tmp_path, log) as learner:
         await learner.configure(configure(checkpoint, tmp_path, loss={"type": "your_loss:Broken"}))
-        with pytest.raises(link.LearnerDied, match="step 0: IndexError"):
+        with pytest.raises(LearnerDied, match="step 0: IndexError"):
             await learner.train(batch(4), version=1)
     assert f'File "{tmp_path}/your_loss.py", line 7, in __call__' in log.read_text()
 
@@ -405,6 +406,6 @@ def test_a_run_shorter_than_its_warm_up_has_a_rate():
 
 def test_config_survives_the_wire():
     config = LearnerConfig(lr=1e-4)
-    frames = link.pack(configure("x", "y", **dataclasses.asdict(config)))
-    request, _ = link.unpack_request(frames)
+    frames = messages.pack(configure("x", "y", **dataclasses.asdict(config)))
+    request, _ = messages.unpack_request(frames)
     assert LearnerConfig(**request.learner) == config

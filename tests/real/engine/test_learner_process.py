@@ -17,12 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from engine.learner.process import (
+from engine.learner.messages import (
     Configure,
     Failed,
-    LearnerDied,
-    LearnerProcess,
-    LearnerProcessConfig,
     Ready,
     Save,
     Saved,
@@ -34,8 +31,8 @@ from engine.learner.process import (
     pack,
     unpack_reply,
     unpack_request,
-    visible,
 )
+from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.types import Batch
 from tests.support.fakes import a_trajectory
 from tests.support.paths import ROOT

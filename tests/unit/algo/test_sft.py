@@ -16,7 +16,7 @@ from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import Example, batches, to_batch
-from engine.learner import process
+from engine.learner import messages
 from tests.support.algo_fakes import write_checkpoint
 
 CONFIG = LearnerConfig(
@@ -109,10 +109,10 @@ def test_the_loss_falls_on_a_learnable_rule_with_the_rate_of_the_schedule(traine
 def test_weights_that_nobody_samples_with_are_not_published(trainer):
     learner = Learner()
     learner._trainer = trainer()
-    trained, arrays = learner.train(process.Train(step=1, version=0), to_batch(1, [counting(5)]).arrays())
+    trained, arrays = learner.train(messages.Train(step=1, version=0), to_batch(1, [counting(5)]).arrays())
     assert (trained.weights, arrays["canary"].size) == ("", 0)
     assert "staleness_mean" not in trained.metrics
-    trained, _ = learner.train(process.Train(step=2, version=1), to_batch(2, [counting(5)]).arrays())
+    trained, _ = learner.train(messages.Train(step=2, version=1), to_batch(2, [counting(5)]).arrays())
     assert trained.weights
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from algo.learner.config import LearnerConfig
 from engine.devices import DevicePlan
-from engine.learner.process import LearnerProcessConfig, Trained
+from engine.learner.messages import Trained
+from engine.learner.process import LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.replica.config import ReplicaConfig
 from engine.stages.train import TrainStage

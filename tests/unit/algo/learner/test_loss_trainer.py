@@ -18,7 +18,7 @@ from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.interface import Tokens, Totals
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
-from engine.learner import process
+from engine.learner import messages
 from engine.types import Batch
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint
 
@@ -227,7 +227,7 @@ def test_a_mismatch_on_fresh_tokens_ends_the_learner_with_numbers_and_place(trai
     bad = sampled_by(subject, whole, version=3, wrong=second, by=0.25)
     before = weights(subject)
     with pytest.raises(Fatal) as caught:
-        learner.train(process.Train(step=7, version=4), bad.arrays())
+        learner.train(messages.Train(step=7, version=4), bad.arrays())
     words = str(caught.value)
     place = r"trajectory 5 of the batch, position 12 \(turn [2-9]\)"
     numbers = rf"learner says {good.logprobs_N[second]:.6f}, the sampler {bad.logprobs_N[second]:.6f}"

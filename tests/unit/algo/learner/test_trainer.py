@@ -11,7 +11,7 @@ from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner, LearnerConfig
 from algo.learner.pack import EMPTY, MiniBatch, plan
 from algo.learner.publish import full_state
 from algo.learner.trainer import Diverged, Trainer
-from engine.learner import process
+from engine.learner import messages
 from engine.types import Batch
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint
 
@@ -127,9 +127,9 @@ def test_empty_batches_in_a_row_are_a_broken_run(trainer):
     learner = Learner()
     learner._trainer = trainer()
     for step in range(EMPTY_BATCHES - 1):
-        learner.train(process.Train(step=step, version=step + 1), batch(0).arrays())
+        learner.train(messages.Train(step=step, version=step + 1), batch(0).arrays())
     with pytest.raises(Fatal, match="10 batches in a row"):
-        learner.train(process.Train(step=9, version=10), batch(0).arrays())
+        learner.train(messages.Train(step=9, version=10), batch(0).arrays())
 
 
 def test_weight_decay_pulls_at_matrices_and_neither_at_norms_nor_biases(trainer):

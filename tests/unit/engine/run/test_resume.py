@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.learner.process import Trained
+from engine.learner.messages import Trained
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.rollout.python_tool import PythonTool

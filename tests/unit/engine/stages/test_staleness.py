@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from algo.group.batch import make_batch, select_and_score
 from algo.group.selection import KeepAll
 from engine.balancing.kv_aware import KvAware
-from engine.learner.process import Trained
+from engine.learner.messages import Trained
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import ToolReply
