@@ -8,7 +8,7 @@ the targets only, cross-entropy; *bare, dense mask*: the same with transformers'
 is usual without packing: random order, padded on the right to a pass's longest row, with an attention mask.
 
 `bare_fraction`: tokens/s of the learner over those of bare; `padded_speedup`: over those of padded. `mfu`: share of the
-device's peak that the learner's necessary operations (`algo.learner.flops`) are; the peak is the datasheet's on a known
+device's peak that the learner's necessary operations (`measure/flops.py`) are; the peak is the datasheet's on a known
 GPU, on the CPU that of a matrix product in this run. `peak_bytes`: most memory of two steps of the learner, before the
 others are made. Tokens are real inputs; medians over rounds. Weights are random, except for the tiny model.
 """
@@ -40,8 +40,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.attention import PACKED, bounds
 from algo.learner.config import LearnerConfig
-from algo.learner.flops import peak_of
 from algo.learner.learner import keep_freed_memory
+from algo.learner.measure.flops import peak_of
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
 from bench.report import at_least, environment, fill, finish, interruptible, say
@@ -214,7 +214,7 @@ def peak_bytes(device: str) -> int:
 class Facts:
     """What does not change from round to round.
 
-    step_flops: the learner's necessary operations (`algo.learner.flops`).
+    step_flops: the learner's necessary operations (`algo.learner.measure.flops`).
     """
 
     tokens: int

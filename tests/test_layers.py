@@ -111,6 +111,30 @@ def test_no_modules_import_each_other_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def defined(tree):
+    """Names that a module makes itself, also under a condition."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_a_name_is_imported_from_where_it_is_defined():
+    """No re-exports that hide a room; only `sandbox` itself offers a public face."""
+    homes = {name(path).removesuffix(".py").replace("/", "."): set(defined(tree)) for path, tree in MODULES.items()}
+    wrong = [
+        f"{name(path)}:{node.lineno} imports {alias.name} from {node.module}"
+        for folder in sorted(OURS)
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in homes
+        for alias in node.names
+        if alias.name not in homes[node.module]
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("folder", NEVER)
 def test_the_nodes_side_of_the_sandbox_does_not_reach_into_the_jail(folder):
     paths = [path for path in MODULES if name(path).startswith(f"{folder}/")]

@@ -8,8 +8,8 @@ Invariants
   exit code 1; a failed Save leaves the learner serving, since its state is intact.
 - It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
 
-Torch is not imported with this module: a recipe imports `LearnerConfig` cheaply. The process imports it before it looks
-for Configure, which comes when the replicas are up.
+Torch is not imported with this module. The process imports it before it looks for Configure, which comes when the
+replicas are up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zmq
 
-from algo.learner.config import LearnerConfig as LearnerConfig
+from algo.learner.config import LearnerConfig
 from engine.learner import messages
 from engine.types import Batch
 

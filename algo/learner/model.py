@@ -27,8 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from algo.learner.attention import PACKED, bounds, register
-from algo.learner.flops import Cost, cost_of
 from algo.learner.lora import add_adapters
+from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.supported import check_names, check_structure
 
 if TYPE_CHECKING:

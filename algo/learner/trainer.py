@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algo.learner.checkpoint import Checkpoints
-from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
-from algo.learner.flops import peak_of
+from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.measure.flops import peak_of
+from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.model import Scorer, choose_device, load, reshard, reshard_between_passes
 from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
@@ -38,7 +39,6 @@ from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.publish import Publisher, export
 from algo.learner.reference import Reference
 from algo.learner.serialize import from_plain
-from algo.learner.step_metrics import reduced, summary
 from algo.learner.unsharded import UnshardedScorer
 from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from engine.balancing.balancer import Balancer
-from engine.fleet.supervisor import FleetConfig, MakeReplica, Supervisor
+from engine.fleet.config import FleetConfig
+from engine.fleet.supervisor import MakeReplica, Supervisor
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights

@@ -43,7 +43,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from algo.eval_stats import avg_at_k
-from algo.learner.learner import LearnerConfig
+from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples

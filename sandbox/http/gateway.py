@@ -25,8 +25,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from sandbox.client.sandbox import Sandbox, SandboxUnavailable
+from sandbox.client.sandbox import Sandbox
 from sandbox.client.session import Session
+from sandbox.config import SandboxUnavailable
 from sandbox.http.connections import Connections
 from sandbox.http.metrics import Metrics
 from sandbox.wire import Limits, ToolResult

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from sandbox.client.sandbox import SandboxUnavailable
 from sandbox.client.session import Session
+from sandbox.config import SandboxUnavailable
 from sandbox.http.gateway import Gateway, Refused, json_response, wall_s_of
 from sandbox.wire import Outcome, Seed, SessionState, encode_code
 

@@ -19,7 +19,7 @@ import zmq
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from algo.learner.learner import LearnerConfig
+from algo.learner.config import LearnerConfig
 from engine.learner import messages
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.types import Batch

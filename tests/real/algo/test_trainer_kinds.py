@@ -17,8 +17,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import algo.learner.model
 from algo.learner.config import LearnerConfig
-from algo.learner.flops import cost_of
 from algo.learner.lora import add_adapters
+from algo.learner.measure.flops import cost_of
 from algo.learner.pack import plan
 from algo.learner.publish import full_state
 from algo.learner.unsharded import UnshardedScorer

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from algo.learner.learner import LearnerConfig
+from algo.learner.config import LearnerConfig
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import PpoClip

@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from algo.learner.learner import Learner, LearnerConfig
+from algo.learner.config import LearnerConfig
+from algo.learner.learner import Learner
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import CrossEntropy

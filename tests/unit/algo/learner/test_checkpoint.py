@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from algo.learner.checkpoint import KEPT, CheckpointFailed, Checkpoints
-from algo.learner.learner import LearnerConfig
+from algo.learner.config import LearnerConfig
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.run.checkpoints import CheckpointFolder, damage

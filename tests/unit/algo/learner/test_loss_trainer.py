@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from algo.learner.divergence import Diverged, Mismatched
-from algo.learner.learner import Fatal, Learner, LearnerConfig
+from algo.learner.config import LearnerConfig
+from algo.learner.learner import Fatal, Learner
+from algo.learner.measure.divergence import Diverged, Mismatched
 from algo.learner.pack import EMPTY, MiniBatch, plan
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer

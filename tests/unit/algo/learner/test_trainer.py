@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner, LearnerConfig
+from algo.learner.config import LearnerConfig
+from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner
+from algo.learner.measure.divergence import Diverged
 from algo.learner.pack import EMPTY, MiniBatch, plan
 from algo.learner.publish import full_state
-from algo.learner.trainer import Diverged, Trainer
+from algo.learner.trainer import Trainer
 from engine.learner import messages
 from engine.types import Batch
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint

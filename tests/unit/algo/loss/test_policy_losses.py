@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from algo.learner.config import LearnerConfig
+from algo.learner.measure.step_metrics import summary
 from algo.learner.serialize import from_plain, to_plain
-from algo.learner.step_metrics import summary
 from algo.loss.interface import Tokens, Totals, aggregated, statistics
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
 from tests.contracts import check_loss
