@@ -28,6 +28,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.learner.attention import PACKED
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.flops import peak_of
@@ -170,6 +171,7 @@ class Trainer:
             micro_batch_tokens=self.config.micro_batch_tokens,
             ranks=self.world_size,
             seed=self.seed,
+            share_prefix=self.config.share_prefix and self.config.attention == PACKED,
         )
 
     def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
@@ -289,6 +291,7 @@ class Trainer:
             micro.lengths_S.tolist(),
             self._to_device(micro.positions_M),
             self._to_device(micro.targets_M),
+            micro.shared,
         )
 
     @torch.no_grad()
