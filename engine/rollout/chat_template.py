@@ -14,6 +14,7 @@ may be absent where it renders that turn later. A rollout keeps it, since the mo
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -112,6 +113,19 @@ class ChatTemplate:
         if self.config.tools is not None or not schemas or not self._mentions("tools"):
             return self
         return ChatTemplate(self._tokenizer, replace(self.config, tools=tuple(schemas)))
+
+    def showing(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same with other tools shown, for data in which each conversation has tools of its own.
+
+        Not audited, which would take longer than to render a conversation: `conversation` compares what it renders.
+        Raises TemplateError where the template shows no tools.
+        """
+        other = copy.copy(self)
+        other.config = replace(self.config, tools=tuple(schemas))
+        other._tools = [dict(tool) for tool in schemas] or None
+        other._check_config()
+        other._prompt = functools.lru_cache(1024)(other._encode_prompt)
+        return other
 
     def _check_config(self) -> None:
         """Raises TemplateError for what the template would ignore without a word."""
