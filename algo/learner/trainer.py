@@ -43,6 +43,7 @@ from algo.learner.step_metrics import reduced, summary
 from algo.learner.unsharded import UnshardedScorer
 from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
+from engine.process.heap import Heap
 from engine.types import Batch
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Trainer:
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
         self.trained_batches = 0
+        self.heap = Heap()
         self.offloaded: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
@@ -142,6 +144,7 @@ class Trainer:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        self.heap.trim()
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
