@@ -214,6 +214,7 @@ def test_a_summary_says_what_training_changed():
 
 
 def test_a_summary_of_what_was_not_measured_says_so():
+    assert LossCurve(list(rows(before=False))).summary()["held_out_loss"] == {"before": None, "after": 1.0}
     found = LossCurve(list(rows(before=False, after=False))).summary()
     assert found["held_out_loss"] == {"before": None, "after": None}
     assert changes(found) == []
