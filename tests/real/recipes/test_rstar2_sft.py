@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,19 @@ def check_export(checkpoint: Path) -> None:
     assert json.loads((checkpoint / "generation_config.json").read_text())["eos_token_id"] == end
     assert ChatTemplate.load(checkpoint).prefill == "<reason>"
     assert "tool" in (checkpoint / "README.md").read_text()
+
+
+def test_ctrl_c_ends_it_and_says_how_to_go_on(started: list[Run], inputs: list[str], tmp_path: Path) -> None:
+    long = [field.replace("steps=6", "steps=1000") for field in command(inputs, tmp_path, "format_prompts=0")]
+    run = Run(long)
+    started.append(run)
+    run.until("step    2")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert "Traceback" not in run.text()
+    assert f"runs={tmp_path}" in run.text().splitlines()[-1]
+    assert (tmp_path / "sft" / "loss.png").exists()
+    assert run.left() == []
 
 
 def test_a_bad_row_ends_it_with_one_line_before_anything_is_trained(inputs: list[str], tmp_path: Path) -> None:
