@@ -38,6 +38,9 @@ def test_the_learners_fields_are_options(data):
     learner = config.learner_of(10)
     assert config.data == (data, data)
     assert (learner.lr, learner.lora_rank, learner.dtype, learner.steps) == (1e-3, 4, "bfloat16", 10)
+    constant = parse(Config, [*words, "learner.schedule=constant", "learner.steps=none", "learner.warmup_steps=7"])
+    learner = constant.learner_of(100)
+    assert (learner.steps, learner.warmup_steps, learner.lr_at(100)) == (None, 7, 1e-3)
 
 
 def test_on_gpus_each_is_a_rank_of_the_learner(data):
@@ -62,6 +65,7 @@ def test_on_gpus_each_is_a_rank_of_the_learner(data):
         ("held_out_rows", "-1"),
         ("format_temperature", "-1"),
         ("learner.lr", "0"),
+        ("learner.steps", "7"),
     ],
 )
 def test_a_wrong_option_names_the_field_before_anything_starts(data, field, value, capsys):
