@@ -85,10 +85,7 @@ class ChatTemplate:
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
-        self._tool_pieces = functools.cache(self._split_around_tools)
-        # The samples of a group ask for the same prompt, and often for the same response.
-        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
-        self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
+        self._remember()
         names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
         self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
         self._spelled = functools.cache(self._spell)
@@ -124,8 +121,14 @@ class ChatTemplate:
         other.config = replace(self.config, tools=tuple(schemas))
         other._tools = [dict(tool) for tool in schemas] or None
         other._check_config()
-        other._prompt = functools.lru_cache(1024)(other._encode_prompt)
+        other._remember()
         return other
+
+    def _remember(self) -> None:
+        """Keeps what is rendered: the samples of a group ask for the same prompt, and often for the same response."""
+        self._tool_pieces = functools.cache(self._split_around_tools)
+        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
+        self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
 
     def _check_config(self) -> None:
         """Raises TemplateError for what the template would ignore without a word."""

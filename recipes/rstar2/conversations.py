@@ -127,18 +127,10 @@ class _Where:
 def _messages(value: Any, where: _Where) -> list[dict[str, Any]]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise BadInput(f"{where}: messages: must be a list of messages, got {shown(value)}")
-    # A file of columns has every field in every message: those that do not apply are empty.
-    filled = [_without_empty(message) for message in value]
     try:
-        return normalize(filled)
+        return normalize(value)
     except ValueError as error:
         raise BadInput(f"{where}: messages: {error}") from error
-
-
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_empty(part) for name, part in value.items() if part is not None}
-    return [_without_empty(part) for part in value] if isinstance(value, list) else value
 
 
 def _tools(value: Any, where: _Where) -> tuple[Mapping[str, Any], ...]:
@@ -166,7 +158,12 @@ class Renderer:
     """
 
     def __init__(self, model: Path) -> None:
-        self.problems = ChatTemplate.load(model)
+        """Raises BadInput for a checkpoint whose tokenizer has no chat template that can be used."""
+        self._model = model
+        try:
+            self.problems = ChatTemplate.load(model)
+        except TemplateError as error:
+            raise self._unusable(error) from error
         self.plain = self.problems
         if self.problems.prefill:
             with suppress(TemplateError):  # of a template that has no such variable
@@ -176,18 +173,27 @@ class Renderer:
         prefill = self.problems.prefill
         said = [message["content"] for message in conversation.messages if message["role"] == "assistant"]
         chat = self.problems if any(content.startswith(prefill) for content in said) else self.plain
-        return chat.showing(conversation.tools) if conversation.tools else chat
+        try:
+            return chat.showing(conversation.tools) if conversation.tools else chat
+        except TemplateError as error:
+            raise self._unusable(error) from error
 
     def example(self, conversation: Conversation) -> Example:
         """Raises BadInput naming file, row, message and field."""
+        chat = self.chat(conversation)
         try:
-            return Example.of(self.chat(conversation).conversation(conversation.messages))
+            return Example.of(chat.conversation(conversation.messages))
         except ValueError as error:
-            raise BadInput(f"{conversation.where}: messages: {error}") from error
+            advice = "Fix: correct the row, or take it out"
+            raise BadInput(f"{conversation.where}: messages: {error}. {advice}") from error
 
     def prompt(self, conversation: Conversation) -> list[int]:
         """What the assistant's first turn follows."""
         return self.chat(conversation).prompt_ids(conversation.messages[: conversation.first_answer])
+
+    def _unusable(self, error: TemplateError) -> BadInput:
+        command = f"python recipes/rstar2/template.py model={self._model} output=..."
+        return BadInput(f"model: the chat template of {self._model} cannot be used: {error}. Fix: {command}")
 
 
 class Plan:

@@ -30,7 +30,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
@@ -53,7 +53,7 @@ from engine.training import say, seconds_since_start
 from engine.types import Batch
 from recipes.rstar2.conversations import Conversation, Conversations, Lengths, Plan, Renderer
 from recipes.rstar2.format_check import Question, Reply, check_format, names, shares
-from recipes.rstar2.sft_report import LossCurve, Meter, model_card, plot
+from recipes.rstar2.sft_report import LossCurve, Meter, changes, model_card, plot
 
 # Of the report: 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
 # that follow instructions (Tulu 3) and 27 K of chat (Llama-Nemotron).
@@ -67,9 +67,10 @@ MEASURED_AT_ONCE = 64  # conversations, between which an interruption is heard
 
 
 def _learner() -> LearnerConfig:
-    """steps and warm-up are set when the number of conversations is known."""
+    """steps and warm-up are set when the number of conversations is known (`Config.learner_of`)."""
     return LearnerConfig(
         lr=LEARNING_RATE,
+        warmup_steps=0,
         schedule="cosine",
         steps=1,
         decay_to=0.0,
@@ -84,12 +85,12 @@ class Config:
     model: Annotated[Path, "Hugging Face folder with the chat template"] = Path("models/rstar2-base")
     data: Annotated[tuple[Path, ...], "files of conversations, JSONL or parquet, separated by commas"] = ()
     held_out: Annotated[tuple[Path, ...], "files of conversations that are not trained; none: rows of data"] = ()
-    held_out_rows: Annotated[int, "conversations for the held-out loss and for the format check"] = 256
+    held_out_rows: Annotated[int, "conversations for held-out loss and format check, at most; 0: none"] = 256
     max_tokens: Annotated[int, "of a conversation; longer ones are left out"] = 8192
     epochs: Annotated[float, "over the data, where steps is none"] = EPOCHS
     steps: Annotated[int | None, "optimizer batches; none: as many as the epochs are"] = None
     batch_size: Annotated[int, "conversations per step"] = BATCH_SIZE
-    warmup: Annotated[float, "share of the steps over which the learning rate rises"] = WARMUP
+    warmup: Annotated[float, "share of the steps with a rising learning rate, where learner.warmup_steps is 0"] = WARMUP
     eval_every: Annotated[int, "steps between held-out losses"] = 100
     checkpoint_every: Annotated[int, "steps between checkpoints that a killed run goes on from"] = 100
     format_prompts: Annotated[int, "held-out prompts for the format check before and after; 0: none"] = 64
@@ -109,15 +110,18 @@ class Config:
                     raise ValueError(f"{name}: {str(path)!r} does not exist")
         if not (self.model / "config.json").is_file():
             raise ValueError(f"model: no config.json in {str(self.model)!r}. Fix: give a Hugging Face folder")
-        for name in ("held_out_rows", "max_tokens", "batch_size", "eval_every", "checkpoint_every", "format_tokens"):
+        for name in ("max_tokens", "batch_size", "eval_every", "checkpoint_every", "format_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.epochs <= 0 or (self.steps is not None and self.steps < 1):
             raise ValueError(f"epochs and steps must be positive, got {self.epochs} and {self.steps}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be in [0, 1), got {self.warmup}")
-        if self.format_prompts < 0 or self.seed < 0:
-            raise ValueError(f"format_prompts and seed must not be negative, got {self.format_prompts}, {self.seed}")
+        for name in ("held_out_rows", "format_prompts", "format_temperature", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.learner.schedule != "constant" and self.learner.steps != 1:
+            raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.plan  # noqa: B018  its own checks, before anything starts
 
     @property
@@ -127,7 +131,7 @@ class Config:
         return DevicePlan(devices=self.devices, ranks=ranks, replicas=ranks)
 
     def learner_of(self, steps: int) -> LearnerConfig:
-        fields = {**self.plan.learner_fields, "warmup_steps": round(self.warmup * steps)}
+        fields = {**self.plan.learner_fields, "warmup_steps": self.learner.warmup_steps or round(self.warmup * steps)}
         if self.devices:
             fields["offload_optimizer"] = False  # nothing shares the devices meanwhile
         if self.learner.schedule != "constant":
@@ -243,13 +247,11 @@ class Sft:
 
     async def run(self) -> dict[str, Any]:
         config, folder = self.config, self.run_folder.path
-        if not self.curve.has("format/replies", step=0):
-            before = await self._check_format(config.model, "format-before.jsonl")
-        else:
-            before = {}
+        begins = not self.resumed.rows  # a run that was killed in its first steps has measured what is before them
+        before = await self._check_format(config.model, "format-before.jsonl") if begins else {}
         async with AsyncExitStack() as stack:
             learner = await self._start_learner(stack)
-            if not self.curve.has("held_out/loss", step=0):
+            if begins:
                 self._record(0, {**before, **await self._held_out_loss(learner)})
             await self._train(learner)
             say(self.console, "saving the checkpoint")
@@ -262,8 +264,8 @@ class Sft:
         write_whole(folder / "checkpoint" / "README.md", [card.encode()])
         self.draw()
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
-        for name in ("held_out_loss", "tool_calls", "malformed"):
-            say(self.console, f"{name}: {summary[name]['before']} before, {summary[name]['after']} after")
+        for line in changes(summary):
+            say(self.console, line)
         say(self.console, f"the trained model is in {folder / 'checkpoint'}, its curve in {folder / 'loss.png'}")
         return summary
 
@@ -291,7 +293,8 @@ class Sft:
                 resume=str(resumed.resolve()) if resumed else None,
             )
         )
-        await asyncio.to_thread(os.unlink, ready.weights)  # nobody samples with them
+        with suppress(FileNotFoundError):  # on a GPU they are no file
+            os.unlink(ready.weights)  # nobody samples with them
         return learner
 
     async def _train(self, learner: LearnerProcess) -> None:

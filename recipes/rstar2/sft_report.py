@@ -22,9 +22,6 @@ class LossCurve:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({**metrics, "step": step})
 
-    def has(self, name: str, *, step: int) -> bool:
-        return any(name in row for row in self.rows if row["step"] == step)
-
     def of(self, name: str) -> list[tuple[int, float]]:
         return [(int(row["step"]), row[name]) for row in self.rows if name in row]
 
@@ -69,8 +66,8 @@ def plot(path: Path, curve: LossCurve) -> None:
     steps, losses = zip(*curve.losses, strict=True)
     axes.plot(steps, losses, color="#08519c", alpha=0.5, marker="o" if len(steps) == 1 else "", label="batch")
     if held_out := curve.of("held_out/loss"):
-        axes.plot(*zip(*held_out, strict=True), color="#cb181d", marker="o", ms=4, label="held-out")
-    axes.set(xlabel="step", ylabel="loss per learnt token", xlim=(0, max(steps) + 0.5))
+        axes.plot(*zip(*held_out, strict=True), color="#cb181d", marker="o", ms=4, label="held-out", clip_on=False)
+    axes.set(xlabel="step", ylabel="loss per learnt token", xlim=(0, max(steps)))
     axes.grid(alpha=0.25)
     rate = axes.twinx()
     rate.plot(*zip(*curve.of("learner/lr"), strict=True), color="grey", ls=":", label="learning rate")
@@ -124,28 +121,28 @@ def _note(metrics: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
+# Of a summary, with what they are called.
+CHANGES = {
+    "held_out_loss": "held-out loss per learnt token",
+    "tool_calls": "held-out replies with a tool call",
+    "malformed": "held-out replies with a malformed call",
+}
+
+
+def changes(summary: Mapping[str, Any]) -> list[str]:
+    """What training changed, a line for each that was measured."""
+    found = [(title, summary[name]) for name, title in CHANGES.items() if summary[name]["after"] is not None]
+    return [f"{title}: {_figure(change['before'])} before, {_figure(change['after'])} after" for title, change in found]
+
+
 def model_card(model: Path, command: Sequence[str], summary: Mapping[str, Any]) -> str:
     """README.md of the trained model: what it is, how it was made, and what was measured."""
     packages = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-    lines = [
-        "# A model taught to call tools",
-        "",
-        f"Trained from `{model}` on {summary['conversations']} conversations in {summary['steps']} steps with rocstar:",
-        "",
-        f"    {shlex.join(command)}",
-        "",
-        "| held-out | before | after |",
-        "|---|---|---|",
-    ]
-    for title, name in (
-        ("loss per learnt token", "held_out_loss"),
-        ("replies with a tool call", "tool_calls"),
-        ("replies with a malformed call", "malformed"),
-    ):
-        before, after = (_figure(summary[name][when]) for when in ("before", "after"))
-        lines.append(f"| {title} | {before} | {after} |")
+    trained = f"Trained from `{model}` on {summary['conversations']} conversations in {summary['steps']} steps"
+    lines = ["# A model taught to call tools", "", f"{trained} with rocstar:", "", f"    {shlex.join(command)}", ""]
+    lines += [f"- {line}" for line in changes(summary)]
     return "\n".join([*lines, "", f"Versions: {packages}.", ""])
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "not measured" if value is None else f"{value:.3f}"
