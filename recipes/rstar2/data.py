@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,6 @@ from engine.atomic_files import DiskFull, write_whole
 from engine.console.options import flat, parse
 from engine.data import read_prompts
 from engine.errors import BadInput
-from engine.run.run_folder import versions
 from engine.tables import shown
 from recipes.rstar2.preparation.rows import Dropped, Place, Row, WrongField
 from recipes.rstar2.preparation.rules import (
@@ -47,6 +46,7 @@ from recipes.rstar2.preparation.rules import (
     Rule,
     huge_answer,
     not_an_integer,
+    not_text,
     sifted,
 )
 from recipes.rstar2.preparation.sets import SETS, DataSet, SetName
@@ -122,7 +122,6 @@ def prepare(config: Config, console: Console | None = None, argv: Sequence[str] 
             "command": shlex.join(argv),
             "identity": identity,
             "wall_s": round(time.monotonic() - started, 1),
-            "versions": versions(),
         }
         write_whole(config.folder / REPORT, [json.dumps(report, indent=2).encode(), b"\n"])
         shutil.rmtree(folder)
@@ -133,16 +132,19 @@ def open_sources(config: Config) -> Sources:
     """Raises BadInput."""
     paths = find(config.source, config.data_set.hub, config.set)
     sources = [open_source(path, config.data_set.columns) for path in paths]
-    twice = [name for name, count in Counter(source.name for source in sources).items() if count > 1]
+    twice = {name for name, count in Counter(source.name for source in sources).items() if count > 1}
     if config.answers is not None and twice:
-        raise BadInput(f"answers: rows of two sources have one id, as both are named {twice[0]}. Fix: rename one")
-    return Sources(sources)
+        raise BadInput(f"answers: rows of two sources have one id, as both are named {min(twice)}. Fix: rename one")
+    in_folder = [replace(source, name=f"{source.path.parent.name}-{source.name}") for source in sources]
+    return Sources(
+        [there if source.name in twice else source for source, there in zip(sources, in_folder, strict=True)]
+    )
 
 
 def _identity(config: Config, sources: Sources) -> dict[str, Any]:
     """What decides the rows: options and the files' contents."""
     options = {name: value for name, value in flat(config).items() if name not in ("source", "output", "fresh")}
-    options["against"] = {str(path): open_source(path).sha256() for path in config.against}
+    options["against"] = {str(path): open_source(test_file(path)).sha256() for path in config.against}
     options["answers"] = None if config.answers is None else open_source(config.answers).sha256()
     options["source"] = {str(source.path): source.sha256() for source in sources.sources}
     return options
@@ -188,22 +190,20 @@ def _working_folder(config: Config, identity: Mapping[str, Any]) -> Iterator[Pat
 
 def _work(config: Config, sources: Sources, shards: Shards, console: Console) -> None:
     """Makes the shards that are not there yet."""
-    data_set = config.data_set
     rules = rules_of(config, shards)
+    total, done = sum(map(len, shards.ranges)), shards.done_rows
+
+    def results(numbers: range) -> Iterator[tuple[str, Row | Dropped]]:
+        for source, number, row in sources.rows(numbers):
+            place = Place(id=f"{source.name}-{number}", index=number, seed=config.seed, protocol=config.protocol)
+            found = _convert(config.data_set, source, row, place)
+            yield place.id, found if isinstance(found, Dropped) else sifted(found, rules)
+
+    if done:
+        console.print(f"going on: {done:,} of {total:,} rows are prepared", highlight=False)
     with _progress(console) as progress:
-        rows = sum(map(len, shards.ranges))
-        task = progress.add_task(config.set, total=rows)
-        for shard, numbers in enumerate(shards.ranges):
-            if not shards.is_done(shard):
-                results = []
-                for source, number, row in sources.rows(numbers):
-                    place = Place(
-                        id=f"{source.name}-{number}", index=number, seed=config.seed, protocol=config.protocol
-                    )
-                    found = _convert(data_set, source, row, place)
-                    results.append((place.id, found if isinstance(found, Dropped) else sifted(found, rules)))
-                shards.write(shard, results, config.seed)
-            progress.update(task, completed=numbers.stop)
+        task = progress.add_task(config.set, total=total, completed=done)
+        shards.fill(results, seed=config.seed, on_rows=lambda rows: progress.update(task, completed=rows))
 
 
 def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: Place) -> Row | Dropped:
@@ -211,8 +211,11 @@ def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: P
     try:
         return data_set.convert(row, place)
     except WrongField as error:
-        fix = "Fix: give the file as its data card describes it, or rename the column"
-        raise BadInput(f"{source.table.where(place.index)}: {error}. {fix}") from error
+        columns = ", ".join(source.table.columns)
+        raise BadInput(
+            f"{source.table.where(place.index)}: {error} (the file has {columns}). "
+            "Fix: give a file as the data card of the set describes it, or rename its columns"
+        ) from error
 
 
 def rules_of(config: Config, shards: Shards) -> list[Rule]:
@@ -220,7 +223,7 @@ def rules_of(config: Config, shards: Shards) -> list[Rule]:
     data_set = config.data_set
     if data_set.kind == "evaluation":
         return []
-    rules = list(data_set.rules)
+    rules = [not_text, *data_set.rules]
     if data_set.integers if config.integers is None else config.integers:
         rules += [not_an_integer, huge_answer]
     if config.answers is not None:
@@ -234,14 +237,19 @@ def contamination(paths: Sequence[Path], n: int = 8) -> Contamination:
     """Of all rows of test sets, as this program writes them or as they are. Raises BadInput."""
     found = Contamination(n)
     for path in paths:
-        file = path / TEST if (path / TEST).exists() else path
-        name = path.name if file is not path else None
+        file = test_file(path)
+        name = path.name if file != path else None
         try:
             for prompt in read_prompts(file, name=name):
                 found.add(prompt.messages[-1]["content"], name=prompt.id)
         except ValueError as error:
             raise BadInput(f"against: {error}") from error
     return found
+
+
+def test_file(path: Path) -> Path:
+    """Of a folder that this program wrote; other paths are as they are."""
+    return path / TEST if (path / TEST).exists() else path
 
 
 def read_answers(path: Path) -> dict[str, list[str | None]]:

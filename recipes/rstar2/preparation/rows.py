@@ -134,7 +134,7 @@ class Fields:
             if value is not _Missing:
                 return value
         known = " or ".join(map(repr, columns))
-        raise WrongField(f"no column {known}; the row has {', '.join(map(repr, self.row))}")
+        raise WrongField(f"no column {known}")
 
     def text(self, *columns: str) -> str:
         value = self.value(*columns)

@@ -20,6 +20,7 @@ Rule = Callable[[Row], Dropped | None]
 LONGEST_PROBLEM = 8192  # characters: about the 2,048 tokens that the release allows a prompt
 LONGEST_CONVERSATION = 1 << 17  # characters: about 32 K tokens
 MOST_DIGITS = 18  # of an answer: what 64 bits hold
+LONGEST_INTEGER = 1000  # characters; Python itself reads none of more than 4,300 digits
 
 
 def sift(rows: Iterable[Row | Dropped], rules: Sequence[Rule]) -> Iterator[Row | Dropped]:
@@ -51,6 +52,8 @@ def integer_of(answer: str) -> int | None:
     >>> [integer_of(text) for text in ("1,200", "$-7$", "\\boxed{12}", "43.0", "1/2", "1,2", "12 or 13")]
     [1200, -7, 12, 43, None, None, None]
     """
+    if len(answer) > LONGEST_INTEGER:
+        return None
     text = answer.strip().strip("$").strip()
     boxed = re.fullmatch(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", text)
     text = (boxed[1] if boxed else text).replace("{,}", ",").replace("\\!", "").replace("−", "-").strip()
@@ -65,7 +68,7 @@ def canonical(answer: str) -> str:
     >>> canonical(" 1,200 "), canonical("x^2")
     ('1200', 'x^2')
     """
-    number = integer_of(answer) if len(answer) < 100 else None
+    number = integer_of(answer)
     return answer.strip() if number is None else str(number)
 
 
@@ -105,7 +108,8 @@ _ASKS = re.compile(r"\?|\b(?:find|compute|calculate|determine|evaluate|what|how 
 _OPTIONS = re.compile(
     r"(?:\(\s*A\s*\).*\(\s*B\s*\).*\(\s*C\s*\))|(?:^\s*A[.):].*^\s*B[.):].*^\s*C[.):])", re.DOTALL | re.M
 )
-_PARTS = re.compile(r"\(\s*(?:a|i|1)\s*\).*\(\s*(?:b|ii|2)\s*\)", re.DOTALL)
+_BEGINS = r"(?:^|[.?!:;]\s)\s*"  # a sentence or a line
+_PARTS = re.compile(rf"{_BEGINS}\((?:a|i)\)\s.*{_BEGINS}\((?:b|ii)\)\s", re.DOTALL | re.M)
 _ANSWER_IS_LETTER = re.compile(r"\(?[A-E]\)?")
 _CHINESE = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 
@@ -127,7 +131,7 @@ def multiple_choice(row: Row) -> Dropped | None:
 
 
 def several_questions(row: Row) -> Dropped | None:
-    """Parts (a), (b) or (1), (2) are asked, of which the reference answers at most one."""
+    """Parts (a), (b) or (i), (ii) are asked, of which the reference answers at most one."""
     return Dropped(reason="several_questions") if _PARTS.search(row.text) else None
 
 
@@ -135,12 +139,18 @@ def not_english(row: Row) -> Dropped | None:
     return Dropped(reason="not_english") if _CHINESE.search(row.text) else None
 
 
+def not_text(row: Row) -> Dropped | None:
+    """Half a surrogate pair, which no file can hold."""
+    text = row.identity
+    return Dropped(reason="not_text") if text != text.encode(errors="replace").decode() else None
+
+
 def over_long(row: Row) -> Dropped | None:
     most = LONGEST_CONVERSATION if isinstance(row, Conversation) else LONGEST_PROBLEM
     return Dropped(reason="over_long", detail=f"{row.chars} characters") if row.chars > most else None
 
 
-CHECKABLE: Sequence[Rule] = (no_answer, proof, multiple_choice, several_answers, several_questions, over_long)
+CHECKABLE: Sequence[Rule] = (over_long, no_answer, proof, multiple_choice, several_answers, several_questions)
 """What drops problems that a rule cannot grade."""
 
 

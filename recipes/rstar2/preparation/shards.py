@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +28,9 @@ TRAIN, TEST, DROPPED, REPORT = "train.parquet", "test.parquet", "dropped.jsonl",
 SHARD_ROWS = 5_000  # of the source: a second or two of work that an interruption costs
 
 
+Results = Callable[[range], Iterable[tuple[str, Row | Dropped]]]
+
+
 class Shards:
     """A folder of finished shards, one file each; a line is a row that is kept, or one that is dropped."""
 
@@ -35,13 +38,25 @@ class Shards:
         self.folder = folder
         self.ranges = [range(start, min(start + SHARD_ROWS, rows)) for start in range(0, rows, SHARD_ROWS)]
 
+    @property
+    def done_rows(self) -> int:
+        """Of the source, in finished shards."""
+        return sum(len(rows) for shard, rows in enumerate(self.ranges) if self.is_done(shard))
+
     def is_done(self, shard: int) -> bool:
         return self._path(shard).exists()
 
-    def write(self, shard: int, results: Sequence[tuple[str, Row | Dropped]], seed: int) -> None:
-        """results: the id of each row of the shard, and what became of it. Raises DiskFull."""
-        lines = (_line(row_id, result, seed) for row_id, result in results)
-        write_whole(self._path(shard), lines)
+    def fill(self, results: Results, *, seed: int, on_rows: Callable[[int], Any]) -> None:
+        """Writes the shards that are not there yet.
+
+        results: of these rows of the source, the id of each and what became of it. on_rows: called with the number of
+        rows that are done. Raises DiskFull.
+        """
+        for shard, rows in enumerate(self.ranges):
+            if not self.is_done(shard):
+                lines = [_line(row_id, result, seed) for row_id, result in results(rows)]
+                write_whole(self._path(shard), lines)
+            on_rows(rows.stop)
 
     def lines(self, shard: int) -> Iterator[dict[str, Any]]:
         with self._path(shard).open("rb") as file:

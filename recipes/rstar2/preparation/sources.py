@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from engine.errors import BadInput
 from engine.tables import SUFFIXES, Table, open_table, shown
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+ANY_FILES = ("**/*.parquet", "**/*.jsonl", "**/*.json")
+Fetch = Callable[..., str]
 _CHUNK = 1 << 20
 
 
@@ -116,7 +118,6 @@ class JsonArray:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._starts, self._ends = array("Q"), array("Q")
-        self._file = path.open("rb")
         self._find_elements()
         if not self._starts:
             raise ValueError(f"{path} holds no rows")
@@ -127,9 +128,8 @@ class JsonArray:
 
     def row(self, number: int) -> Mapping[str, Any]:
         start = self._starts[number]
-        self._file.seek(start)
         try:
-            row = json.loads(self._file.read(self._ends[number] - start))
+            row = json.loads(self._bytes(start, self._ends[number] - start))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.where(number)}: not JSON: {error}") from error
         if not isinstance(row, dict):
@@ -169,14 +169,15 @@ class JsonArray:
                 self._ends.append(base + end)
                 at = end
                 continue
-            more = self._read_at(base + len(text), size)
+            more = self._bytes(base + len(text), size).decode("latin-1")
             ended = not more
             base, text, at = base + at, text[at:] + more, 0
             size = max(_CHUNK, len(text))  # an element longer than what is read is not decoded many times
 
-    def _read_at(self, position: int, size: int) -> str:
-        self._file.seek(position)
-        return self._file.read(size).decode("latin-1")
+    def _bytes(self, start: int, size: int) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
 
 
 def _skip(text: str, at: int, characters: str) -> int:
@@ -185,15 +186,15 @@ def _skip(text: str, at: int, characters: str) -> int:
     return at
 
 
-def find(given: Sequence[str], hub: Hub | None, set_name: str) -> list[Path]:
+def find(given: Sequence[str], hub: Hub | None, set_name: str, fetch: Fetch | None = None) -> list[Path]:
     """The files of sources as they were given on the command line, or those of the set's own data set on the hub.
 
-    Raises BadInput for a source that is not there.
+    fetch: as of `download`. Raises BadInput for a source that is not there.
     """
     if not given:
         if hub is None:
             raise BadInput(f"source: {set_name} is on no hub that is known. Fix: give a file or folder, source=...")
-        return download(hub)
+        return download(hub, fetch)
     paths: list[Path] = []
     for text in given:
         path = Path(text).expanduser()
@@ -201,20 +202,23 @@ def find(given: Sequence[str], hub: Hub | None, set_name: str) -> list[Path]:
             paths.append(path)
         elif HUB_ID.fullmatch(text) and not text.endswith(SUFFIXES):
             same = hub is not None and hub.id == text
-            paths += download(hub if same and hub else Hub(id=text, files=("*.parquet", "*.jsonl", "*.json")))
+            paths += download(hub if same and hub else Hub(id=text, files=ANY_FILES), fetch)
         else:
             raise BadInput(f"source: {text} does not exist. Fix: give a file, a folder, or the id of a data set")
     return paths
 
 
-def download(hub: Hub) -> list[Path]:
-    """The data set's files, from the hub or from its cache on this machine. Raises BadInput with what to do."""
+def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
+    """The data set's files, from the hub or from its cache on this machine. Raises BadInput with what to do.
+
+    fetch: what downloads, huggingface_hub.snapshot_download where it is None.
+    """
     from huggingface_hub import errors, snapshot_download
 
     local = "get its files on a machine that can, and give them here: source=FILE_OR_FOLDER"
     page = f"the page of the data set {hub.id}"
     try:
-        folder = snapshot_download(
+        folder = (fetch or snapshot_download)(
             hub.id, repo_type="dataset", revision=hub.revision, allow_patterns=list(hub.files), max_workers=4
         )
     except errors.GatedRepoError as error:
@@ -227,6 +231,7 @@ def download(hub: Hub) -> list[Path]:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"source: {hub.id} cannot be had from the hub ({cause}). Fix: {local}") from error
     found = [path for pattern in hub.files for path in sorted(Path(folder).glob(pattern))]
+    found = [path for path in found if not path.name.startswith((".", "dataset_info"))]
     if not found:
         files = ", ".join(hub.files)
         raise BadInput(f"source: the data set {hub.id} has no file {files} on the hub any more. Fix: {local}")
