@@ -48,6 +48,8 @@ class RolloutConfig:
 
     max_tokens: int = 256
     """Prompt, sampled and tool tokens together."""
+    max_response_tokens: int | None = None
+    """Sampled and tool tokens, as papers count a response. None: what the prompt leaves of `max_tokens`."""
     max_turns: int = 4
     max_calls_per_turn: int = 8
     """Calls beyond these are answered with an error and not run."""
@@ -62,8 +64,20 @@ class RolloutConfig:
         for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.max_response_tokens is not None and self.max_response_tokens <= 0:
+            raise ValueError(f"max_response_tokens must be positive or None, got {self.max_response_tokens!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+
+    def longest(self, prompt_tokens: int) -> int:
+        """Tokens that a trajectory with this prompt may have in all.
+
+        >>> RolloutConfig(max_tokens=100, max_response_tokens=60).longest(30)
+        90
+        """
+        if self.max_response_tokens is None:
+            return self.max_tokens
+        return min(self.max_tokens, prompt_tokens + self.max_response_tokens)
 
 
 def derive_seed(run_seed: int, prompt_id: str, sample: int, turn: int) -> int:
@@ -197,6 +211,7 @@ class _Rollout:
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.prompt_tokens = len(self.buffer)
+        self.longest = owner.config.longest(self.prompt_tokens)
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}
@@ -267,7 +282,7 @@ class _Rollout:
     def _follow(self) -> StopReason | None:
         """What follows the turns so far: the end, or what the tools answered and another turn."""
         if not self.turns:
-            return StopReason.LENGTH if len(self.buffer) >= self.config.max_tokens else None
+            return StopReason.LENGTH if len(self.buffer) >= self.longest else None
         turn = self.turns[-1]
         if turn.truncated:
             return StopReason.LENGTH
@@ -278,7 +293,7 @@ class _Rollout:
         given = self.chat.tool_ids([use.response for use in turn.tool_uses])
         if self.buffer.ids[-1] != self.chat.end_of_turn:  # another end token of the model's, of generation_config.json
             given = [self.chat.end_of_turn, *given]
-        if len(self.buffer) + len(given) >= self.config.max_tokens:
+        if len(self.buffer) + len(given) >= self.longest:
             return StopReason.LENGTH
         self.buffer.append_given(given)
         return None
@@ -310,7 +325,7 @@ class _Rollout:
         start = turn.start
         closing = self.owner.call_closing_tokens
         sampling = Sampling(
-            max_tokens=self.config.max_tokens - start,
+            max_tokens=self.longest - start,
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
