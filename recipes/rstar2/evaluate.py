@@ -52,8 +52,10 @@ from recipes.rstar2.parts import (
 from recipes.rstar2.sampling import Row, RowFile, fingerprint, open_output, problems_bar, sample_problems, sha256
 
 # What decides no figure: where and how fast it is computed.
-NOT_COMPARED = ("model", "sets", "problems", "output", "replicas", "devices", "tensor_parallel", "in_flight")
-NOT_COMPARED += ("sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs")
+NOT_COMPARED = {
+    *("model", "sets", "problems", "output", "in_flight"),
+    *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

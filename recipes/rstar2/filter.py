@@ -51,8 +51,10 @@ from recipes.rstar2.sampling import RowFile, fingerprint, open_output, problems_
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
 # What decides no row: where and how fast it is computed, and what is kept of the rows.
-NOT_COMPARED = ("model", "data", "output", "keep", "k", "replicas", "devices", "tensor_parallel", "in_flight")
-NOT_COMPARED += ("sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs")
+NOT_COMPARED = {
+    *("model", "data", "output", "keep", "k", "in_flight"),
+    *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

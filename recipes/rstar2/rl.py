@@ -56,7 +56,7 @@ from recipes.rstar2.parts import (
     tool_of,
     values_of,
 )
-from recipes.rstar2.sampling import fingerprint, sha256
+from recipes.rstar2.sampling import fingerprint, open_output, sha256
 
 BFLOAT16_MISMATCH = 0.5  # of log-probabilities where one side rounds to bfloat16 (`LearnerConfig.mismatch_tolerance`)
 
@@ -433,16 +433,17 @@ def start_of(config: Config, number: int, console: Console) -> Start:
 async def filter_unsolved(config: Config, number: int, console: Console) -> Path:
     """The data without what the policy before this stage solves each time; made by a job that goes on where it was."""
     budget = config.rollout_of(number - 1)
+    output = config.folder / "filter"
     settings = offline.Config(
         model=config.folder / f"stage-{number - 1}" / "checkpoint",
         data=config.data,
-        output=config.folder / "filter",
+        output=output,
         keep="unsolved",
         n=config.filter_samples or config.values.filter_samples,
         protocol=config.protocol,
         stateful=config.stateful,
         max_tokens=config.rollout.max_tokens,
-        response_tokens=budget.max_response_tokens,
+        response_tokens=config.values.stages[number - 2].response_tokens,
         turns=budget.max_turns,
         deadline_s=config.rollout.deadline_s,
         replicas=config.replicas if not config.devices else len(config.devices) // config.tensor_parallel,
@@ -452,11 +453,19 @@ async def filter_unsolved(config: Config, number: int, console: Console) -> Path
         replica=config.replica,
         sandbox=config.sandbox,
     )
+    if (output / "filter.json").exists():  # complete; made again it might hold what failed then
+        open_output(output, settings.identity())
+        return output / "filtered.jsonl"
     return await offline.filter_data(settings, console)
 
 
-# What a run that goes on may have otherwise.
-_FREE = ("stage", "steps", "runs", "name", "model", "data")
+# What a run that goes on may have otherwise: where it is computed, how often it is written down, what fits into memory.
+_FREE = {
+    *("stage", "steps", "runs", "name", "model", "data", "checkpoint_every", "write_every"),
+    *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
+    *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
+    *("learner.activation_checkpointing", "learner.offload_optimizer"),
+}
 
 
 def identity_of(config: Config, number: int, start: Start, data: Path) -> dict[str, Any]:
