@@ -94,12 +94,19 @@ class RowFile:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(self._file, _whole_lines(path))
             sync_folder(path.parent)
-        self.done = {row.id for row in self.rows()}
+        try:
+            self.done = {row.id for row in self.rows()}
+        except BadInput:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self._file)
         os.close(self._lock)
 
