@@ -18,6 +18,7 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 # What each folder may import of ours beside itself. A longer path comes first.
 MAY_IMPORT = {
     "engine/training": ("engine", "sandbox"),
+    "engine/serving": ("engine", "sandbox"),
     "engine/stages": ("engine",),
     "engine/rollout": (
         "engine.types",
