@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """First message. learner: fields of algo.learner.config.LearnerConfig. canary: fixed token sequences.
 
-    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from.
+    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from. begin_from: one of another
+    run, with whose weights, optimizer and random numbers version 0 begins; not used where there is `resume`.
     """
 
     checkpoint: str
@@ -28,6 +29,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     weights_dir: str
     seed: int
     resume: str | None = None
+    begin_from: str | None = None
 
 
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
