@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.balancing.balancer import Place
-from engine.balancing.kv_ledger import H, KvLedger, Replica, TrackedTrajectory
+from engine.balancing.kv_ledger import H, KvLedger, TrackedReplica, TrackedTrajectory
 from engine.balancing.length_forecast import Ints, LengthForecast, Reals
 from engine.balancing.step_cost import StepTime
 from engine.replica.port import KvSample
@@ -37,7 +37,7 @@ LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
 class _Faster:
     """A replica where a trajectory is expected to end sooner; both estimates in seconds, to its end."""
 
-    replica: Replica
+    replica: TrackedReplica
     stay_s: float
     go_s: float
 
@@ -241,7 +241,7 @@ class KvAware:
                 return
             self._ledger.release(longest)
 
-    def _evict_overcommit(self, state: Replica) -> None:
+    def _evict_overcommit(self, state: TrackedReplica) -> None:
         """More is held than there is: the engine has lost the prefixes of those who wait longest for tools."""
         capacity_tokens = state.blocks * state.block_size
         if state.reserved_H[0] > capacity_tokens:
@@ -270,7 +270,7 @@ class KvAware:
                 placed.append(self._go(trajectory, replica, rule))
         return placed
 
-    def _choose(self, trajectory: TrackedTrajectory) -> tuple[Replica, str] | None:
+    def _choose(self, trajectory: TrackedTrajectory) -> tuple[TrackedReplica, str] | None:
         """The replica with most headroom where it fits; an empty one takes whatever comes."""
         headroom_R = self._headroom(trajectory)
         best = int(headroom_R.argmax())
@@ -283,7 +283,7 @@ class KvAware:
         return self._ledger.headroom_tokens(trajectory, 1 - MARGIN * self._caution_now, self._caution_now)
 
     def _go(
-        self, trajectory: TrackedTrajectory, state: Replica, rule: str, stay_s: float = 0.0, go_s: float = 0.0
+        self, trajectory: TrackedTrajectory, state: TrackedReplica, rule: str, stay_s: float = 0.0, go_s: float = 0.0
     ) -> Place:
         self._ledger.reserve(trajectory, state)
         headroom = state.blocks - int(state.reserved_H[:H].max()) / state.block_size
@@ -329,7 +329,7 @@ class KvAware:
             placed.append(place)
         return placed
 
-    def _move_one(self, state: Replica) -> Place | None:
+    def _move_one(self, state: TrackedReplica) -> Place | None:
         """Of those that run there and may move, one with much to come and little to compute again."""
         running = [
             trajectory
@@ -348,7 +348,7 @@ class KvAware:
                 return self._go(trajectory, faster.replica, "level", stay_s=faster.stay_s, go_s=faster.go_s)
         return None
 
-    def _faster(self, trajectory: TrackedTrajectory, home: Replica, load: int) -> _Faster | None:
+    def _faster(self, trajectory: TrackedTrajectory, home: TrackedReplica, load: int) -> _Faster | None:
         """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too."""
         remaining = float(self.lengths.expected_remaining(self._ledger.sizes([trajectory]))[0])
         step_here_s = self.costs.step_s(load)

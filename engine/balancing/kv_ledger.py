@@ -39,7 +39,7 @@ class TrackedTrajectory:
 
 
 @dataclass(slots=True)
-class Replica:
+class TrackedReplica:
     """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set; a group's prompt counts once."""
 
     index: int
@@ -89,7 +89,7 @@ class KvLedger:
         self.trajectories: dict[int, TrackedTrajectory] = {}
         self.groups: dict[int, GroupStats] = {}
         self.group_ids: dict[int, int] = {}  # by trajectory
-        self.replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, TrackedReplica] = {}
         self.arrays = ReplicaArrays.of(0)
         self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
         # Of those that wait for tools the ones with a home, who waits longest first.
@@ -105,13 +105,13 @@ class KvLedger:
         self.arrays.block_size_R[index] = block_size
         self.arrays.free_blocks_R[index] = blocks
         self.arrays.sent_blocks_R2[index] = 0
-        self.replicas[index] = Replica(index, blocks, block_size, self.arrays.reserved_RH[index])
+        self.replicas[index] = TrackedReplica(index, blocks, block_size, self.arrays.reserved_RH[index])
 
-    def drain(self, replica: Replica) -> None:
+    def drain(self, replica: TrackedReplica) -> None:
         replica.draining = True
         self.arrays.open_tokens_R[replica.index] = 0
 
-    def sample(self, replica: Replica, sample: KvSample) -> None:
+    def sample(self, replica: TrackedReplica, sample: KvSample) -> None:
         replica.steps += sample.steps
         self.arrays.free_blocks_R[replica.index] = sample.free_blocks - sample.running
         self.arrays.sent_blocks_R2[replica.index, :-1] = self.arrays.sent_blocks_R2[replica.index, 1:]
@@ -144,7 +144,7 @@ class KvLedger:
         if trajectory.state in self.queues:
             self.queues[trajectory.state].pop(trajectory.key, None)
 
-    def reserve(self, trajectory: TrackedTrajectory, replica: Replica) -> None:
+    def reserve(self, trajectory: TrackedTrajectory, replica: TrackedReplica) -> None:
         """It runs there from now on, with a reservation for what it will grow to; at home with the one it has."""
         trajectory.tokens = self.length(trajectory)
         if trajectory.home != replica.index:
@@ -175,7 +175,7 @@ class KvLedger:
         trajectory.home, trajectory.reserved_H = None, None
         self.tool_waiting.pop(trajectory.key, None)
 
-    def drop_replica(self, index: int) -> Replica:
+    def drop_replica(self, index: int) -> TrackedReplica:
         """Nobody is there any more; who waited for it is parked."""
         replica = self.replicas[index]
         for trajectory in list(replica.active.values()):
@@ -230,7 +230,7 @@ class KvLedger:
         headroom_R[(np.minimum(headroom_R, live_R) < 0) | (arrays.open_tokens_R == 0)] = -np.inf
         return headroom_R
 
-    def forecast(self, replica: Replica) -> None:
+    def forecast(self, replica: TrackedReplica) -> None:
         """Predicts all reservations of a replica anew."""
         trajectories = list(replica.active.values())
         replica.forecast_at = replica.steps
@@ -274,7 +274,7 @@ class KvLedger:
             homes = [member.home for member in members if member.home is not None]
             assert group.replicas == {home: homes.count(home) for home in homes}, group
 
-    def _check_replica(self, replica: Replica) -> None:
+    def _check_replica(self, replica: TrackedReplica) -> None:
         total_H: Reals | Ints = np.zeros(2 * H, np.int64)
         for trajectory in replica.active.values():
             assert trajectory.home == replica.index, trajectory

@@ -13,7 +13,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from engine.replica.port import KvSample
 
 
-def kv_tap(stepped: Callable[[KvSample], None]) -> Any:
+def kv_stats_logger(stepped: Callable[[KvSample], None]) -> Any:
     """A class for `AsyncLLM`'s stat_loggers. stepped: called in the event loop once per engine step."""
 
     class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader

@@ -1,4 +1,4 @@
-"""One vLLM engine behind the `Generator` port. Besides `kv_tap` the only file of the node that imports vLLM.
+"""One vLLM engine behind the `Generator` port. Besides `kv_stats` the only file of the node that imports vLLM.
 
 Invariants
 - A replica's methods raise `ReplicaDied` for any failure of the engine; whoever sees it may continue elsewhere by ids.
@@ -104,7 +104,7 @@ class Replica:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         import engine.replica.weight_transfer
-        from engine.replica.kv_stats import kv_tap
+        from engine.replica.kv_stats import kv_stats_logger
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
             raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
@@ -124,7 +124,7 @@ class Replica:
         with forks_die_with_us(alone=not self.config.devices) as self._forks:  # on a GPU vLLM may spawn
             if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
                 raise RuntimeError("given up")
-            tap = kv_tap(self._stepped)
+            tap = kv_stats_logger(self._stepped)
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
         if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
             self._engine.shutdown(0.1)

@@ -16,11 +16,11 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
     """The trajectory with its reward, or with a typed error when it could not be graded."""
     if trajectory.error is not None:
         return trajectory
-    started, lane = timeline.now(), timeline.lanes["reward"].take()
-    timeline.idle.flag("reward", 1, started)
+    started = timeline.now()
+    lane = timeline.lanes["reward"].take()
     try:
         async with asyncio.timeout(deadline_s) as budget:
-            with no_foreign_cancel("the reward"):
+            with timeline.idle_cause("reward"), no_foreign_cancel("the reward"):
                 value = float(await reward(trajectory))  # a bool or a NumPy number: a journal holds plain ones
         if not math.isfinite(value):
             raise ValueError(f"the reward of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")
@@ -31,6 +31,5 @@ async def graded(trajectory: Trajectory, reward: Reward, timeline: Timeline, dea
         error = RolloutError(boundary=Boundary.REWARD, message=str(failure) or f"no grade within {deadline_s} s")
         return replace(trajectory, error=error, stop=StopReason.ERROR)
     finally:
-        timeline.idle.flag("reward", -1, timeline.now())
         timeline.span("reward", trajectory.prompt.id, started, timeline.now(), lane, sample=trajectory.sample)
         timeline.lanes["reward"].give(lane)

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from engine.fleet.fleet import Fleet
+from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageStats
@@ -27,7 +28,7 @@ from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Group, PublishedWeights
+from engine.types import Batch, Floats, Group, PublishedWeights
 
 
 @dataclass(kw_only=True)
@@ -102,19 +103,15 @@ class TrainStage:
 
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
         """Trains and brings the weights to the replicas. mark: when the step before was over."""
-        now, idle = self.timeline.now, self.timeline.idle
+        now = self.timeline.now
         metrics = measure.step(groups, self.fleet.version, self.full_reward)
-        idle.flag("staleness_gate", 1, ready := now())
-        async with self.fleet.rest() if self.replicas_rest else nullcontext(), asyncio.TaskGroup() as tasks:
-            training = self.learner.train(self.make_batch(step, groups), version=step)
-            learning = tasks.create_task(training, name="train")
-            await asyncio.sleep(0)
-            gc.collect()  # while the learner has the cores, and nothing waits for this process
-        trained, canary = learning.result()
-        learnt = now()
-        self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
-        difference = await self.fleet.update_weights(PublishedWeights(trained.weights, step, canary))
-        idle.flag("staleness_gate", -1, live := now())
+        ready = now()
+        with self.timeline.idle_cause("staleness_gate"):
+            trained, canary = await self._learn(step, groups)
+            learnt = now()
+            self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
+            difference = await self.fleet.update_weights(PublishedWeights(trained.weights, step, canary))
+        live = now()
         self.train_s += live - mark
         return metrics | {
             **{f"learner/{name}": value for name, value in trained.metrics.items()},
@@ -127,6 +124,16 @@ class TrainStage:
             **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
             **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
         }
+
+    async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats]:
+        """The learner's turn; the replicas rest meanwhile where they share its devices."""
+        resting = self.fleet.rest() if self.replicas_rest else nullcontext()
+        async with resting, asyncio.TaskGroup() as tasks:
+            training = self.learner.train(self.make_batch(step, groups), version=step)
+            learning = tasks.create_task(training, name="train")
+            await asyncio.sleep(0)
+            gc.collect()  # while the learner has the cores, and nothing waits for this process
+        return learning.result()
 
     def _pace(self, step: int, metrics: dict[str, float], rollout_s: float, step_s: float) -> dict[str, float]:
         """Rates of a step. One that was begun before the run was resumed has none: when its rollouts took place is not

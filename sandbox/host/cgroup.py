@@ -45,7 +45,7 @@ CONTROLLERS = {"memory", "pids"}
 HAND_DOWN = "+memory +pids"
 
 
-class Group:
+class Cgroup:
     """The group of one slot: `folders` are the memory and the pids folder (the same one in version 2)."""
 
     def __init__(self, files: Files, folders: list[Path], pid: int) -> None:
@@ -121,9 +121,9 @@ class Cgroups:
             raise
         self._keep_clean()
 
-    def add(self, name: str, pid: int) -> Group:
+    def add(self, name: str, pid: int) -> Cgroup:
         """A group with this process in it."""
-        return Group(self._files, [folder / name for folder in self.folders], pid)
+        return Cgroup(self._files, [folder / name for folder in self.folders], pid)
 
     def close(self) -> None:
         """Have the janitor clean up now, and wait for it."""

@@ -25,7 +25,7 @@ import msgspec
 
 from sandbox import wire
 from sandbox.host import nsjail
-from sandbox.host.cgroup import Cgroups, Group
+from sandbox.host.cgroup import Cgroup, Cgroups
 from sandbox.host.verdict import OomWatch, Outputs, cell_result, make_result
 from sandbox.inside.guest import FIRST_UID, LENGTH, REQUEST
 from sandbox.inside.notebook import CELL_REPORT, COPY_STATE, CellReport
@@ -53,7 +53,7 @@ class SlotHandle:
         self.call: wire.RunRequest | None = None
         self.ready: Callable[[], None] | None = None
         self.pid = 0
-        self.group: Group | None = None
+        self.group: Cgroup | None = None
         self.out_of_memory = False  # whether the kernel killed the slot itself
         self._dead = False
         self.deadline = home.loop.time() + START_S

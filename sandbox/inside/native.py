@@ -3,7 +3,7 @@ it.
 
 Invariants
 - Without it everything works the same, only slower: `load` then returns None.
-- `Slot` mirrors a structure of _native.c. Standard library only: this file also runs inside the jail.
+- `NativeSlot` mirrors a structure of _native.c. Standard library only: this file also runs inside the jail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIBRARY = Path(__file__).with_name("_native.so")
 SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
 
 
-class Slot(ctypes.Structure):
+class NativeSlot(ctypes.Structure):
     """What a slot is, for `Native.serve`."""
 
     _fields_ = (
@@ -37,7 +37,8 @@ class Native:
         library = ctypes.PyDLL(str(path), use_errno=True)
         self._snapshot, self._forget, self._keep = library.snapshot, library.forget, library.keep
         self._snapshot.restype, self._forget.restype, self._keep.restype = ctypes.c_long, None, None
-        self.serve = library.serve  # (byref of a Slot, address of five 64-bit integers); returns in the child of a call
+        # (byref of a NativeSlot, address of five 64-bit integers); returns in the child of a call
+        self.serve = library.serve
         self.serve.restype = None
 
     def forget(self, proc: int) -> None:

@@ -29,8 +29,7 @@ from typing import NamedTuple, NoReturn
 
 from sandbox.inside import guest, linux
 from sandbox.inside import main_program as program
-from sandbox.inside.native import Native
-from sandbox.inside.native import Slot as Structure
+from sandbox.inside.native import Native, NativeSlot
 
 READY, ENDED = b"ready", b"ended"
 LONG_S = 1.0  # what has not run for so long has not made much that could take long to die
@@ -94,7 +93,7 @@ class Slot:
         """Between the fork of a call and its code each page that is written to costs: so little happens here."""
         uid, image, policy, _ = self._identity
         uid = -1 if uid is None else uid
-        slot = Structure(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
+        slot = NativeSlot(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
         by_reference, served = ctypes.byref(slot), array("q", bytes(40))
         address = ctypes.c_void_p(served.buffer_info()[0])
         main_program, serve, leave = guest.main_program, library.serve, os._exit

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.host import cgroup
-from sandbox.host.cgroup import Cgroups, Group, open_groups
+from sandbox.host.cgroup import Cgroup, Cgroups, open_groups
 from tests.support.paths import ROOT
 from tests.support.sandbox_leftovers import cgroups_of
 from tests.support.sandbox_level import needs_cgroups
@@ -89,7 +89,7 @@ def test_a_hog_dies_alone_of_its_groups_limit(groups: Cgroups) -> None:
     with Member("print('in')\ninput()") as bystander, Member("x = bytearray(1 << 30)\nprint('had it')") as hog:
         group = groups.add("slot", bystander.pid)
         group.limit(MEMORY, 8)
-        Group(group._files, group._folders, hog.pid)
+        Cgroup(group._files, group._folders, hog.pid)
         assert not group.oom_struck()
         assert hog.ask() == ""
         assert hog.process.wait(ANSWER_S) == -signal.SIGKILL
