@@ -94,8 +94,12 @@ class Phase:
 
 
 def craft(config: Config) -> Phase:
-    learner = _learner(config, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy())
-    return Phase(title="A: craft", mix=Mix(head=0.05, clean=0.75, err=0.20), batch_size=16, learner=learner)
+    return Phase(
+        title="A: craft",
+        mix=Mix(head=0.05, clean=0.75, err=0.20),
+        batch_size=16,
+        learner=_learner(config, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy()),
+    )
 
 
 def manners(config: Config) -> Phase:
@@ -103,14 +107,25 @@ def manners(config: Config) -> Phase:
 
     38: learnt tokens of a typical demonstration.
     """
-    loss = CrossEntropy(aggregate=38)
-    learner = _learner(config, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=loss)
-    return Phase(title="B: manners", mix=Mix(head=0.55, clean=0.18, err=0.27), batch_size=32, learner=learner)
+    return Phase(
+        title="B: manners",
+        mix=Mix(head=0.55, clean=0.18, err=0.27),
+        batch_size=32,
+        learner=_learner(config, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=CrossEntropy(aggregate=38)),
+    )
 
 
-def _learner(config: Config, **fields: Any) -> LearnerConfig:
+def _learner(config: Config, *, steps: int, lr: float, warmup_steps: int, loss: CrossEntropy) -> LearnerConfig:
     return LearnerConfig(
-        minibatches=1, betas=(0.9, 0.98), schedule="linear", decay_from=0.6, threads=config.threads, **fields
+        loss=loss,
+        steps=steps,
+        lr=lr,
+        betas=(0.9, 0.98),
+        warmup_steps=warmup_steps,
+        schedule="linear",
+        decay_from=0.6,
+        minibatches=1,
+        threads=config.threads,
     )
 
 
@@ -122,10 +137,13 @@ async def make(config: Config) -> dict[str, Any]:
         tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    chat, model = ChatTemplate(tokenizer), new_model(config.seed, tokenizer)
+    chat = ChatTemplate(tokenizer)
+    model = new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
     with workspace() as folder:
-        start, crafted, mannered = (folder / name for name in ("start", "crafted", "mannered"))
+        start = folder / "start"
+        crafted = folder / "crafted"
+        mannered = folder / "mannered"
         model.save_pretrained(start)
         figures["loss_craft"] = await train(craft(config), config.seed, chat, start, crafted)
         [figures["after_craft"]] = await evaluate(crafted, chat, config.eval_problems, [1.0])
@@ -164,13 +182,21 @@ async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, targe
 
     Raises LearnerDied.
     """
-    steps, losses = phase.learner.steps, []
+    steps = phase.learner.steps
+    losses: list[float] = []
     stream = examples(demonstrations(phase.mix, seed), chat.conversation)
     with workspace() as folder, _progress() as progress:
         task = progress.add_task(phase.title, total=steps, loss=float("nan"))
         async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / "log") as learner:
-            where = {"checkpoint": str(source), "weights_dir": str(folder)}
-            await learner.configure(Configure(**where, learner=asdict(phase.learner), canary=[], seed=seed))
+            await learner.configure(
+                Configure(
+                    checkpoint=str(source),
+                    learner=asdict(phase.learner),
+                    canary=[],
+                    weights_dir=str(folder),
+                    seed=seed,
+                )
+            )
             for batch in itertools.islice(batches(stream, batch_size=phase.batch_size, seed=seed), steps):
                 trained, _ = await learner.train(batch, version=0)
                 losses.append(trained.metrics["nll"])
@@ -181,8 +207,13 @@ async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, targe
 
 
 def _progress() -> Progress:
-    loss = TextColumn("loss {task.fields[loss]:.3f}")
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn())
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+    )
 
 
 async def evaluate(
@@ -208,7 +239,8 @@ async def evaluate(
         replicas=1,
         sandbox=SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1]),
     )
-    held_out, found = list(itertools.islice(prompts("test", 0), problems)), []
+    held_out = list(itertools.islice(prompts("test", 0), problems))
+    found = []
     async with serving(config, chat=chat) as served:
         rollouts = served.rollouts([PythonTool(served.sandbox)])
         reward = MathReward(integers_only=True)

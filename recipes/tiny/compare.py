@@ -69,8 +69,13 @@ class Config:
 
     def options(self, algorithm: str, seed: int) -> dict[str, Any]:
         """The fields of the quick start that make this run."""
-        same = {name: getattr(self, name) for name in ("steps", "eval_every", "eval_problems")}
-        return {"algorithm": algorithm, "seed": seed, **same}
+        return {
+            "algorithm": algorithm,
+            "seed": seed,
+            "steps": self.steps,
+            "eval_every": self.eval_every,
+            "eval_problems": self.eval_problems,
+        }
 
 
 def main(config: Config) -> None:
@@ -171,24 +176,34 @@ class Comparison:
 
 def compare(config: Config) -> Comparison:
     """Reads the finished runs. Raises ValueError when one lacks an evaluation that another one has."""
-    curves: dict[str, Curves] = {metric: {name: {} for name in config.algorithms} for metric in METRICS}
+    curves: dict[str, Curves] = {metric: {} for metric in METRICS}
     seconds = {}
     for name in config.algorithms:
         folders = [config.folder / f"{name}-{seed}" for seed in range(config.seeds)]
-        for folder in folders:
-            for line in (folder / "metrics.jsonl").read_text().splitlines():
-                row = json.loads(line)
-                for metric in METRICS:
-                    if metric in row:
-                        curves[metric][name].setdefault(int(row["step"]), []).append(row[metric])
+        rows = [row for folder in folders for row in _rows(folder / "metrics.jsonl")]
+        for metric in METRICS:
+            curves[metric][name] = _by_step(rows, metric)
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
         seconds[name] = fmean(summary["total_wall_s"] for summary in summaries)
     for metric, by_name in curves.items():
-        counts = {(step, len(values_S)) for curve in by_name.values() for step, values_S in curve.items()}
         steps = {tuple(sorted(curve)) for curve in by_name.values()}
-        if len(steps) != 1 or {count for _, count in counts} != {config.seeds}:
+        counts = {len(values_S) for curve in by_name.values() for values_S in curve.values()}
+        if len(steps) != 1 or counts != {config.seeds}:
             raise ValueError(f"{config.folder}: the runs do not have the same evaluations of {metric}")
     return Comparison(curves=curves, seconds=seconds, versions=summaries[0]["versions"])
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _by_step(rows: Sequence[dict[str, Any]], metric: str) -> dict[int, list[float]]:
+    """The values of a metric by step, in the order of the rows."""
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        if metric in row:
+            values.setdefault(int(row["step"]), []).append(row[metric])
+    return values
 
 
 def mean_over_seeds(values_S: Sequence[float]) -> Interval:
