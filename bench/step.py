@@ -170,7 +170,7 @@ def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
         cpu_s={role: used / (last - first) for role, used in spent.most_common()},
         engines_at_learn=at_rest(samples),
         goodput=summary["goodput"],
-        staleness_mean=mean(row["staleness_mean"] for row in rows[SKIP:]),
+        staleness_mean=mean(row["rollout/staleness_mean"] for row in rows[SKIP:]),
         rewards=[(row["time/train_total_s"], row["reward"]) for row in rows],
         idle=idle,
     )

@@ -180,4 +180,5 @@ def test_every_metric_of_a_step_and_of_an_evaluation_is_in_the_glossary() -> Non
     group = Group(prompt=members[0].prompt, trajectories=members, lease=0, drop="flat")
     names = {*metrics.step([group], version=0), *metrics.evaluation(members)}
     assert len(names) > 30
+    assert [name for name in names if "/" not in name] == ["reward"], "the others are shown by their groups"
     assert [name for name in sorted(names) if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []

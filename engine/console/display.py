@@ -97,10 +97,10 @@ class Display:
         """silent: no line of its own (a step of a run that is resumed)."""
         if "reward" in metrics:
             self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
-            mostly = metrics.get("groups_solved", 0) > SOLVED_SHARE * metrics.get("groups", 0)
+            mostly = metrics.get("groups/solved", 0) > SOLVED_SHARE * metrics.get("groups/all", 0)
             self._solved_steps = self._solved_steps + 1 if mostly else 0
             self._rewards.append(metrics["reward"])
-            self._errors.append(metrics["tool_error_share_correct"])
+            self._errors.append(metrics["tools/error_share_correct"])
             self._progress.update(self._bar, completed=step)
         self._metrics.update(metrics)
         if not self._live and not silent:
@@ -115,9 +115,9 @@ class Display:
         grid.add_column()
         if "reward" in m:
             grid.add_row("reward", f"{m['reward']:.3f}  [green]{spark(self._rewards)}[/]")
-            errors = f"{m['tool_error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
+            errors = f"{m['tools/error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
             grid.add_row("tool errors in correct", errors)
-            if "groups" in m:
+            if "groups/all" in m:
                 grid.add_row("groups", _groups(m))
             if self._solved_steps >= SOLVED_STEPS:
                 grid.add_row("", f"[yellow]{_HINT}[/]")
@@ -146,29 +146,29 @@ def _accuracy(m: Mapping[str, float]) -> str:
 
 
 def _groups(m: Mapping[str, float]) -> str:
-    return f"{m['groups_flat']:.0f} of {m['groups']:.0f} flat, {m['groups_solved']:.0f} of them solved"
+    return f"{m['groups/flat']:.0f} of {m['groups/all']:.0f} flat, {m['groups/solved']:.0f} of them solved"
 
 
 def _rates(m: Mapping[str, float]) -> str:
     """Without the rates in a step that was begun before the run was resumed."""
-    parts = [f"goodput {m['goodput']:.2f}"]
-    if "tokens_per_s" in m:
-        parts = [f"{m['tokens_per_s']:,.0f} tokens/s", f"{m['tool_calls_per_s']:,.0f} tool calls/s", *parts]
+    parts = [f"goodput {m['tokens/goodput']:.2f}"]
+    if "tokens/per_s" in m:
+        parts = [f"{m['tokens/per_s']:,.0f} tokens/s", f"{m['tools/calls_per_s']:,.0f} tool calls/s", *parts]
     return "   ".join(parts)
 
 
 def _split(m: Mapping[str, float]) -> str:
     after = f"learn {m['time/learn_s']:.2f} + sync {m['time/sync_s']:.2f}"
-    if "trajectories_resumed" in m:
-        return f"{m['trajectories_resumed']:.0f} trajectories from before the run was resumed + {after}"
+    if "rollout/trajectories_resumed" in m:
+        return f"{m['rollout/trajectories_resumed']:.0f} trajectories from before the run was resumed + {after}"
     return f"{m['time/step_s']:.2f} s = rollout {m['time/rollout_s']:.2f} + {after}"
 
 
 def _line(step: int, m: Mapping[str, float]) -> str:
     parts = [f"step {step:3d}"]
     if "reward" in m:
-        parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tool_error_share_correct']:.3f}")
-        if "groups" in m:
+        parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tools/error_share_correct']:.3f}")
+        if "groups/all" in m:
             parts.append(f"groups {_groups(m)}")
         parts.append(_rates(m))
         parts.append(_split(m))

@@ -9,6 +9,7 @@ from typing import Any
 from engine.atomic_files import DiskFull
 from engine.console.display import Display
 from engine.console.report import Progress, plot
+from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import MetricSink
@@ -36,6 +37,11 @@ class RunRecorder:
         self._sinks = sinks
         self._run, self._state, self._timeline = run, state, timeline
         for row in state.rows:
+            if "reward" in row and "tools/error_share_correct" not in row:
+                raise Unresumable(
+                    f"{run.path / 'metrics.jsonl'}: step {row['step']:.0f} has no tools/error_share_correct; "
+                    "an older version gave metrics other names. Fix: start a new run with fresh=true"
+                )
             self.progress.step(int(row["step"]), row)
         self.resume_message = "\n".join(filter(None, [*self._examples(), state.resume_message]))
 

@@ -64,19 +64,19 @@ class Progress:
         """Figures of the whole run; those of evaluations are left out where there was none."""
         waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
         calls = {
-            name: int(self.total(name) + sum(score[f"eval/{name}"] for score in self.evaluations))
-            for name in ("tool_calls", "tool_calls_jailed")
+            name: int(self.total(rolled) + sum(score[f"eval/{name}"] for score in self.evaluations))
+            for name, rolled in (("tool_calls", "tools/calls"), ("tool_calls_jailed", "tools/calls_jailed"))
         }
         return {
             **(self._scores() if self.evaluations else {}),
             "steps": len(self.steps),
             "rl_wall_s": self.train_s,
             **calls,
-            "tokens_generated": int(self.total("tokens_generated")),
-            "tokens_trained": int(self.total("tokens_trained")),
-            "goodput": self.total("tokens_trained") / max(1, self.total("tokens_generated")),
+            "tokens_generated": int(self.total("tokens/generated")),
+            "tokens_trained": int(self.total("tokens/trained")),
+            "goodput": self.total("tokens/trained") / max(1, self.total("tokens/generated")),
             "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
-            "staleness_max": int(max((row["staleness_max"] for row in self.steps), default=0)),
+            "staleness_max": int(max((row["rollout/staleness_max"] for row in self.steps), default=0)),
             "mean_seconds_per_step": {
                 name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
             },
@@ -132,7 +132,7 @@ def plot(path: Path, progress: Progress, title: str) -> None:
     axes.plot(
         at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
     )
-    rolled = [row["tool_error_share_correct"] for row in history]
+    rolled = [row["tools/error_share_correct"] for row in history]
     axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
     axes.set(xlabel="step", ylim=(min(0, *rewards), max(1.02, *rewards)), xlim=(0, max(steps)))
     seconds = [0.0, *(row["time/train_total_s"] for row in history)]

@@ -115,7 +115,7 @@ class TrainStage:
         self.train_s += live - mark
         return metrics | {
             **{f"learner/{name}": value for name, value in trained.metrics.items()},
-            "canary_max_abs": difference,
+            "canary/max_abs": difference,
             **self._pace(step, metrics, rollout_s=ready - mark, step_s=live - mark),
             "time/learn_s": learnt - ready,
             "time/sync_s": live - learnt,
@@ -141,10 +141,10 @@ class TrainStage:
         """
         resumed = self.state.journal.held_of(step - 1) if self.state is not None else 0
         if resumed:
-            return {"trajectories_resumed": resumed}
+            return {"rollout/trajectories_resumed": resumed}
         return {
-            "tokens_per_s": metrics["tokens_generated"] / step_s,
-            "tool_calls_per_s": metrics["tool_calls"] / step_s,
+            "tokens/per_s": metrics["tokens/generated"] / step_s,
+            "tools/calls_per_s": metrics["tools/calls"] / step_s,
             "time/step_s": step_s,
             "time/rollout_s": rollout_s,
         }

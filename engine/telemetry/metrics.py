@@ -75,6 +75,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     """What the rollouts of one step were like. version: the weights that the step trained on top of. full_reward: of a
     trajectory that has solved its prompt.
 
+    Every name but `reward` has the prefix of its group, as TensorBoard shows them.
     Tokens are counted to the last one: generated = trained + the sum of waste. Everything else is about the groups'
     trajectories: what was cancelled or refilled has left its tokens only.
     """
@@ -86,6 +87,8 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
     overlaps = [use.overlap_s for use in uses if use.executed] or [0.0]
     sampled = sum(member.sampled_tokens for member in everyone)
+    cached = sum(turn.cached_tokens for turn in turns)
+    prompted = sum(turn.start for turn in turns)
     kept = sum(member.sampled_tokens for member in trained)
     waste = _waste(groups)
     drops = Counter(flat=0, error=0)
@@ -94,31 +97,31 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
-        "tool_error_share_correct": tool_error_share(correct(graded)),
-        "tool_error_share": tool_error_share(graded),
-        "tool_rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),
-        "response_tokens": sampled / max(1, len(everyone)),
-        "trajectories": len(everyone),
-        "trajectories_trained": len(trained),
-        "trajectories_failed": len(everyone) - len(graded),
+        "tools/error_share_correct": tool_error_share(correct(graded)),
+        "tools/error_share": tool_error_share(graded),
+        "tools/rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),
+        "rollout/response_tokens": sampled / max(1, len(everyone)),
+        "rollout/trajectories": len(everyone),
+        "rollout/trajectories_trained": len(trained),
+        "rollout/trajectories_failed": len(everyone) - len(graded),
         **{f"stop/{reason}": sum(member.stop == reason for member in everyone) for reason in StopReason},
-        "groups": len(groups),
-        "groups_solved": sum(solved(group, full_reward) for group in groups),
-        **{f"groups_{reason}": count for reason, count in sorted(drops.items())},
-        "groups_refilled": sum(group.refills for group in groups),
-        "tokens_generated": kept + waste.total(),
-        "tokens_trained": kept,
-        "goodput": kept / max(1, kept + waste.total()),
+        "groups/all": len(groups),
+        "groups/solved": sum(solved(group, full_reward) for group in groups),
+        **{f"groups/{reason}": count for reason, count in sorted(drops.items())},
+        "groups/refilled": sum(group.refills for group in groups),
+        "tokens/generated": kept + waste.total(),
+        "tokens/trained": kept,
+        "tokens/goodput": kept / max(1, kept + waste.total()),
         **{f"waste/{reason}_tokens": tokens for reason, tokens in sorted(waste.items())},
-        "staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
-        "staleness_max": max(staleness, default=0),
-        "prefix_hit_rate": sum(turn.cached_tokens for turn in turns) / max(1, sum(turn.start for turn in turns)),
-        "tool_calls": sum(use.executed for use in uses),
-        "tool_calls_refused": sum(not use.executed for use in uses),
-        "tool_calls_jailed": sum(use.jailed for use in uses),
-        "tool_latency_p50_ms": float(np.percentile(latencies, 50)) * 1e3,
-        "tool_latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
-        "tool_overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
+        "rollout/staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
+        "rollout/staleness_max": max(staleness, default=0),
+        "rollout/prefix_hit_rate": cached / max(1, prompted),
+        "tools/calls": sum(use.executed for use in uses),
+        "tools/calls_refused": sum(not use.executed for use in uses),
+        "tools/calls_jailed": sum(use.jailed for use in uses),
+        "tools/latency_p50_ms": float(np.percentile(latencies, 50)) * 1e3,
+        "tools/latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
+        "tools/overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
     }
 
 

@@ -90,7 +90,7 @@ def _reference(axes: Axes, ours: Points, theirs: Points, label: str) -> bool:
 
 def _tool_errors(axes: Axes, rows: Rows) -> str:
     axes.set_title("tool errors in correct trajectories", fontsize=10)
-    rolled = series(rows, "tool_error_share_correct")
+    rolled = series(rows, "tools/error_share_correct")
     _line(axes, rolled, "rollouts", RED)
     _line(axes, series(rows, "eval/tool_error_share_correct"), "held-out", BLUE, marker="o")
     low, high = GRPO_TOOL_ERRORS
@@ -103,7 +103,7 @@ def _tool_errors(axes: Axes, rows: Rows) -> str:
 
 def _lengths(axes: Axes, rows: Rows) -> str:
     axes.set_title("sampled tokens per trajectory", fontsize=10)
-    ours = series(rows, "response_tokens")
+    ours = series(rows, "rollout/response_tokens")
     _line(axes, ours, "rollouts", BLUE)
     drawn = _reference(axes, ours, RESPONSE_TOKENS, "report (tool tokens included)")
     axes.set_ylim(bottom=0)
@@ -113,7 +113,7 @@ def _lengths(axes: Axes, rows: Rows) -> str:
 
 def _truncated(axes: Axes, rows: Rows) -> str:
     axes.set_title("share of rollouts that ran out of tokens", fontsize=10)
-    ours = series(rows, "stop/length", per="trajectories")
+    ours = series(rows, "stop/length", per="rollout/trajectories")
     _line(axes, ours, "rollouts", BLUE)
     axes.set_ylim(bottom=0)
     if max((value for _, value in ours), default=0.0) * NEAR_FACTOR < TRUNCATED_PEAK:

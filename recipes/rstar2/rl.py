@@ -154,7 +154,7 @@ class Plateau:
 
     def enough(self, steps: Sequence[Mapping[str, float]]) -> str | None:
         """For `Training.train`: why the stage ends after these steps, if it does. steps: rows of metrics.jsonl."""
-        if not self.reached([row["stop/length"] / max(1.0, row["trajectories"]) for row in steps]):
+        if not self.reached([row["stop/length"] / max(1.0, row["rollout/trajectories"]) for row in steps]):
             return None
         return f"after step {steps[-1]['step']:.0f} the share of truncated rollouts is on a plateau"
 

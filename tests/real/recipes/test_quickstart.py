@@ -142,7 +142,7 @@ def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path
     """Also where an engine of its own evaluates meanwhile, and that one says what the others say between the steps."""
     arguments = command(tmp_path, "steps=3", "eval_every=10", "eval_problems=128", "eval_replicas=1")
     subprocess.run(arguments, check=True, capture_output=True, timeout=200)
-    names = ("reward", "learner/loss", "learner/grad_norm", "tool_error_share_correct", "tokens_generated")
+    names = ("reward", "learner/loss", "learner/grad_norm", "tools/error_share_correct", "tokens/generated")
     rows, first = metrics(tmp_path / "quickstart"), metrics(learnt[0])
     again = [row for row in rows if "reward" in row]
     assert [row["step"] for row in again] == [1, 2, 3]
@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path
 def test_staleness_is_bounded_when_steps_overlap(tmp_path: Path) -> None:
     arguments = command(tmp_path, *SMALL, "steps=5", "max_staleness=1")
     subprocess.run(arguments, check=True, capture_output=True, timeout=200)
-    staleness = [row["staleness_max"] for row in metrics(tmp_path / "quickstart")[1:]]
+    staleness = [row["rollout/staleness_max"] for row in metrics(tmp_path / "quickstart")[1:]]
     assert staleness[0] == 0
     assert max(staleness) <= 1
     assert json.loads((tmp_path / "quickstart" / "summary.json").read_text())["canary_max_abs"] < 1e-4
@@ -170,14 +170,14 @@ def test_groups_may_oversample_stop_and_refill(tmp_path: Path) -> None:
     subprocess.run(command(tmp_path, *SMALL, *fields), check=True, capture_output=True, timeout=200)
     rows = metrics(tmp_path / "quickstart")[1:]
     for row in rows:
-        assert row["tokens_generated"] == row["tokens_trained"] + sum(
+        assert row["tokens/generated"] == row["tokens/trained"] + sum(
             tokens for name, tokens in row.items() if name.startswith("waste/")
         )
-        assert row["trajectories_trained"] == 2 * (4 - row["groups_flat"] - row["groups_error"])
-        assert row["staleness_max"] <= 1
+        assert row["rollout/trajectories_trained"] == 2 * (4 - row["groups/flat"] - row["groups/error"])
+        assert row["rollout/staleness_max"] <= 1
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     assert summary["wasted_tokens"]["surplus_tokens"] > 0
-    assert sum(row["groups_refilled"] for row in rows) > 0
+    assert sum(row["groups/refilled"] for row in rows) > 0
 
 
 @pytest.mark.timeout(300)
@@ -283,7 +283,7 @@ def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_d
     assert f"resuming {folder} at step 2" in more.text()
     rows = metrics(folder)
     assert [(row["step"], row.get("reward")) for row in rows[:3]] == two
-    assert "tokens_per_s" in rows[3], "nothing of it was there before"
+    assert "tokens/per_s" in rows[3], "nothing of it was there before"
     assert json.loads((folder / "summary-2.json").read_text())["steps"] == 2
     other = Run(command(tmp_path, *SMALL, "steps=4", "checkpoint_every=3", "lr=0.001"))
     started.append(other)
@@ -377,7 +377,7 @@ def test_it_survives_the_death_of_a_replica(started: list[Run], tmp_path: Path) 
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     assert summary["replica_deaths"] == 1
     assert summary["steps"] == 6
-    assert sum(row.get("trajectories_failed", 0) for row in metrics(tmp_path / "quickstart")) == 0
+    assert sum(row.get("rollout/trajectories_failed", 0) for row in metrics(tmp_path / "quickstart")) == 0
 
 
 @pytest.mark.timeout(300)

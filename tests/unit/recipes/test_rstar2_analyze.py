@@ -316,8 +316,8 @@ def test_rollouts_are_chosen_over_all_groups():
 
 def test_the_reports_curves_are_drawn_where_they_can_be_compared_and_else_said(tmp_path):
     def rows(tokens, errors, truncated, steps=60, **more):
-        row = {"trajectories": 100, "stop/length": truncated, "tool_error_share_correct": errors, **more}
-        return [{**row, "step": step, "response_tokens": tokens} for step in range(1, steps)]
+        row = {"rollout/trajectories": 100, "stop/length": truncated, "tools/error_share_correct": errors, **more}
+        return [{**row, "step": step, "rollout/response_tokens": tokens} for step in range(1, steps)]
 
     tiny = report_curves.plot_curves(tmp_path / "tiny.png", rows(30, 0.01, 0))
     assert len(tiny) == 4, "nothing of it is on this scale"

@@ -184,7 +184,8 @@ def test_a_stage_is_over_when_the_share_of_truncated_rollouts_stays(shares, reac
 
 def rows(shares):
     return [
-        {"step": step, "stop/length": 100 * share, "trajectories": 100.0} for step, share in enumerate(shares, start=1)
+        {"step": step, "stop/length": 100 * share, "rollout/trajectories": 100.0}
+        for step, share in enumerate(shares, start=1)
     ]
 
 
@@ -192,7 +193,7 @@ def test_the_rule_reads_the_rows_of_the_steps():
     assert "step 6" in PLATEAU.enough(rows([0.1] * 6))
     assert PLATEAU.enough(rows([0.0] * 6)) is None
     assert PLATEAU.enough([]) is None
-    assert PLATEAU.enough([{"step": 1, "stop/length": 0.0, "trajectories": 0.0}] * 9) is None
+    assert PLATEAU.enough([{"step": 1, "stop/length": 0.0, "rollout/trajectories": 0.0}] * 9) is None
 
 
 def test_the_rule_ends_a_stage_before_the_last_where_it_is_asked_for(data):

@@ -44,7 +44,7 @@ def a_progress(evaluations, steps):
         names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/tool_error_share_correct")
         counts = {"eval/n": 4, "eval/tool_calls": 2, "eval/tool_calls_jailed": 2}
         found = {} if score is None else dict.fromkeys(names, score) | counts
-        numbers = {"reward": 0.5, "tool_error_share_correct": 0.1, "staleness_max": 0} if step else {}
+        numbers = {"reward": 0.5, "tools/error_share_correct": 0.1, "rollout/staleness_max": 0} if step else {}
         progress.step(step, {"time/train_total_s": float(step), **numbers, **found})
     return progress
 
@@ -148,7 +148,7 @@ def test_the_plot_shows_rewards_of_any_size(tmp_path, monkeypatch, rewards, show
     progress = Progress()
     progress.step(0, evaluated)
     for step, reward in enumerate(rewards, 1):
-        progress.step(step, {"reward": reward, "tool_error_share_correct": 0.1, "time/train_total_s": float(step)})
+        progress.step(step, {"reward": reward, "tools/error_share_correct": 0.1, "time/train_total_s": float(step)})
     plot(tmp_path / "reward.png", progress, "roc")
     assert figures[0].axes[0].get_ylim() == shown
 

@@ -33,9 +33,9 @@ def test_each_replica_is_shown_with_its_kv_use_or_as_down():
     assert "held-out accuracy  0.500  [0.400, 0.600]  n=64" in lines
 
 
-STEP = {"reward": 0.5, "tool_error_share_correct": 0.1, "goodput": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5}
-STEP |= {"groups": 16, "groups_flat": 12, "groups_solved": 4}
-PACE = {"tokens_per_s": 1234.0, "tool_calls_per_s": 56.0, "time/step_s": 4.0, "time/rollout_s": 2.5}
+STEP = {"reward": 0.5, "tools/error_share_correct": 0.1, "tokens/goodput": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5}
+STEP |= {"groups/all": 16, "groups/flat": 12, "groups/solved": 4}
+PACE = {"tokens/per_s": 1234.0, "tools/calls_per_s": 56.0, "time/step_s": 4.0, "time/rollout_s": 2.5}
 
 
 def lines_of(*steps, live):
@@ -56,7 +56,7 @@ def test_flat_groups_are_shown(live):
 
 @pytest.mark.parametrize("live", [True, False])
 def test_a_hint_is_given_when_nearly_all_groups_were_solved_for_several_steps(live):
-    solved, unsolved = ({**STEP, **PACE, "groups_flat": 14, "groups_solved": number} for number in (14, 0))
+    solved, unsolved = ({**STEP, **PACE, "groups/flat": 14, "groups/solved": number} for number in (14, 0))
     for steps, hinted in (
         ([solved] * (SOLVED_STEPS - 1), False),
         ([solved] * (SOLVED_STEPS + 2), True),
@@ -69,7 +69,7 @@ def test_a_hint_is_given_when_nearly_all_groups_were_solved_for_several_steps(li
 
 @pytest.mark.parametrize("live", [True, False])
 def test_a_step_without_rates_shows_none_not_even_those_of_the_step_before(live):
-    text = "\n".join(lines_of(STEP | PACE, STEP | {"trajectories_resumed": 7}, live=live)[0 if live else 1 :])
+    text = "\n".join(lines_of(STEP | PACE, STEP | {"rollout/trajectories_resumed": 7}, live=live)[0 if live else 1 :])
     assert "tokens/s" not in text
     assert "7 trajectories" in text
 
@@ -82,5 +82,5 @@ def test_a_step_is_one_line_of_a_file():
 
 @pytest.mark.parametrize("live", [True, False])
 def test_the_steps_of_a_run_that_an_older_version_began_are_shown(live):
-    old = {name: value for name, value in (STEP | PACE).items() if not name.startswith("groups")}
+    old = {name: value for name, value in (STEP | PACE).items() if not name.startswith("groups/all")}
     assert any("0.500" in line for line in lines_of(old, live=live))

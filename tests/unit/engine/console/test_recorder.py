@@ -9,6 +9,7 @@ from rich.console import Console
 
 from engine.console.recorder import FIRST, LAST, RunRecorder
 from engine.console.report import print_report
+from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
@@ -38,7 +39,7 @@ def example(question, reward):
     return [replace(a_trajectory(sampled=5, reward=reward), prompt=a_prompt(0, question))]
 
 
-TRAINED = {"reward": 0.5, "tool_error_share_correct": 0.1, "staleness_max": 0, "time/train_total_s": 1.0}
+TRAINED = {"reward": 0.5, "tools/error_share_correct": 0.1, "rollout/staleness_max": 0, "time/train_total_s": 1.0}
 
 
 def begun(folder):
@@ -78,6 +79,18 @@ def test_a_run_that_is_resumed_shows_what_it_has_measured(tmp_path):
     assert "before" in report.partition("Before and after")[2]
     assert (summary["accuracy_initial"], summary["accuracy_final"]) == (0.25, 0.75)
     assert shown == [(0, True), (1, True)]
+
+
+def test_a_run_whose_metrics_have_older_names_is_refused(tmp_path):
+    begun(tmp_path)
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        state = RunState.open(run, 1)
+        old = [
+            {name.replace("tools/error_share", "tool_error_share"): value for name, value in row.items()}
+            for row in state.rows
+        ]
+        with pytest.raises(Unresumable, match=r"metrics\.jsonl: step 1 .*tools/error_share_correct"):
+            RunRecorder(run, replace(state, rows=old), Timeline(Clock()))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "deleted"])

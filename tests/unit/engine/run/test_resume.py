@@ -40,7 +40,7 @@ from tests.support.fakes import Clock, Prompts, Replicas, ScriptedRunner, fleet_
 from tests.support.node import ANSWER, CHAT, END, call
 from tests.unit.engine.run.test_journal import PowerCut as JournalOfPowerCut
 
-NUMBERS = ("reward", "tokens_generated", "tokens_trained", "tool_calls", "staleness_max", "learner/tokens")
+NUMBERS = ("reward", "tokens/generated", "tokens/trained", "tools/calls", "rollout/staleness_max", "learner/tokens")
 
 
 def talk(token_ids, sampling):

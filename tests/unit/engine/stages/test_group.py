@@ -242,7 +242,7 @@ async def test_a_group_that_looks_flat_is_stopped_and_not_selected():
     assert (group.drop, group.kept, group.waste) == ("flat", (), {"flat": 1, "error": 2})
     assert [member.sample for member in group.trajectories] == [0, 2]
     found = metrics.step([group], 0)
-    assert (found["waste/flat_tokens"], found["waste/error_tokens"], found["tokens_generated"]) == (16, 2, 18)
+    assert (found["waste/flat_tokens"], found["waste/error_tokens"], found["tokens/generated"]) == (16, 2, 18)
 
 
 async def test_tokens_that_were_sampled_anew_are_counted():
@@ -280,7 +280,7 @@ async def test_after_the_last_refill_a_group_is_dropped():
             await stage.end(1, 0.0, 4)
     [group] = stage.out
     assert (group.prompt.id, group.drop, group.waste, group.refills) == ("p1", "flat", {"flat": 7}, 1)
-    assert metrics.step([group], 0)["tokens_generated"] == 14
+    assert metrics.step([group], 0)["tokens/generated"] == 14
 
 
 async def test_without_another_prompt_a_group_is_dropped():
@@ -458,8 +458,8 @@ def test_every_lease_gives_one_group_and_every_token_is_counted(leases, samples,
         assert min(group.waste.values(), default=1) > 0
     found = metrics.step(stage.out, 0)
     waste = sum(value for name, value in found.items() if name.startswith("waste/"))
-    assert found["tokens_generated"] == stage.rollouts.tokens_sampled == found["tokens_trained"] + waste
-    assert found["groups_refilled"] == len({rollout.prompt.id for rollout in stage.rollouts.started}) - leases
+    assert found["tokens/generated"] == stage.rollouts.tokens_sampled == found["tokens/trained"] + waste
+    assert found["groups/refilled"] == len({rollout.prompt.id for rollout in stage.rollouts.started}) - leases
 
 
 # The stage, on real rollouts and a scripted fleet: what is cancelled leaves nothing behind, wherever it was
@@ -552,9 +552,9 @@ async def test_tokens_add_up_on_real_rollouts_while_replicas_die_and_weights_cha
         assert fleet.deaths > 3
     assert sorted(group.lease for group in stage.out) == list(range(12))
     found = metrics.step(stage.out, 5)
-    assert found["tokens_generated"] == rollouts.tokens_sampled
+    assert found["tokens/generated"] == rollouts.tokens_sampled
     assert min(found[f"waste/{reason}_tokens"] for reason in ("surplus", "flat")) > 0
-    assert found["groups_refilled"] > 0
-    assert found["trajectories_failed"] == 0
-    assert found["staleness_max"] > 0
+    assert found["groups/refilled"] > 0
+    assert found["rollout/trajectories_failed"] == 0
+    assert found["rollout/staleness_max"] > 0
     assert (found.get("waste/superseded_tokens", 0) > 0) == (on_update == "restart")

@@ -162,7 +162,7 @@ async def test_the_last_step_has_a_checkpoint_from_which_more_steps_go_on(tmp_pa
 
 async def test_a_step_that_was_begun_before_the_run_was_resumed_has_no_rates(tmp_path):
     """Else what the journal held would count as sampled in no time."""
-    names = {"tokens_per_s", "tool_calls_per_s", "time/rollout_s", "time/step_s"}
+    names = {"tokens/per_s", "tools/calls_per_s", "time/rollout_s", "time/step_s"}
     first = Life(tmp_path, steps=4, every=2)
     assert await first.live(checkpoints=1) is None
     first.state.journal.close()
@@ -175,7 +175,7 @@ async def test_a_step_that_was_begun_before_the_run_was_resumed_has_no_rates(tmp
     assert any(held[row["step"]] for row in done_again)
     assert not all(held[row["step"]] for row in done_again)
     for row in done_again:
-        assert row.get("trajectories_resumed", 0) == held[row["step"]]
+        assert row.get("rollout/trajectories_resumed", 0) == held[row["step"]]
         assert names & row.keys() == (set() if held[row["step"]] else names)
 
 

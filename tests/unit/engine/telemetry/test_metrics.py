@@ -32,39 +32,39 @@ def test_a_step_by_hand():
     found = metrics.step([trained, flat, failed], version=5)
     wanted = {
         "reward": 0.5,
-        "tool_error_share_correct": 0.5,
-        "tool_error_share": 2 / 3,
-        "tool_rate": 0.5,
-        "response_tokens": 30.0,
-        "trajectories": 5,
-        "trajectories_trained": 2,
-        "trajectories_failed": 1,
+        "tools/error_share_correct": 0.5,
+        "tools/error_share": 2 / 3,
+        "tools/rate": 0.5,
+        "rollout/response_tokens": 30.0,
+        "rollout/trajectories": 5,
+        "rollout/trajectories_trained": 2,
+        "rollout/trajectories_failed": 1,
         "stop/answer": 2,
         "stop/length": 1,
         "stop/turns": 0,
         "stop/deadline": 1,
         "stop/error": 1,
-        "groups": 3,
-        "groups_solved": 0,
-        "groups_flat": 1,
-        "groups_error": 1,
-        "groups_refilled": 3,
-        "tokens_generated": 162,
-        "tokens_trained": 30,
-        "goodput": 30 / 162,
+        "groups/all": 3,
+        "groups/solved": 0,
+        "groups/flat": 1,
+        "groups/error": 1,
+        "groups/refilled": 3,
+        "tokens/generated": 162,
+        "tokens/trained": 30,
+        "tokens/goodput": 30 / 162,
         "waste/flat_tokens": 45,
         "waste/error_tokens": 50,
         "waste/surplus_tokens": 7,
         "waste/not_selected_tokens": 30,
-        "staleness_mean": 0.5,
-        "staleness_max": 1,
-        "prefix_hit_rate": 5 / 15,
-        "tool_calls": 2,
-        "tool_calls_refused": 1,
-        "tool_calls_jailed": 2,
-        "tool_latency_p50_ms": 200.0,
-        "tool_latency_p99_ms": 298.0,
-        "tool_overlap_saved_ms": 1e3 * (0.05 + 0.15) / 2,
+        "rollout/staleness_mean": 0.5,
+        "rollout/staleness_max": 1,
+        "rollout/prefix_hit_rate": 5 / 15,
+        "tools/calls": 2,
+        "tools/calls_refused": 1,
+        "tools/calls_jailed": 2,
+        "tools/latency_p50_ms": 200.0,
+        "tools/latency_p99_ms": 298.0,
+        "tools/overlap_saved_ms": 1e3 * (0.05 + 0.15) / 2,
     }
     assert found == pytest.approx(wanted)
 
@@ -80,19 +80,19 @@ def test_generated_tokens_are_trained_or_wasted_for_a_reason():
         "waste/superseded_tokens": 20,
         "waste/easy_tokens": 10,
     }
-    assert (found["tokens_trained"], found["tokens_generated"]) == (6, 40)
+    assert (found["tokens/trained"], found["tokens/generated"]) == (6, 40)
 
 
 def test_a_step_in_which_everything_failed_is_measured_too():
     found = metrics.step([group([a_trajectory(error=ERROR)], drop="error")], 3)
-    assert (found["reward"], found["goodput"], found["staleness_max"]) == (0.0, 0.0, 0)
+    assert (found["reward"], found["tokens/goodput"], found["rollout/staleness_max"]) == (0.0, 0.0, 0)
 
 
 def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():
     """Its deadline passed before its first token."""
     empty = replace(a_trajectory(0, reward=0.0, sampled=0, stop=StopReason.DEADLINE), turns=())
     found = metrics.step([group([empty, a_trajectory(1, reward=1.0, version=1)], kept=(0, 1))], 2)
-    assert (found["staleness_mean"], found["staleness_max"]) == (1.0, 1)
+    assert (found["rollout/staleness_mean"], found["rollout/staleness_max"]) == (1.0, 1)
 
 
 def test_a_group_is_solved_when_it_is_flat_with_the_full_reward():
@@ -102,8 +102,8 @@ def test_a_group_is_solved_when_it_is_flat_with_the_full_reward():
     groups = [flat(1.0, 1.0), flat(1.0, 0.0, 1.0), flat(2.0, 2.0), flat(0.0, 0.0), flat(0.5, 0.5)]
     lost = group([a_trajectory(reward=1.0), a_trajectory(1, error=ERROR)], drop="error")
     groups += [lost, flat(1.0, 1.0, drop=None), group([a_trajectory(error=ERROR)], drop="flat")]
-    assert [metrics.step([one], 0)["groups_solved"] for one in groups] == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert metrics.step(groups, 0, full_reward=0.5)["groups_solved"] == 4
+    assert [metrics.step([one], 0)["groups/solved"] for one in groups] == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert metrics.step(groups, 0, full_reward=0.5)["groups/solved"] == 4
 
 
 def test_an_evaluation_by_hand():
