@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from tests.support.fakes import a_trajectory
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))) if path.is_file()]
 TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in READMES}
-WITH_EXAMPLES = [TEXT[name] for name in ("README.md", "recipes/README.md", "sandbox/README.md") if name in TEXT]
-BLOCKS = re.findall(r"```python\n(.*?)```", "\n".join(WITH_EXAMPLES), re.DOTALL)
+BLOCKS_OF = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXT.items()}
+BLOCKS = [block for blocks in BLOCKS_OF.values() for block in blocks]
 
 
 def example(word: str) -> str:
@@ -125,6 +126,26 @@ def test_the_sandbox_alone() -> None:
     [block] = [block for block in BLOCKS if "asyncio.run(" in block]
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout == "ok 42\n\n21\n", done.stderr
+
+
+def test_the_sandboxs_page_makes_a_tier_and_a_session() -> None:
+    """What follows the first block of the page goes on from it: the session is one of the sandbox above it."""
+    tier, session = BLOCKS_OF["sandbox/README.md"][1:]
+    body = textwrap.indent(session, "        ")
+    whole = f"{tier}\n\nimport asyncio\n\n\nasync def main():\n    async with box:\n{body}\n\nasyncio.run(main())\n"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout == "21\n", done.stderr
+
+
+def test_the_losses_of_the_algorithms_page_are_losses() -> None:
+    [block] = BLOCKS_OF["algo/README.md"]
+    exec(compile(block, "algo/README.md", "exec"), {})
+
+
+def test_every_page_with_examples_is_run() -> None:
+    """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
+    found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
+    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 7, "sandbox/README.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:
