@@ -51,12 +51,13 @@ def expected(ids=(2, 3), seed=9):
 
 
 async def test_a_turn_runs_and_the_balancer_is_empty_afterwards():
+    policy = KvAware(max_tokens=1000)
     replicas = Replicas()
-    async with fleet_of(replicas, 2) as fleet:
+    async with fleet_of(replicas, 2, balancer=policy) as fleet:
         assert fleet.live == [0, 1]
         turns = [await play(fleet, key) for key in range(4)]
         assert [[token for _, token in turn] for turn in turns] == [expected()] * 4
-        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
+        assert policy.waiting() == policy.reserved_blocks() == 0
         assert fleet._turns == {}
     assert [replica.events for replica in replicas.made] == [["start", "shutdown"]] * 2
 
@@ -72,8 +73,9 @@ async def test_concurrent_turns_spread_over_the_replicas():
 
 async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
     """Nothing is lost or delivered twice, spans count from the turn's beginning, and the request is the same again."""
+    policy = KvAware(max_tokens=1000)
     replicas = Replicas()
-    async with fleet_of(replicas, 2, restarts=0) as fleet:
+    async with fleet_of(replicas, 2, restarts=0, balancer=policy) as fleet:
         found, spans = [], None
         async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
             found += delta.token_ids
@@ -90,12 +92,13 @@ async def test_a_turn_goes_on_elsewhere_from_its_tokens_when_its_replica_dies():
         assert (ids, request) == ([2, 3], sampling())
         assert list(spans) == [(0, at, at + 1) for at in range(2, len(found))]
         assert fleet.live == [second.index]
-        fleet._balancer.check()
+        policy.check()
 
 
 async def disturbed(replicas, disturb, ids=(2, 3)):
     """One turn; after three tokens `disturb(fleet, replica)` happens. (tokens, spans)"""
-    async with fleet_of(replicas, 2, restarts=0) as fleet:
+    policy = KvAware(max_tokens=1000)
+    async with fleet_of(replicas, 2, restarts=0, balancer=policy) as fleet:
         found = []
         async for replica, delta in fleet.turn(1, 0, list(ids), sampling()):
             found += delta.token_ids
@@ -103,7 +106,7 @@ async def disturbed(replicas, disturb, ids=(2, 3)):
             if len(found) == 3 and delta.token_ids:
                 await disturb(fleet, replicas.made[replica])
         fleet.trajectory_ended(1, len(ids) + len(found), finished=True)
-        fleet._balancer.check()
+        policy.check()
     return found, list(delta.spans)
 
 
@@ -237,15 +240,16 @@ async def test_a_finished_turn_leaves_nothing_in_flight():
 
 
 async def test_cancelling_a_waiting_turn_leaves_the_queue():
+    policy = KvAware(max_tokens=1000)
     replicas = Replicas()
-    async with fleet_of(replicas, restarts=5) as fleet, asyncio.TaskGroup() as group:
+    async with fleet_of(replicas, restarts=5, balancer=policy) as fleet, asyncio.TaskGroup() as group:
         fleet._supervisor.weights_current.clear()
         waiting = group.create_task(play(fleet))
         await settle()
-        assert fleet._balancer.waiting() == 1
+        assert policy.waiting() == 1
         waiting.cancel()
         await settle()
-        assert fleet._balancer.waiting() == 0
+        assert policy.waiting() == 0
         assert fleet._turns == {}
 
 
@@ -440,6 +444,7 @@ async def died(fleet, message):
 
 async def test_turns_of_tasks_that_outlive_the_fleet_end_with_it():
     """They are not the body's own tasks, so that nobody cancels them: each is told, those that come later too."""
+    policy = KvAware(max_tokens=1000)
     gate = Gate()
 
     def prepare(replica):
@@ -464,13 +469,13 @@ async def test_turns_of_tasks_that_outlive_the_fleet_end_with_it():
         await died(fleet, "no replica is left")
     gate, replicas = Gate(), Replicas(lambda replica: setattr(replica, "update_gate", gate))
     async with asyncio.TaskGroup() as outer:
-        async with fleet_of(replicas, 2, restarts=0) as fleet, asyncio.TaskGroup() as group:
+        async with fleet_of(replicas, 2, restarts=0, balancer=policy) as fleet, asyncio.TaskGroup() as group:
             update = group.create_task(fleet.update_weights(weights()))
             await gate.started.wait()
             outer.create_task(died(fleet, "the fleet has ended"))
             await settle()
             update.cancel()
-        assert fleet._balancer.reserved_blocks() == 0
+        assert policy.reserved_blocks() == 0
 
 
 async def test_the_run_goes_on_while_another_replica_is_being_started():
@@ -554,14 +559,20 @@ async def test_cancelling_the_owner_ends_the_replicas():
 
 
 async def test_samples_reach_the_balancer_and_the_peaks():
+    class Listening(KvAware):
+        def sample(self, replica, sample, now):
+            heard.append((replica, sample.free_blocks))
+            super().sample(replica, sample, now)
+
+    heard = []
     replicas = Replicas(blocks=100)
-    async with fleet_of(replicas) as fleet:
+    async with fleet_of(replicas, balancer=Listening(max_tokens=1000)) as fleet:
         for free_blocks in (90, 40, 80):
             replicas.made[0].step(free_blocks, running=2, preempted=1)
         assert fleet.last[0].free_blocks == 80
         assert fleet.kv_peak == {0: 0.6}
         assert fleet.preemptions == 3
-        assert fleet._balancer._ledger.arrays.free_blocks_R[0] == 80 - 2
+        assert heard == [(0, 90), (0, 40), (0, 80)]
 
 
 async def test_every_second_of_a_replica_has_a_cause():

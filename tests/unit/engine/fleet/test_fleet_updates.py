@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Superseded
 from tests.support.fakes import Gate, Replicas, fleet_of, settle
@@ -38,9 +39,10 @@ async def test_turns_in_flight_go_on_under_the_new_weights():
 
 
 async def test_restart_ends_what_is_in_flight_and_it_begins_again_under_the_new_weights():
+    policy = KvAware(max_tokens=1000)
     gate = Gate()
     replicas = Replicas(lambda replica: setattr(replica, "update_gate", gate))
-    async with fleet_of(replicas, on_update="restart") as fleet, asyncio.TaskGroup() as group:
+    async with fleet_of(replicas, on_update="restart", balancer=policy) as fleet, asyncio.TaskGroup() as group:
         turn, _ = await part(fleet)
         update = group.create_task(fleet.update_weights(weights(4)))
         await gate.started.wait()
@@ -53,17 +55,18 @@ async def test_restart_ends_what_is_in_flight_and_it_begins_again_under_the_new_
         await update
         assert [token for _, token in await play(fleet)] == expected(), "the key may be used again"
         assert fleet._turns == fleet._born == {}
-        fleet._balancer.check()
+        policy.check()
 
 
 async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_its_next_turn():
+    policy = KvAware(max_tokens=1000)
     replicas = Replicas()
-    async with fleet_of(replicas, on_update="restart") as fleet, asyncio.TaskGroup() as group:
+    async with fleet_of(replicas, on_update="restart", balancer=policy) as fleet, asyncio.TaskGroup() as group:
         for key in (1, 2):
             async for _ in fleet.turn(key, 0, [2, 3], sampling()):
                 pass
             fleet.turn_finished(key, 9)
-        fleet._balancer.decide = lambda now: []
+        policy.decide = lambda now: []
         waiting = group.create_task(superseded(fleet, 2))
         fresh = group.create_task(anext(fleet.turn(3, 0, [2] * 9, sampling())))
         await settle()
@@ -75,7 +78,7 @@ async def test_restart_reaches_a_trajectory_at_its_tool_and_one_that_waits_for_i
         fresh.cancel()
         for key in (1, 2, 3):
             fleet.trajectory_ended(key, 9, finished=False)
-        assert fleet._balancer.waiting() == fleet._balancer.reserved_blocks() == 0
+        assert policy.waiting() == policy.reserved_blocks() == 0
 
 
 async def test_restart_lets_a_turn_end_that_ends_before_its_abort_arrives():
