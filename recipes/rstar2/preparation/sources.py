@@ -158,13 +158,11 @@ class JsonArray:
                 return
             try:
                 _, end = decode(text, at)
-                whole = ended or end < len(text)  # a number at the end of what was read may go on
             except (ValueError, RecursionError) as error:
                 if ended:
                     where = f"{self._path}, row {len(self._starts)}"
                     raise ValueError(f"{where}: not JSON ({error}); the file may have been cut off") from error
-                whole = False
-            if whole:
+            else:
                 self._starts.append(base + at)
                 self._ends.append(base + end)
                 at = end

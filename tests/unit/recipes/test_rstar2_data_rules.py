@@ -153,7 +153,9 @@ def test_eight_words_in_a_row_are_contamination_and_seven_are_not():
     assert sifted(problem("So ONE two three four five six seven eight is it"), [tests]) == Dropped(
         reason="contaminated", detail="one two three four five six seven eight", against="math500-3"
     )
+    assert reason(problem("four five six seven eight nine"), tests) is None
     assert reason(problem("So one two three four five six seven is it"), tests) is None
+    assert reason(problem("two three four five six seven eight nine"), tests) == "contaminated"
 
 
 def test_a_short_row_of_a_test_set_is_found_where_the_whole_question_is_the_same():

@@ -49,6 +49,15 @@ def test_an_element_that_is_no_object_is_refused_by_its_row(tmp_path):
         open_source(path).row(1)
 
 
+def test_a_broken_string_is_refused_by_its_row_and_does_not_hide_the_others(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"x": "1"}, {"x": "two\nlines"}, {"x": "3"}]')
+    source = open_source(path)
+    with pytest.raises(BadInput, match=rf"{path}, row 1: "):
+        source.row(1)
+    assert source.row(2) == {"x": "3"}
+
+
 def test_rows_of_several_sources_are_numbered_one_after_the_other(tmp_path):
     made = [open_source(array(tmp_path / f"{name}.json", [{"x": f"{name}{n}"} for n in range(3)])) for name in "abc"]
     found = [(source.name, number, row["x"]) for source, number, row in Sources(made).rows(range(2, 7))]
