@@ -45,6 +45,8 @@ from recipes.rstar2.preparation.rules import (
     Duplicates,
     Rule,
     huge_answer,
+    no_answer,
+    no_question,
     not_an_integer,
     not_text,
     sifted,
@@ -52,6 +54,8 @@ from recipes.rstar2.preparation.rules import (
 from recipes.rstar2.preparation.sets import SETS, DataSet, SetName
 from recipes.rstar2.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
 from recipes.rstar2.preparation.sources import Source, Sources, find, open_source
+
+USABLE: Sequence[Rule] = (not_text, no_question, no_answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +200,7 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
     def results(numbers: range) -> Iterator[tuple[str, Row | Dropped]]:
         for source, number, row in sources.rows(numbers):
             place = Place(id=f"{source.name}-{number}", index=number, seed=config.seed, protocol=config.protocol)
-            found = _convert(config.data_set, source, row, place)
-            yield place.id, found if isinstance(found, Dropped) else sifted(found, rules)
+            yield place.id, sifted(_convert(config.data_set, source, row, place), rules)
 
     if done:
         console.print(f"going on: {done:,} of {total:,} rows are prepared", highlight=False)
@@ -209,7 +212,10 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
 def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: Place) -> Row | Dropped:
     """Raises BadInput naming file, row and field."""
     try:
-        return data_set.convert(row, place)
+        found = data_set.convert(row, place)
+        if data_set.kind == "evaluation" and isinstance(unusable := sifted(found, USABLE), Dropped):
+            raise WrongField(f"a row of an evaluation set cannot be left out, and this one has {unusable.reason}")
+        return found
     except WrongField as error:
         columns = ", ".join(source.table.columns)
         raise BadInput(
@@ -223,7 +229,7 @@ def rules_of(config: Config, shards: Shards) -> list[Rule]:
     data_set = config.data_set
     if data_set.kind == "evaluation":
         return []
-    rules = [not_text, *data_set.rules]
+    rules = [not_text, no_question, *data_set.rules]
     if data_set.integers if config.integers is None else config.integers:
         rules += [not_an_integer, huge_answer]
     if config.answers is not None:

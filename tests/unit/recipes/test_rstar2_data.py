@@ -1,5 +1,6 @@
 """Preparing a data set: what is written, what is counted, what is refused, and how an interrupted one goes on."""
 
+import fcntl
 import json
 
 import pyarrow as pa
@@ -163,6 +164,22 @@ def test_conversations_are_read_by_supervised_fine_tuning(tmp_path):
     assert conversation.tools[0]["function"]["name"] == "python_code_with_standard_io"
 
 
+def test_rows_that_no_stream_of_prompts_takes_are_dropped(tmp_path):
+    rows = [{"input": " ", "target": 1}, {"input": "Half \ud83d?", "target": 1}, {"input": "How?", "target": None}]
+    report = prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", [*rows, *mawps(1)])))
+    assert report["dropped"] == {"no_question": 1, "not_text": 1, "no_answer": 1}
+    assert len(list(read_prompts(tmp_path / "out" / "train.parquet"))) == 1
+
+
+@pytest.mark.parametrize(
+    "row", [{"problem": "", "answer": "1"}, {"problem": "\ud83d", "answer": "1"}, {"problem": "x", "answer": ""}]
+)
+def test_a_row_of_an_evaluation_set_that_no_stream_of_prompts_takes_is_refused(tmp_path, row):
+    source = jsonl(tmp_path / "m.jsonl", [{"problem": "How?", "answer": "1"}, row])
+    with pytest.raises(BadInput, match=rf"{source}, line 2: .* Fix: "):
+        prepare(config(tmp_path, source, set="math500"))
+
+
 # What is refused: exit code 2, and one line that names file, row and field
 
 
@@ -254,6 +271,27 @@ def test_a_file_that_someone_else_wrote_is_not_replaced(tmp_path):
     with pytest.raises(BadInput, match=r"train\.parquet"):
         prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", mawps(3))))
     assert (tmp_path / "out" / "train.parquet").read_text() == "mine"
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path):
+    folder = tmp_path / "out" / ".unfinished"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match="another process"):
+            prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", mawps(3))))
+
+
+def test_a_folder_whose_files_could_not_be_replaced_is_not_called_finished(tmp_path):
+    source = jsonl(tmp_path / "m.jsonl", mawps(3))
+    prepare(config(tmp_path, source))
+    in_the_way = tmp_path / "out" / ".train.parquet.unfinished"
+    in_the_way.touch()
+    with pytest.raises(OSError, match=in_the_way.name):
+        prepare(config(tmp_path, source, fresh=True))
+    assert not (tmp_path / "out" / "report.json").exists()
+    in_the_way.unlink()
+    assert prepare(config(tmp_path, source))["files"]["train.parquet"]["rows"] == 3
 
 
 # Going on after an interruption

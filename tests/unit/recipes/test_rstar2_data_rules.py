@@ -18,7 +18,6 @@ from recipes.rstar2.preparation.rules import (
     not_english,
     not_text,
     over_long,
-    sift,
     sifted,
 )
 
@@ -116,7 +115,8 @@ def test_a_conversation_may_be_longer_than_a_problem():
 
 def test_the_first_reason_counts_and_what_was_dropped_before_is_passed_on():
     before = Dropped(reason="before")
-    rows = list(sift([problem(answer="x"), before, problem()], [not_an_integer, lambda row: Dropped(reason="always")]))
+    rules = [not_an_integer, lambda row: Dropped(reason="always")]
+    rows = [sifted(row, rules) for row in (problem(answer="x"), before, problem())]
     assert [row.reason for row in rows] == ["not_integer", "before", "always"]
 
 
