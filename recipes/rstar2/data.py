@@ -120,9 +120,16 @@ def prepare(config: Config, console: Console | None = None, argv: Sequence[str] 
             (config.folder / name).unlink(missing_ok=True)
         train_rows = 0 if config.data_set.kind == "evaluation" else config.train_rows
         outcome = assemble(shards, config.folder, train_rows=train_rows, conversations=config.data_set.kind == "chat")
+        if not outcome.files:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in outcome.dropped.items())
+            raise BadInput(
+                f"source: no row of {rows} can be used ({reasons}), see {config.folder / DROPPED}. "
+                f"Fix: check that the source is {config.set}, and the options"
+            )
         report = {
             "set": config.set,
             **asdict(outcome),
+            "sources": [str(source.path) for source in sources.sources],
             "command": shlex.join(argv),
             "identity": identity,
             "wall_s": round(time.monotonic() - started, 1),
@@ -146,11 +153,11 @@ def open_sources(config: Config) -> Sources:
 
 
 def _identity(config: Config, sources: Sources) -> dict[str, Any]:
-    """What decides the rows: options and the files' contents."""
+    """What decides the rows: options, and the names and contents of files."""
     options = {name: value for name, value in flat(config).items() if name not in ("source", "output", "fresh")}
-    options["against"] = {str(path): open_source(test_file(path)).sha256() for path in config.against}
+    options["against"] = [[path.name, open_source(test_file(path)).sha256()] for path in config.against]
     options["answers"] = None if config.answers is None else open_source(config.answers).sha256()
-    options["source"] = {str(source.path): source.sha256() for source in sources.sources}
+    options["source"] = [[source.name, source.sha256()] for source in sources.sources]
     return options
 
 

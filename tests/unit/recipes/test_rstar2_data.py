@@ -149,9 +149,10 @@ def test_problems_are_kept_on_which_enough_answers_agree_with_the_reference(tmp_
 
 
 def test_ids_are_those_of_the_prompts_that_are_read_from_the_source(tmp_path):
-    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}] * 2)
+    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}, *mawps(1)] * 2)
     prepare(config(tmp_path, source))
-    assert [line["id"] for line in dropped(tmp_path / "out")] == [prompt.id for prompt in read_prompts(source)]
+    ids = [prompt.id for prompt in read_prompts(source)]
+    assert [line["id"] for line in dropped(tmp_path / "out")] == [ids[0], ids[2], ids[3]]
 
 
 def test_conversations_are_read_by_supervised_fine_tuning(tmp_path):
@@ -223,6 +224,14 @@ def test_an_empty_file_is_refused_by_its_path(tmp_path, name):
         prepare(config(tmp_path, source))
 
 
+def test_a_source_of_which_no_row_can_be_used_is_refused_with_the_reasons(tmp_path):
+    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}])
+    for _ in range(2):
+        with pytest.raises(BadInput, match=rf"1 not_integer.*{tmp_path / 'out' / 'dropped.jsonl'}.* Fix: "):
+            prepare(config(tmp_path, source))
+    assert len(dropped(tmp_path / "out")) == 1
+
+
 def test_a_source_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"none\.jsonl does not exist"):
         prepare(config(tmp_path, tmp_path / "none.jsonl"))
@@ -250,6 +259,15 @@ def test_the_same_command_again_prepares_nothing_anew(tmp_path):
     changed_at = (tmp_path / "out" / "train.parquet").stat().st_mtime_ns
     assert prepare(config(tmp_path, source)) == first
     assert (tmp_path / "out" / "train.parquet").stat().st_mtime_ns == changed_at
+
+
+def test_the_path_of_a_source_decides_nothing_but_its_name_does(tmp_path):
+    (tmp_path / "moved").mkdir()
+    sources = [jsonl(tmp_path / name, mawps(3)) for name in ("m.jsonl", "moved/m.jsonl", "other.jsonl")]
+    first = prepare(config(tmp_path, sources[0]))
+    assert prepare(config(tmp_path, sources[1])) == first
+    with pytest.raises(BadInput, match="source"):
+        prepare(config(tmp_path, sources[2]))
 
 
 def test_rows_that_were_prepared_otherwise_are_replaced_only_when_asked(tmp_path):
