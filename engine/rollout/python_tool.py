@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -72,11 +72,41 @@ def _signature(tool: Any) -> dict[str, Any]:
     return {**found, "$defs": types} if types else found
 
 
+def clip(text: str, limit: int) -> str:
+    """At most `limit` characters, the middle replaced by a mark.
+
+    >>> clip("a" * 30 + "b" * 30, 20)
+    'aaaaaaa [...] bbbbbb'
+    """
+    if len(text) <= limit:
+        return text
+    mark = " [...] "
+    head = (limit - len(mark) + 1) // 2
+    tail = limit - len(mark) - head
+    return text[:head] + mark + text[len(text) - tail :]
+
+
+def clip_outside(text: str, limit: int, mark: str = "...(truncated)...") -> str:
+    """The first and the last `limit` / 2 characters with a mark between them, which is not counted, as verl cuts.
+
+    >>> clip_outside("a" * 30 + "b" * 30, 20)
+    'aaaaaaaaaa...(truncated)...bbbbbbbbbb'
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return text[:half] + mark + text[-half:]
+
+
+Cut = Callable[[str, int], str]
+
+
 class PythonTool:
     """Runs `arguments["code"]` (with `arguments["input"]` on stdin, if given) and answers with what it printed.
 
-    name is what the model calls it; output_chars bounds what the model reads (the middle is cut out). display: also
-    answers with what a notebook would display, the value of a last expression.
+    name is what the model calls it; output_chars bounds what the model reads of the output. cut: how a longer output
+    is cut, called with it and output_chars. display: also answers with what a notebook would display, the value of a
+    last expression.
     """
 
     description = "Runs Python code in a sandbox and answers with what it prints, or with its error."
@@ -90,6 +120,7 @@ class PythonTool:
         output_chars: int = 1000,
         *,
         display: bool = False,
+        cut: Cut = clip,
     ) -> None:
         _check(output_chars)
         self.name = name
@@ -97,6 +128,7 @@ class PythonTool:
         self._display = display
         self._limits = limits
         self._output_chars = output_chars
+        self._cut = cut
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         found = _code_and_input(arguments)
@@ -104,7 +136,7 @@ class PythonTool:
             return found
         code, stdin = found
         result = await self._runner.run(code, stdin, self._limits, display=self._display)
-        return _reply(result, self._output_chars)
+        return _reply(result, self._cut, self._output_chars)
 
 
 class PythonSessions:
@@ -121,18 +153,25 @@ class PythonSessions:
     parameters = PYTHON_PARAMETERS
 
     def __init__(
-        self, runner: SessionRunner, name: str = "python", limits: Limits | None = None, output_chars: int = 1000
+        self,
+        runner: SessionRunner,
+        name: str = "python",
+        limits: Limits | None = None,
+        output_chars: int = 1000,
+        *,
+        cut: Cut = clip,
     ) -> None:
         _check(output_chars)
         self.name = name
         self._runner = runner
         self._limits = limits
         self._output_chars = output_chars
+        self._cut = cut
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Tool]:
         async with self._runner.session() as session:
-            yield _SessionTool(self.name, session, self._limits, self._output_chars)
+            yield _SessionTool(self.name, session, self._limits, self._output_chars, self._cut)
 
 
 @dataclass(slots=True)
@@ -143,6 +182,7 @@ class _SessionTool:
     session: Session
     limits: Limits | None
     output_chars: int
+    cut: Cut
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         found = _code_and_input(arguments)
@@ -150,7 +190,7 @@ class _SessionTool:
             return found
         code, stdin = found
         result = await self.session.run(code, stdin, self.limits)
-        return _reply(result, self.output_chars)
+        return _reply(result, self.cut, self.output_chars)
 
 
 def _code_and_input(arguments: Mapping[str, Any]) -> tuple[str, str] | ToolReply:
@@ -162,9 +202,9 @@ def _code_and_input(arguments: Mapping[str, Any]) -> tuple[str, str] | ToolReply
     return code, stdin
 
 
-def _reply(result: ToolResult, output_chars: int) -> ToolReply:
+def _reply(result: ToolResult, cut: Cut, output_chars: int) -> ToolReply:
     """What the model reads of a result."""
-    text = _lines(clip(feedback(result), output_chars), NOTES.get(result.session_state or ""))
+    text = _lines(cut(feedback(result), output_chars), NOTES.get(result.session_state or ""))
     return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
 
 
@@ -192,17 +232,3 @@ def _lines(*texts: str | None) -> str:
 def _check(output_chars: int) -> None:
     if output_chars < 20:
         raise ValueError(f"output_chars must be at least 20, got {output_chars}")
-
-
-def clip(text: str, limit: int) -> str:
-    """At most `limit` characters, the middle replaced by a mark.
-
-    >>> clip("a" * 30 + "b" * 30, 20)
-    'aaaaaaa [...] bbbbbb'
-    """
-    if len(text) <= limit:
-        return text
-    mark = " [...] "
-    head = (limit - len(mark) + 1) // 2
-    tail = limit - len(mark) - head
-    return text[:head] + mark + text[len(text) - tail :]

@@ -4,7 +4,7 @@ Invariants
 - The token buffer of a trajectory is append-only; every sampled token has a log-probability and a weight version.
 - A tool call is dispatched in the loop tick that delivered its closing tag, while the turn goes on; its result is
   awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why. A call that
-  the trajectory's end cuts off is recorded as killed.
+  the trajectory's end cuts off is recorded as killed. The one exception is asked for: `surplus_calls="drop"`.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
 - Every trajectory ends: token, turn, call and wall-time budgets are checked here. A wait for a place on a replica is
   not the model's time: it ends with a place or with the fleet.
@@ -25,6 +25,7 @@ import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Superseded
@@ -41,6 +42,8 @@ from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 
+SurplusCalls = Literal["refuse", "drop"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
@@ -49,8 +52,12 @@ class RolloutConfig:
     max_tokens: int = 256
     """Prompt, sampled and tool tokens together."""
     max_turns: int = 4
-    max_calls_per_turn: int = 8
-    """Calls beyond these are answered with an error and not run."""
+    max_calls_per_turn: int | None = 8
+    """None: as many as the model writes."""
+    surplus_calls: SurplusCalls = "refuse"
+    """Calls of a turn beyond these: "refuse" answers each with an error; "drop" takes no notice of them, neither in
+    what the model reads nor in what is counted. None of them is run.
+    """
     temperature: float = 1.0
     """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.make_batch`)."""
     deadline_s: float = 120.0
@@ -60,8 +67,11 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
+        if self.surplus_calls not in get_args(SurplusCalls):
+            raise ValueError(f"surplus_calls must be one of {get_args(SurplusCalls)}, got {self.surplus_calls!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
 
@@ -385,7 +395,9 @@ class _Rollout:
         return use
 
     def _dispatch(self, call: ToolCall | MalformedCall, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
-        """Starts the call, or answers it at once where it is not to be run."""
+        """Starts the call, or answers it at once where it is not to be run; takes no notice of one that is dropped."""
+        if self._is_surplus(turn) and self.config.surplus_calls == "drop":
+            return
         now = self.timeline.now()
         if isinstance(call, MalformedCall):
             turn.calls.append(PendingToolCall.malformed(reason=call.reason, now=now))
@@ -407,9 +419,14 @@ class _Rollout:
         """Why a call is not run, for the model to read; None: it is run."""
         if call.name not in self.tools:
             return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools)})"
-        if len(turn.calls) >= self.config.max_calls_per_turn:
+        if self._is_surplus(turn):
             return f"LimitError: at most {self.config.max_calls_per_turn} calls"
         return None
+
+    def _is_surplus(self, turn: TurnInProgress) -> bool:
+        """Whether a call of the turn that is read now is beyond those that a turn may have."""
+        limit = self.config.max_calls_per_turn
+        return limit is not None and len(turn.calls) >= limit
 
 
 _NO_JOURNAL = Journal()

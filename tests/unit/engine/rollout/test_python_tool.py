@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import ToolReply
-from engine.rollout.python_tool import NOTES, PythonSessions, PythonTool, clip, schema
+from engine.rollout.python_tool import NOTES, PythonSessions, PythonTool, clip, clip_outside, schema
 from sandbox.wire import Limits, ToolResult
 from tests.support.fakes import ScriptedRunner, ScriptedSessions
 
@@ -103,6 +103,25 @@ def test_clip_keeps_both_ends_within_the_limit(text, limit):
         assert mark
         assert text.startswith(head)
         assert text.endswith(tail)
+
+
+@given(st.text(max_size=80), st.integers(20, 60).map(lambda n: n // 2 * 2))
+def test_a_cut_outside_the_limit_keeps_that_many_characters_and_adds_the_mark(text, limit):
+    half = limit // 2
+    cut = text if len(text) <= limit else f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+    assert clip_outside(text, limit) == cut
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+async def test_output_is_cut_as_the_tool_is_told(stateful):
+    result = ToolResult(outcome="ok", stdout="a" * 128 + "b" * 129)
+    if stateful:
+        tool = PythonSessions(ScriptedSessions(lambda code: result), output_chars=256, cut=clip_outside)
+        async with tool.open() as opened:
+            reply = await opened({"code": "x"})
+    else:
+        reply = await PythonTool(ScriptedRunner(lambda code: result), output_chars=256, cut=clip_outside)({"code": "x"})
+    assert reply.text == "a" * 128 + "...(truncated)..." + "b" * 128
 
 
 def test_a_limit_without_room_is_refused():

@@ -150,6 +150,25 @@ async def test_calls_beyond_the_limit_of_a_turn_are_refused():
     assert len(node.runner.calls) == 2
 
 
+async def test_calls_beyond_the_limit_of_a_turn_are_dropped_where_that_is_asked_for():
+    """A malformed call takes up the limit as another does, and is dropped as another is."""
+    malformed = "<tool_call>{bad}</tool_call>"
+    first, second = malformed + call("1") + malformed + END, call("2") + call("3") + malformed + END
+    budget = {"max_calls_per_turn": 1, "surplus_calls": "drop"}
+    async with Setup([first], [second], [ANSWER], **budget) as node:
+        trajectory = await node.run()
+    assert [use.outcome for use in trajectory.tool_uses] == ["malformed", "ok"]
+    assert [code for code, _, _ in node.runner.calls] == ["2"]
+    assert whole(trajectory).count("<tool_response>") == 2
+    assert trajectory.stop is StopReason.ANSWER
+
+
+async def test_a_turn_may_have_any_number_of_calls_where_there_is_no_limit():
+    async with Setup([call("1") * 12 + END], [ANSWER], max_calls_per_turn=None, max_tokens=2000) as node:
+        trajectory = await node.run()
+    assert [use.outcome for use in trajectory.tool_uses] == ["ok"] * 12
+
+
 # Budgets
 
 
@@ -533,8 +552,15 @@ async def test_concurrent_rollouts_do_not_mix():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("max_turns", 0), ("max_calls_per_turn", 0), ("deadline_s", 0.0), ("temperature", -1.0)],
+    [
+        ("max_tokens", 0),
+        ("max_turns", 0),
+        ("max_calls_per_turn", 0),
+        ("surplus_calls", "'forget'"),
+        ("deadline_s", 0.0),
+        ("temperature", -1.0),
+    ],
 )
 def test_impossible_budgets_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must .* {value}"):
-        RolloutConfig(**{field: value})
+        RolloutConfig(**{field: value.strip("'") if isinstance(value, str) else value})
