@@ -8,7 +8,7 @@ from rich.console import Console
 
 from engine.ports import ToolReply
 from recipes.conversation import converse
-from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, connect, model_of
+from recipes.rstar2.endpoint import PARSES, EndpointFailed, OnEndpoint, connect, model_of
 from tests.support.openai_server import KEY, Server, call, raw_call
 
 TOOLS = [{"type": "function", "function": {"name": "python", "description": "", "parameters": {"type": "object"}}}]
@@ -142,8 +142,9 @@ async def test_a_server_that_is_not_there_is_named():
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         async with connect(url) as client:
-            with pytest.raises(EndpointFailed, match=url):
+            with pytest.raises(EndpointFailed, match=url) as failed:
                 await model_of(client, "served")
+    assert PARSES in str(failed.value), "how to start one"
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
