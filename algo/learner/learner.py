@@ -156,7 +156,7 @@ class Learner:
 
     def save(self, request: process.Save) -> Answer:
         try:
-            self._trainer.save(Path(request.path))
+            self._trainer.save(Path(request.path), chat_template=request.chat_template, end_of_turn=request.end_of_turn)
         except Exception as error:
             return process.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return process.Saved(path=request.path), {}

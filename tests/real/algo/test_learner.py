@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,7 +139,7 @@ def one(tmp_path_factory, checkpoint):
     def after(peer, run):
         full = "/dev/full/checkpoint"  # a path that can never be written
         run.refused, _ = peer.ask(link.Save(path=full))
-        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved")))
+        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved"), chat_template="the run's", end_of_turn=7))
         empty = batch(0, step=2)
         run.empty, arrays = peer.ask(link.Train(step=2, version=3), empty.arrays())
         run.canaries.append(arrays["canary"])
@@ -233,8 +235,14 @@ def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
         assert torch.equal(state[name], written[name])
     names = {path.name for path in checkpoint.iterdir()}
     files = {path.name: path.stat().st_mode for path in type(checkpoint)(one.saved.path).iterdir()}
-    assert files.keys() == names
+    assert files.keys() == names | {"generation_config.json"}
     assert files["model.safetensors"] == files["config.json"], "who may read the one may read the other"
+
+
+def test_a_saved_checkpoint_has_the_template_and_the_end_token_of_the_run(one):
+    described = json.loads(Path(one.saved.path, "tokenizer_config.json").read_text())
+    assert described["chat_template"] == "the run's"
+    assert json.loads(Path(one.saved.path, "generation_config.json").read_text())["eos_token_id"] == 7
 
 
 def test_a_save_that_cannot_be_written_names_the_path_and_leaves_the_learner_serving(one):
