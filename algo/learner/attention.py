@@ -3,9 +3,10 @@
 Promises
 - A row gives each trajectory what it would get alone, and pairs of tokens of different trajectories cost nothing.
   (A dense mask over the row, which transformers makes with "sdpa", gives the same and costs the row's square.)
-- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16). On the CPU it is one call per trajectory: of all
-  that was tried the fastest (60 to 250 tokens each, one thread; a pass over sorted padded rows 1, this 0.84 to 0.92,
-  padded inside the attention only 0.88 to 0.97, dense mask 1.2 to 2.5).
+- A layer that looks back a limited number of tokens (sliding_window) does so, at a cost linear in the length.
+- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16; with a window not yet run). On the CPU it is one
+  call per trajectory: of all that was tried the fastest (60 to 250 tokens each, one thread; a pass over sorted padded
+  rows 1, this 0.84 to 0.92, padded inside the attention only 0.88 to 0.97, dense mask 1.2 to 2.5).
 
 `register()` makes it known to transformers as `attn_implementation=PACKED`. Its callers give the model `bounds()`.
 
@@ -34,7 +35,12 @@ GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).paramet
 def register() -> None:
     """Idempotent."""
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, lambda *_args, **_kwargs: None)
+    AttentionMaskInterface.register(PACKED, window_of_mask)
+
+
+def window_of_mask(*, local_size: int | None = None, **_others: Any) -> Tensor | None:
+    """What stands for the mask of a kind of layer: its window, or None. transformers' interface of masks."""
+    return None if local_size is None else torch.tensor(local_size)
 
 
 def bounds(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -52,7 +58,7 @@ def packed_attention(
     query_1HLD: Tensor,
     key_1HLD: Tensor,
     value_1HLD: Tensor,
-    attention_mask: None,
+    attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
@@ -60,11 +66,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: returns [1, L, H, D] and no weights.
+    """transformers' interface: returns [1, L, H, D] and no weights. attention_mask: the window (`window_of_mask`).
 
-    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), and for what would be
-    left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux). `algo.learner.model.load` asks once,
-    with two tokens; a window is refused there by `algo.learner.supported`.
+    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), for one whose layers
+    and masks disagree on the window, and for what would be left out: a cap of the scores (softcap), sinks (s_aux).
+    `algo.learner.model.load` asks once, with two tokens.
     """
     if cu_seq_lens_q is None:
         raise ValueError(
@@ -72,21 +78,39 @@ def packed_attention(
             "row. Fix: LearnerConfig(attention='sdpa')"
         )
     wanted = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
-    if sliding_window and sliding_window < max_length_q:
-        wanted.append("sliding_window")
+    if sliding_window != (None if attention_mask is None else int(attention_mask)):
+        wanted.append("a mask of its own")
     if wanted:
         raise ValueError(
             f"{type(module).__name__} needs {' and '.join(wanted)}, which attention {PACKED!r} does not have. Fix: "
             "LearnerConfig(attention='sdpa') if transformers has it for this model, else another model"
         )
+    window = sliding_window if sliding_window and sliding_window < max_length_q else None
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_q), (max_length_q, max_length_q)
-        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=(-1, 0), **GROUPED)[None], None
+        span = (window - 1 if window else -1, 0)  # how many tokens before, and after, a token sees beside itself
+        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     parts = zip(*(states.split(lengths, dim=2) for states in (query_1HLD, key_1HLD, value_1HLD)), strict=True)
-    alone = [
-        scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-        for query, key, value in parts
-    ]
+    alone = [_causal(query, key, value, window=window, scale=scaling) for query, key, value in parts]
     return torch.cat(alone, dim=2).transpose(1, 2), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
+    """Of one trajectory. With a window, as many queries at once as it is wide see the keys that one of them sees."""
+    length = query.shape[2]
+    if window is None or window >= length:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+    blocks = []
+    for start in range(0, length, window):
+        end, first = min(start + window, length), max(0, start - window + 1)
+        offset = start - first
+        seen = torch.ones(end - start, end - first, dtype=torch.bool).tril(offset).triu(offset - window + 1)
+        keys, values = key[:, :, first:end], value[:, :, first:end]
+        blocks.append(
+            scaled_dot_product_attention(
+                query[:, :, start:end], keys, values, attn_mask=seen, scale=scale, enable_gqa=True
+            )
+        )
+    return torch.cat(blocks, dim=2)

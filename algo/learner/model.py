@@ -136,7 +136,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     register()
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source), config.attention)
-    check_structure(model, config.attention)
+    check_structure(model)
     reads = dist.get_rank() == 0
     if reads:
         model = _read(source, config.attention)
