@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from algo.learner.serialize import from_plain, to_plain
@@ -31,7 +31,8 @@ class LearnerConfig:
     """What follows the warm-up: "constant" stays at `lr`; "linear" falls towards 0, but not below decay_to * lr;
     "cosine" falls along half a wave to decay_to * lr."""
     steps: int | None = None
-    """Batches in the whole run. Needed by "linear" and "cosine", None with "constant"."""
+    """Batches over which "linear" and "cosine" fall. None: those of the run, which the recipe fills in (`for_run`).
+    Always None with "constant"."""
     decay_from: float = 0.0
     """Share of `steps` after which the learning rate begins to fall, never within the warm-up."""
     decay_to: float = 0.05
@@ -132,16 +133,25 @@ class LearnerConfig:
         )
         for rule, names, holds in rules:
             require(self, rule, holds, *names)
-        if (self.steps is None) is not (self.schedule == "constant"):
-            needed = "None" if self.schedule == "constant" else "the run's batches"
-            raise ValueError(f"LearnerConfig.steps must be {needed} for schedule {self.schedule!r}, got {self.steps}")
+        if self.steps is not None and self.schedule == "constant":
+            raise ValueError(f"LearnerConfig.steps must be None for schedule 'constant', got {self.steps}")
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError("LearnerConfig.activation_checkpointing must be True with activation_offload, got False")
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 
+    def for_run(self, steps: int) -> LearnerConfig:
+        """For a run of so many batches: a schedule that falls, and says not over how many, falls over these.
+
+        >>> LearnerConfig(schedule="cosine").for_run(40).steps, LearnerConfig().for_run(40).steps
+        (40, None)
+        """
+        if self.schedule == "constant" or self.steps is not None:
+            return self
+        return replace(self, steps=steps)
+
     def lr_at(self, batch: int) -> float:
-        """The learning rate of a batch, counted from 1.
+        """The learning rate of a batch, counted from 1. Raises ValueError where a schedule that falls has no steps.
 
         >>> config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="linear", steps=100, decay_from=0.6)
         >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
@@ -151,8 +161,13 @@ class LearnerConfig:
         [0.5, 1.0, 0.868, 0.55, 0.1, 0.1]
         """
         warm = min(1.0, batch / max(1, self.warmup_steps))
-        if self.steps is None:
+        if self.schedule == "constant":
             return self.lr * warm
+        if self.steps is None:
+            raise ValueError(
+                f"LearnerConfig.steps must be the run's batches for schedule {self.schedule!r}, got None. Fix: the "
+                "recipe calls LearnerConfig.for_run"
+            )
         decay_from = max(self.decay_from, self.warmup_steps / self.steps)
         left = (self.steps - batch + 1) / max(1.0, self.steps * (1 - decay_from))
         if self.schedule == "linear":
