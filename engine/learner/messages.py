@@ -43,9 +43,15 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path."""
+    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path.
+
+    chat_template: the Jinja text that the run used in place of the tokenizer's. end_of_turn: the token that ends its
+    turns. None: as in the checkpoint of Configure.
+    """
 
     path: str
+    chat_template: str | None = None
+    end_of_turn: int | None = None
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
