@@ -226,7 +226,7 @@ def _check_first(frames: list[bytes]) -> None:
         raise Fatal(f"checkpoint {source}: holds no *.safetensors file")
     if (size := config.get("vocab_size")) and any(token >= size for ids in request.canary for token in ids):
         raise Fatal(f"checkpoint {source}: its tokenizer gives tokens beyond the model's vocabulary of {size}")
-    LearnerConfig(**request.learner)
+    LearnerConfig(**request.learner).lr_at(1)
 
 
 def _set_up_process() -> None:

@@ -266,22 +266,23 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert one.exit_code != 0
 
 
-@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field"])
+@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field", "schedule"])
 def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
     path, fields = tmp_path / "model", {}
     if trouble != "missing":
         path.mkdir()
-    if trouble in ("weights", "field"):
+    if trouble in ("weights", "field", "schedule"):
         (path / "config.json").write_text('{"model_type": "qwen3"}')
     if trouble == "vocabulary":
         (path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 9}')
         (path / "model.safetensors").touch()
-    if trouble == "field":
+    if trouble in ("field", "schedule"):
         (path / "model.safetensors").touch()
-        fields = {"learning_rate": 1.0}
+        fields = {"learning_rate": 1.0} if trouble == "field" else {"schedule": "cosine"}
     expected = {"missing": f"{path}: config.json", "config": "config.json", "weights": "safetensors"} | {
         "vocabulary": "beyond the model's vocabulary of 9",
         "field": "learning_",
+        "schedule": "LearnerConfig.steps",
     }
     with node(tmp_path) as peer:
         reply, _ = peer.ask(configure(path, tmp_path, **fields))
@@ -386,10 +387,16 @@ def test_config_names_the_wrong_field_and_its_value(field, value):
         LearnerConfig(**{field: value})
 
 
-@pytest.mark.parametrize("fields", [{"steps": 10}, {"schedule": "cosine"}, {"schedule": "linear"}])
-def test_a_schedule_and_the_steps_that_it_falls_over_belong_together(fields):
-    with pytest.raises(ValueError, match=rf"LearnerConfig\.steps .* got {fields.get('steps')}"):
-        LearnerConfig(**fields)
+def test_a_schedule_falls_over_steps_of_its_own_or_over_those_of_the_run():
+    with pytest.raises(ValueError, match=r"LearnerConfig\.steps .* got 10"):
+        LearnerConfig(steps=10)
+    for schedule in ("cosine", "linear"):
+        config = LearnerConfig(schedule=schedule)
+        with pytest.raises(ValueError, match=rf"LearnerConfig\.steps .*{schedule}"):
+            config.lr_at(1)
+        assert config.for_run(40).steps == 40
+        assert dataclasses.replace(config, steps=10).for_run(40).steps == 10
+    assert LearnerConfig().for_run(40) == LearnerConfig()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
