@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from algo.learner.attention import PACKED, register
 from algo.learner.model import Scorer, empty
-from algo.learner.supported import check_structure, sliding_window
+from algo.learner.supported import check_structure
 from engine.rollout.chat_template import TextStream
 from engine.stages.write_rollouts import Rollout
 from recipes.rstar2.token_entropy import Scored, mark
@@ -46,12 +46,11 @@ class EntropyScorer:
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
         config = AutoConfig.from_pretrained(model)
-        attention = PACKED if sliding_window(config) is None else "sdpa"
-        check_structure(empty(config, attention), attention)
+        check_structure(empty(config, PACKED))
         loaded, found = AutoModelForCausalLM.from_pretrained(
             model,
             dtype=torch.bfloat16 if on_gpu else torch.float32,
-            attn_implementation=attention,
+            attn_implementation=PACKED,
             output_loading_info=True,
         )
         if missing := found["missing_keys"]:  # the library has made random numbers of them

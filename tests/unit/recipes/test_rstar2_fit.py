@@ -200,7 +200,14 @@ def test_what_a_setting_prints_is_what_rl_takes(name, tmp_path):
         assert stage.replicas_config.kv_blocks is None, "what the GPU holds"
         assert (stage.prompts_per_step, stage.group.samples) == (size.prompts_per_step, 2 * size.group_size)
         learner = replace(stage.learner, **stage.devices.learner_fields)
-        for field in ("lr", "minibatches", "micro_batch_tokens", "activation_checkpointing", "lora_rank", "device"):
+        for field in (
+            "lr",
+            "minibatches",
+            "micro_batch_tokens",
+            "activation_checkpointing",
+            "activation_offload",
+            "lora_rank",
+        ):
             assert getattr(learner, field) == getattr(plan.learner, field)
 
 
@@ -229,6 +236,10 @@ def test_memory_follows_what_it_is_divided_by():
     saved, recomputed = (learner_parts(a_plan(activation_checkpointing=flag)) for flag in (False, True))
     assert recomputed["activations"] < saved["activations"] / 5
     assert sum(recomputed.values()) < sum(saved.values())
+    away = a_plan(activation_checkpointing=True, activation_offload=True)
+    given, kept = recomputed["activations"], learner_parts(away)["activations"]
+    assert given - kept == (QWEN.layers - 2) * 2 * QWEN.hidden * away.pass_tokens
+    assert memory_of(away).host["activations"] == 8 * QWEN.layers * 2 * QWEN.hidden * away.pass_tokens, "of eight ranks"
     assert memory_of(a_plan(tensor_parallel=2)).kv_tokens > 2 * memory_of(a_plan(tensor_parallel=1)).kv_tokens
     assert "reference (float32)" in learner_parts(a_plan(reference_kl_coef=0.1))
     assert "reference (float32)" not in learner_parts(a_plan(reference_kl_coef=0.1, lora_rank=8))
