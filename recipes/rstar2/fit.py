@@ -61,6 +61,7 @@ class Config:
     max_num_seqs: Annotated[int, "requests that a replica runs at once"] = 256
     micro_batch_tokens: Annotated[int | None, "as learner.micro_batch_tokens"] = None
     activation_checkpointing: Annotated[bool | None, "as learner.activation_checkpointing"] = None
+    activation_offload: Annotated[bool | None, "as learner.activation_offload"] = None
     lora_rank: Annotated[int | None, "as learner.lora_rank"] = None
     fp32_head: Annotated[bool | None, "as learner.fp32_head"] = None
     reference_kl_coef: Annotated[float | None, "as learner.reference_kl_coef: above 0 there is a second model"] = None
@@ -101,7 +102,8 @@ class Config:
         """Raises ValueError for GPUs that cannot be shared out."""
         size = SIZES.get(self.size)
         learner = size.learner if size else LearnerConfig()
-        names = ("micro_batch_tokens", "activation_checkpointing", "lora_rank", "fp32_head", "reference_kl_coef")
+        names = ("micro_batch_tokens", "activation_checkpointing", "activation_offload")
+        names += ("lora_rank", "fp32_head", "reference_kl_coef")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         devices = device_plan(
             count=_first(self.devices, size and size.devices, 1),
@@ -157,6 +159,12 @@ def _checkpointing(plan: Plan) -> Plan | None:
     return replace(plan, learner=replace(plan.learner, activation_checkpointing=True))
 
 
+def _offload(plan: Plan) -> Plan | None:
+    if plan.learner.activation_offload or not plan.learner.activation_checkpointing or not plan.on_gpu:
+        return None
+    return replace(plan, learner=replace(plan.learner, activation_offload=True))
+
+
 def _shorter_rows(plan: Plan) -> Plan | None:
     if plan.learner.micro_batch_tokens <= plan.max_tokens:
         return None
@@ -205,6 +213,7 @@ CHANGES: Sequence[Callable[[Plan], Plan | None]] = (
     _within_the_model,
     _checkpointing,
     _shorter_rows,
+    _offload,
     _wider_replicas,
     _by_turns,
     _adapters,
@@ -246,6 +255,7 @@ def options_of(plan: Plan) -> dict[str, str]:
         "max_tokens": str(plan.max_tokens),
         "micro_batch_tokens": str(learner.micro_batch_tokens),
         "activation_checkpointing": str(learner.activation_checkpointing).lower(),
+        "activation_offload": str(learner.activation_offload).lower(),
         "lora_rank": str(learner.lora_rank),
     }
     return {name: value for name, value in found.items() if value}

@@ -254,7 +254,8 @@ def learner_parts(plan: Plan, tokens: int | None = None) -> dict[str, int]:
     last_norm = (FLOAT32 + 2 * s) * shape.hidden * tokens
     chosen = s * shape.hidden * tokens  # the hidden states that the head scores
     kept = s * shape.hidden * tokens if learner.activation_checkpointing else per_layer
-    saved = shape.layers * kept + last_norm + chosen
+    on_device = 2 if plan.on_gpu and learner.activation_offload else shape.layers  # the others wait in host memory
+    saved = on_device * kept + last_norm + chosen
     # Logits, their float32 copy, the probabilities, and the product of these two that the entropy is the sum of.
     chunk = min(LOGIT_ROWS, tokens) * shape.vocabulary * (3 * FLOAT32 + (0 if s == FLOAT32 else s))
     wide_head = FLOAT32 * head if learner.fp32_head and s != FLOAT32 else 0
@@ -313,10 +314,12 @@ def host_parts(plan: Plan) -> dict[str, int]:
     shape, learner = plan.shape, plan.learner
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) if learner.lora_rank else 0
     trained = adapters or shape.parameters
+    inputs = BFLOAT16 * shape.hidden * shape.layers * plan.pass_tokens * plan.devices.ranks
     processes = plan.devices.ranks + plan.devices.replicas * plan.devices.tensor_parallel + 2
     return {
         "processes": processes * PROCESS_BYTES,
         "AdamW moments while replicas sample": 2 * FLOAT32 * trained if plan.devices.shared else 0,
+        "activations": inputs if learner.activation_offload else 0,
         "checkpoint": FLOAT32 * (shape.parameters + adapters) + 2 * FLOAT32 * trained,
     }
 

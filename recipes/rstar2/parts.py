@@ -99,6 +99,9 @@ class ReplicaOptions:
         int | None, "KV cache blocks of 32 tokens; none: what a GPU holds, on the CPU four of the longest trajectories"
     ] = None
     max_num_seqs: Annotated[int, "requests that a replica runs at once"] = 256
+    memory_share: Annotated[
+        float | None, "of a GPU's memory that a replica takes; none: 0.92, or 0.6 by turns (`fit.py` says what fits)"
+    ] = None
 
     def config(self, checkpoint: Path, max_tokens: int, devices: Sequence[int]) -> ReplicaConfig:
         """max_tokens: of the longest trajectory. Raises ValueError."""
@@ -113,6 +116,7 @@ class ReplicaOptions:
             kv_blocks=blocks,
             dtype=self.dtype,
             devices=tuple(devices),
+            memory_share=self.memory_share,
         )
 
 

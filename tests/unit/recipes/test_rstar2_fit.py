@@ -12,9 +12,10 @@ from algo.learner.attention import PACKED, bounds, register
 from algo.learner.config import LearnerConfig
 from algo.learner.lora import add_adapters
 from algo.learner.model import LOGIT_ROWS
+from engine.console.options import parse
 from engine.devices import DevicePlan
-from recipes.rstar2 import memory
-from recipes.rstar2.fit import Config, device_plan, fix, main, verdict, with_best_share
+from recipes.rstar2 import memory, rl
+from recipes.rstar2.fit import Config, command_of, device_plan, fix, main, verdict, with_best_share
 from recipes.rstar2.memory import GIB, Plan, Shape, layer_activation_bytes, learner_parts, memory_of
 from recipes.rstar2.sizes import SHAPES, SIZES
 from tests.support.algo_fakes import batch, write_checkpoint
@@ -182,6 +183,34 @@ def test_each_setting_fits_on_its_gpus_and_is_not_far_too_small_for_them(name):
     assert memory_of(Config(size=name, memory_gb=size.memory_gb / 4).plan()).problems
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_what_a_setting_prints_is_what_rl_takes(name, tmp_path):
+    size = SIZES[name]
+    plan = Config(size=name).plan()
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[size.model]))
+    (tmp_path / "train.jsonl").write_text('{"problem": "6 * 7?", "answer": "42"}\n')
+    kind = rl.ReleaseConfig if size.protocol == "release" else rl.Config
+    words = [f"model={tmp_path}", f"data={tmp_path / 'train.jsonl'}", "stage=all", *command_of(plan, size).split()]
+    made = parse(kind, words)
+    stages = [made.training(number, tmp_path) for number in made.numbers]
+    assert max(stage.rollout.max_tokens for stage in stages) == plan.max_tokens == size.max_tokens
+    for stage in stages:
+        assert stage.devices == plan.devices
+        assert stage.replicas_config.memory_share == size.memory_share
+        assert stage.replicas_config.kv_blocks is None, "what the GPU holds"
+        assert (stage.prompts_per_step, stage.group.samples) == (size.prompts_per_step, 2 * size.group_size)
+        learner = replace(stage.learner, **stage.devices.learner_fields)
+        for field in (
+            "lr",
+            "minibatches",
+            "micro_batch_tokens",
+            "activation_checkpointing",
+            "activation_offload",
+            "lora_rank",
+        ):
+            assert getattr(learner, field) == getattr(plan.learner, field)
+
+
 QWEN = Shape.of(SHAPES["Qwen2.5-7B-Instruct"])
 
 
@@ -207,6 +236,10 @@ def test_memory_follows_what_it_is_divided_by():
     saved, recomputed = (learner_parts(a_plan(activation_checkpointing=flag)) for flag in (False, True))
     assert recomputed["activations"] < saved["activations"] / 5
     assert sum(recomputed.values()) < sum(saved.values())
+    away = a_plan(activation_checkpointing=True, activation_offload=True)
+    given, kept = recomputed["activations"], learner_parts(away)["activations"]
+    assert given - kept == (QWEN.layers - 2) * 2 * QWEN.hidden * away.pass_tokens
+    assert memory_of(away).host["activations"] == 8 * QWEN.layers * 2 * QWEN.hidden * away.pass_tokens, "of eight ranks"
     assert memory_of(a_plan(tensor_parallel=2)).kv_tokens > 2 * memory_of(a_plan(tensor_parallel=1)).kv_tokens
     assert "reference (float32)" in learner_parts(a_plan(reference_kl_coef=0.1))
     assert "reference (float32)" not in learner_parts(a_plan(reference_kl_coef=0.1, lora_rank=8))
