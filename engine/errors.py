@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class BadInput(ValueError):
+    """What the user gave cannot be worked on, such as a row of a data file. The message is one line with the fix."""
+
+
 def first_error(failures: BaseExceptionGroup) -> BaseException:
     """The first leaf of an exception group that is not a cancellation, else the first leaf."""
     leaves = list(_leaves(failures))

@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "engine.ports",
         "engine.learner",
         "engine.atomic_files",
+        "engine.process.heap",
     ),
     "algo": ("algo", "engine.types", "engine.ports", "engine.learner", "engine.atomic_files", "sandbox.wire"),
 }

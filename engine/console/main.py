@@ -17,6 +17,7 @@ import uvloop
 from rich.console import Console
 
 from engine.console.options import Invocation, flat, overrides, parse_all
+from engine.errors import BadInput
 from engine.process import streams
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
@@ -32,8 +33,9 @@ def main(
 ) -> int:
     """Runs a recipe from the command line: options, the run's folder, signals, one line for what is no bug.
 
-    config_class: a frozen dataclass whose fields are the options, `steps` among them (`engine.console.options`). train:
-    called with it and the run's folder. Returns the exit code.
+    config_class: a frozen dataclass whose fields are the options, `steps` among them (`engine.console.options`), which
+    is None where the recipe finds out how many there are. train: called with it and the run's folder. Returns the exit
+    code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
     streams.outlive_readers()
     program = _program(train)
@@ -50,6 +52,9 @@ def main(
         ):
             streams.listen(run.note)
             runner.run(_begin(config, invocation, run, train))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except EXPECTED as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -79,7 +84,8 @@ async def _begin(
     if not run.resumed:
         if run.unfinished:
             say(console, _another(run.unfinished, run.path, invocation, type(config)))
-        say(console, f"a new run of {config.steps} steps in {run.path}")
+        steps = "" if config.steps is None else f" of {config.steps} steps"
+        say(console, f"a new run{steps} in {run.path}")
         run.json("config.json", {**values, "argv": sys.argv, "versions": versions()})
     await train(config, run)
 

@@ -14,6 +14,7 @@ may be absent where it renders that turn later. A rollout keeps it, since the mo
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -84,10 +85,7 @@ class ChatTemplate:
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
-        self._tool_pieces = functools.cache(self._split_around_tools)
-        # The samples of a group ask for the same prompt, and often for the same response.
-        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
-        self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
+        self._remember()
         names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
         self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
         self._spelled = functools.cache(self._spell)
@@ -112,6 +110,25 @@ class ChatTemplate:
         if self.config.tools is not None or not schemas or not self._mentions("tools"):
             return self
         return ChatTemplate(self._tokenizer, replace(self.config, tools=tuple(schemas)))
+
+    def showing(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same with other tools shown, for data in which each conversation has tools of its own.
+
+        Not audited, which would take longer than to render a conversation: `conversation` compares what it renders.
+        Raises TemplateError where the template shows no tools.
+        """
+        other = copy.copy(self)
+        other.config = replace(self.config, tools=tuple(schemas))
+        other._tools = [dict(tool) for tool in schemas] or None
+        other._check_config()
+        other._remember()
+        return other
+
+    def _remember(self) -> None:
+        """Keeps what is rendered: the samples of a group ask for the same prompt, and often for the same response."""
+        self._tool_pieces = functools.cache(self._split_around_tools)
+        self._prompt = functools.lru_cache(1024)(self._encode_prompt)
+        self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
 
     def _check_config(self) -> None:
         """Raises TemplateError for what the template would ignore without a word."""

@@ -32,7 +32,6 @@ from engine.ports import StatefulTool, Tool
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from engine.rollout.python_tool import Cut, PythonSessions, PythonTool, clip, clip_outside, schema
 from engine.rollout.rollout import RolloutConfig
-from sandbox import Sandbox
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 
@@ -126,16 +125,22 @@ def chat_config(protocol: Protocol, *, reason: bool = True) -> ChatConfig:
     return ChatConfig(template=template_text(protocol), template_arguments={} if reason else {"reason": False})
 
 
-def python_tool(protocol: Protocol, sandbox: Sandbox, *, stateful: bool) -> Tool | StatefulTool:
-    """Python as the protocol names, describes and cuts it. Limits are the sandbox's."""
-    limits = {"output_chars": protocol.reply_chars, "cut": protocol.cut}
+def python_tool(protocol: Protocol, sandbox: Any, *, stateful: bool) -> Tool | StatefulTool:
+    """Python as the protocol names, describes and cuts it. sandbox: whose limits hold, `sandbox.Sandbox`."""
     if stateful:
-        sessions = PythonSessions(sandbox, protocol.stateful_tool_name, **limits)
+        sessions = PythonSessions(
+            sandbox, protocol.stateful_tool_name, output_chars=protocol.reply_chars, cut=protocol.cut
+        )
         sessions.parameters = STATEFUL_PARAMETERS
         return sessions
-    tool = PythonTool(sandbox, protocol.tool_name, display=True, **limits)
+    tool = PythonTool(sandbox, protocol.tool_name, output_chars=protocol.reply_chars, cut=protocol.cut, display=True)
     tool.parameters = STATELESS_PARAMETERS
     return tool
+
+
+def tool_schema(protocol: Protocol, *, stateful: bool) -> dict[str, Any]:
+    """What the model is shown of the tool, in OpenAI's form: of a row's `tools` in data that demonstrates calls."""
+    return schema(python_tool(protocol, None, stateful=stateful))
 
 
 def limit_calls(protocol: Protocol, budget: RolloutConfig) -> RolloutConfig:
@@ -163,7 +168,7 @@ def install(model: Path, output: Path, protocol: Protocol) -> None:
         for path in sorted(model.iterdir()):
             if path.is_file() and not path.name.startswith((".", "chat_template")) and not (made / path.name).exists():
                 _link(path.resolve(), made / path.name)
-        tools = [schema(python_tool(protocol, None, stateful=stateful)) for stateful in (False, True)]  # none is run
+        tools = [tool_schema(protocol, stateful=stateful) for stateful in (False, True)]
         ChatTemplate.load(made).with_tools(tools)  # audited with and without them
         made.chmod(0o755)  # not the temporary folder's
         made.rename(output)

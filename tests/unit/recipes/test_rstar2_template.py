@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import schema
 from engine.rollout.rollout import RolloutConfig
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from recipes.rstar2.template import (
@@ -19,6 +18,7 @@ from recipes.rstar2.template import (
     limit_calls,
     main,
     python_tool,
+    tool_schema,
 )
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner, ScriptedSessions
@@ -31,7 +31,7 @@ CODE = {"code": "print('é' * 7)", "input": ""}
 def chat(protocol, *, reason=True, stateful=False):
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     return ChatTemplate(tokenizer, chat_config(protocol, reason=reason)).with_tools(
-        [schema(python_tool(protocol, None, stateful=stateful))]
+        [tool_schema(protocol, stateful=stateful)]
     )
 
 
@@ -89,7 +89,8 @@ def test_the_tools_stand_as_json_one_a_line(stateful):
     [line] = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
     function = json.loads(line)["function"]
     assert function["name"] == (REPORT.stateful_tool_name if stateful else REPORT.tool_name)
-    assert function["parameters"]["required"] == (["code"] if stateful else ["code", "input"])
+    names = ["code"] if stateful else ["code", "input"]
+    assert function["parameters"]["required"] == list(function["parameters"]["properties"]) == names
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
@@ -98,9 +99,11 @@ def test_a_rollouts_parser_finds_the_calls_that_a_conversation_holds(protocol):
     _, (asked, _), (given, _), _ = shown.conversation(calling(protocol))
     call = ToolCall(name=protocol.tool_name, arguments=CODE)
     assert [*parser.feed(shown.decode(asked)), *parser.finish()] == [call, call]
-    assert "é" in shown.decode(asked)
-    assert shown.decode(given).count("<tool_response>") == 2
-    assert shown.decode(given).endswith("<|im_start|>assistant\n<reason>")
+    arguments = json.dumps(CODE, ensure_ascii=False)
+    written = f'<tool_call>\n{{"name": "{protocol.tool_name}", "arguments": {arguments}}}\n</tool_call>'
+    assert shown.decode(asked) == f"I compute.</reason>\n{written}\n{written}<|im_end|>"
+    replies = "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>"
+    assert shown.decode(given) == f"\n<|im_start|>user\n{replies}<|im_end|>\n<|im_start|>assistant\n<reason>"
 
 
 def test_the_pieces_of_a_conversation_are_the_whole_of_it():
@@ -176,6 +179,16 @@ def test_a_template_file_of_the_base_model_does_not_hide_the_new_one(base, tmp_p
     install(base, tmp_path / "chat", REPORT)
     assert not (tmp_path / "chat" / "chat_template.jinja").exists()
     assert ChatTemplate.load(tmp_path / "chat").prefill == "<reason>"
+
+
+def test_a_folder_of_links_as_a_hubs_cache_has_them_gives_a_folder_of_files(base, tmp_path):
+    linked = tmp_path / "snapshot"
+    linked.mkdir()
+    for path in base.iterdir():
+        (linked / path.name).symlink_to(path)
+    install(linked, tmp_path / "chat", REPORT)
+    assert [path.name for path in (tmp_path / "chat").iterdir() if path.is_symlink()] == []
+    assert (tmp_path / "chat" / "model.safetensors").read_bytes() == (base / "model.safetensors").read_bytes()
 
 
 def test_a_tokenizer_without_the_tokens_of_chatml_is_refused_and_nothing_is_left(base, tmp_path):

@@ -292,6 +292,28 @@ def test_tools_are_shown_where_the_template_shows_tools():
     assert silent.with_tools([LOOKUP]) is silent, "the configuration has the last word"
 
 
+def test_each_conversation_may_show_tools_of_its_own():
+    chat = ChatTemplate(tokenizer(TOOLS))
+    other = {**LOOKUP, "function": {**LOOKUP["function"], "name": "other"}}
+    for tools in ([LOOKUP], [other, LOOKUP]):
+        shown = chat.showing(tools)
+        messages = [USER, {"role": "assistant", "content": "So."}]
+        asked, _ = shown.conversation(messages)[0]
+        assert chat.decode(asked) == text_of(ChatTemplate(tokenizer(TOOLS), ChatConfig(tools=tuple(tools))), [USER])
+        assert shown.prompt_ids([USER]) == asked
+    assert "<tools>" not in text_of(chat, [USER])
+    with pytest.raises(TemplateError, match="shows none"):
+        ChatTemplate(tokenizer(HERMES)).showing([LOOKUP])
+
+
+def test_replies_stand_as_the_form_for_tools_has_them():
+    several = tokenizer()
+    several.chat_template = {"default": HERMES, "tool_use": TOOLS.replace("<tool_response>", "<reply>")}
+    audited = ChatTemplate(several).with_tools([LOOKUP])
+    assert "<reply>" in audited.decode(audited.tool_ids(["42"]))
+    assert ChatTemplate(several).showing([LOOKUP]).tool_ids(["42"]) == audited.tool_ids(["42"])
+
+
 def test_a_template_that_has_one_form_for_tools_uses_it():
     several = tokenizer()
     several.chat_template = {"default": HERMES, "tool_use": TOOLS}

@@ -1,0 +1,238 @@
+"""Where rows come from: files, folders, or a data set of the Hugging Face hub.
+
+Promises
+- Rows are read one by one, by their number; memory does not grow with a file, but for 16 bytes a row.
+- A file that cannot be read is refused with its path, the row, and what to do.
+- A row has the id that `engine.data.read_prompts` gives it, so that what was sampled for a prompt finds its row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadInput
+from engine.tables import SUFFIXES, Table, open_table, shown
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+ANY_FILES = ("**/*.parquet", "**/*.jsonl", "**/*.json")
+Fetch = Callable[..., str]
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hub:
+    """Files of a data set on the Hugging Face hub. files: patterns of the paths that are read, in this order."""
+
+    id: str
+    files: tuple[str, ...]
+    revision: str = "main"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A file or folder of rows. name: how their ids begin."""
+
+    path: Path
+    name: str
+    table: Table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Raises BadInput where the row cannot be read."""
+        try:
+            return self.table.row(number)
+        except ValueError as error:
+            raise BadInput(f"{error}. Fix: get the file anew, or take this row out of it") from error
+
+    def sha256(self) -> str:
+        """Of the file, or of all files of the folder."""
+        digest = hashlib.sha256()
+        for path in _files(self.path):
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+class Sources:
+    """The rows of several sources, numbered one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def rows(self, numbers: range) -> Iterator[tuple[Source, int, Mapping[str, Any]]]:
+        """(source, number within it, row). Raises BadInput."""
+        first = 0
+        for source in self.sources:
+            start, stop = max(numbers.start - first, 0), min(numbers.stop - first, len(source))
+            for number in range(start, stop):
+                yield source, number, source.row(number)
+            first += len(source)
+
+
+def open_source(path: Path, columns: Sequence[str] | None = None) -> Source:
+    """columns: those of a parquet file that are read, where it has them; None: all.
+
+    Raises BadInput naming the path where there are no rows.
+    """
+    try:
+        table = JsonArray(path) if _is_array(path) else open_table(path)
+    except ValueError as error:
+        raise BadInput(f"{error}. Fix: source= takes a file or folder of {', '.join(SUFFIXES)}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    if columns is not None and (there := [column for column in columns if column in table.columns]):
+        table.select(there)
+    name = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
+    return Source(path=path, name=name, table=table)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _is_array(path: Path) -> bool:
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"[")
+
+
+class JsonArray:
+    """A file that is one JSON array of objects, as many data sets of the hub are. Its elements are found by reading it
+    once; it is never whole in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts, self._ends = array("Q"), array("Q")
+        self._find_elements()
+        if not self._starts:
+            raise ValueError(f"{path} holds no rows")
+        self.columns: Sequence[str] = tuple(self.row(0))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        start = self._starts[number]
+        try:
+            row = json.loads(self._bytes(start, self._ends[number] - start))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.where(number)}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{self.where(number)}: must be a JSON object, got {shown(row)}")
+        return row
+
+    def where(self, number: int) -> str:
+        return f"{self._path}, row {number}"
+
+    def select(self, columns: Sequence[str]) -> None:
+        pass  # an element is read whole
+
+    def order(self, keys: Any) -> Any:
+        raise NotImplementedError("an array is read in its order")
+
+    def _find_elements(self) -> None:
+        """Bytes are read as Latin-1, where a character is a byte; JSON's own characters are the same in UTF-8."""
+        decode = json.JSONDecoder(strict=False).raw_decode
+        text, base = "", 0  # what is in memory, and where in the file that begins
+        at, size, ended = 0, _CHUNK, False
+        opened = False
+        while True:
+            at = _skip(text, at, " \t\r\n," if opened else " \t\r\n[")
+            opened = opened or at > 0
+            if at < len(text) and text[at] == "]":
+                return
+            try:
+                _, end = decode(text, at)
+                whole = ended or end < len(text)  # a number at the end of what was read may go on
+            except (ValueError, RecursionError) as error:
+                if ended:
+                    where = f"{self._path}, row {len(self._starts)}"
+                    raise ValueError(f"{where}: not JSON ({error}); the file may have been cut off") from error
+                whole = False
+            if whole:
+                self._starts.append(base + at)
+                self._ends.append(base + end)
+                at = end
+                continue
+            more = self._bytes(base + len(text), size).decode("latin-1")
+            ended = not more
+            base, text, at = base + at, text[at:] + more, 0
+            size = max(_CHUNK, len(text))  # an element longer than what is read is not decoded many times
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+
+def _skip(text: str, at: int, characters: str) -> int:
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def find(given: Sequence[str], hub: Hub | None, set_name: str, fetch: Fetch | None = None) -> list[Path]:
+    """The files of sources as they were given on the command line, or those of the set's own data set on the hub.
+
+    fetch: as of `download`. Raises BadInput for a source that is not there.
+    """
+    if not given:
+        if hub is None:
+            raise BadInput(f"source: {set_name} is on no hub that is known. Fix: give a file or folder, source=...")
+        return download(hub, fetch)
+    paths: list[Path] = []
+    for text in given:
+        path = Path(text).expanduser()
+        if path.exists():
+            paths.append(path)
+        elif HUB_ID.fullmatch(text) and not text.endswith(SUFFIXES):
+            same = hub is not None and hub.id == text
+            paths += download(hub if same and hub else Hub(id=text, files=ANY_FILES), fetch)
+        else:
+            raise BadInput(f"source: {text} does not exist. Fix: give a file, a folder, or the id of a data set")
+    return paths
+
+
+def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
+    """The data set's files, from the hub or from its cache on this machine. Raises BadInput with what to do.
+
+    fetch: what downloads, huggingface_hub.snapshot_download where it is None.
+    """
+    from huggingface_hub import errors, snapshot_download
+
+    local = "get its files on a machine that can, and give them here: source=FILE_OR_FOLDER"
+    page = f"the page of the data set {hub.id}"
+    try:
+        folder = (fetch or snapshot_download)(
+            hub.id, repo_type="dataset", revision=hub.revision, allow_patterns=list(hub.files), max_workers=4
+        )
+    except errors.GatedRepoError as error:
+        fix = f"accept its terms on {page}, then set HF_TOKEN; or {local}"
+        raise BadInput(f"source: {hub.id} is gated, and this account has no access to it. Fix: {fix}") from error
+    except errors.RepositoryNotFoundError as error:
+        fix = f"correct the id; or set HF_TOKEN, if the data set is private; or {local}"
+        raise BadInput(f"source: the hub has no data set {hub.id} for this account. Fix: {fix}") from error
+    except Exception as error:  # of several libraries: no network, a full disk, a hub that is down
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise BadInput(f"source: {hub.id} cannot be had from the hub ({cause}). Fix: {local}") from error
+    found = [path for pattern in hub.files for path in sorted(Path(folder).glob(pattern))]
+    found = [path for path in found if not path.name.startswith((".", "dataset_info"))]
+    if not found:
+        files = ", ".join(hub.files)
+        raise BadInput(f"source: the data set {hub.id} has no file {files} on the hub any more. Fix: {local}")
+    return list(dict.fromkeys(found))
