@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from algo.reward.grade_math import GRADER_MODULES
-from engine.console.job import BadInput
 from engine.data import Prompts, read_prompts
+from engine.errors import BadInput
 from engine.ports import StatefulTool, Tool
 from engine.replica.config import ReplicaConfig
 from engine.rollout.chat_template import ChatConfig

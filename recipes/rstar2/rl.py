@@ -32,9 +32,10 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import PpoClip
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
-from engine.console.job import BadInput, run
+from engine.console.job import run
 from engine.console.options import flat, parse
 from engine.devices import DevicePlan
+from engine.errors import BadInput
 from engine.process import streams
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from algo.learner.serialize import from_plain
 from algo.loss.policy_losses import PpoClip
-from engine.console.job import BadInput
 from engine.console.options import parse
+from engine.errors import BadInput
 from engine.run.run_folder import RunFolder
 from recipes.rstar2.rl import (
     RELEASE,

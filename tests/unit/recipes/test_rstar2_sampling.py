@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.console.job import BadInput
+from engine.errors import BadInput
 from engine.ports import GraderUnavailable
 from engine.replica.port import ReplicaDied
 from engine.telemetry.timeline import Timeline
