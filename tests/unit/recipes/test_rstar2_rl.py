@@ -143,14 +143,15 @@ def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(
         (["data=missing.jsonl"], "data"),
         (["eval_sets=missing.jsonl"], "eval_sets"),
         (["name=../x"], "name"),
-        (["rollout.max_tokens=2000"], "max_position_embeddings"),
+        (["rollout.max_tokens=2000"], "rollout.max_tokens=992"),
+        (["eval_sets={data}", "eval_max_tokens=2000"], "eval_max_tokens=992"),
         (["plateau.window=0"], "window"),
         (["model=missing"], "missing"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(data, capsys, words, named):
     with pytest.raises(SystemExit) as end:
-        config(data, *words)
+        config(data, *(word.format(data=data) for word in words))
     assert end.value.code == 2
     assert named in capsys.readouterr().err
 
