@@ -441,31 +441,35 @@ def start_of(config: Config, number: int, console: Console) -> Start:
 
 async def filter_unsolved(config: Config, number: int, console: Console) -> Path:
     """The data without what the policy before this stage solves each time; made by a job that goes on where it was."""
-    budget = config.rollout_of(number - 1)
-    output = config.folder / "filter"
-    settings = offline.Config(
+    settings = filter_config(config, number)
+    if (settings.output / "filter.json").exists():  # complete; made again it might hold what failed then
+        open_output(settings.output, settings.identity())
+        return settings.output / "filtered.jsonl"
+    return await offline.filter_data(settings, console)
+
+
+def filter_config(config: Config, number: int) -> offline.Config:
+    """Of the job before a stage: the budgets of the stage before, and on GPUs all of them, since no learner runs."""
+    replicas = len(config.devices) // config.tensor_parallel if config.devices else config.replicas
+    return offline.Config(
         model=config.folder / f"stage-{number - 1}" / "checkpoint",
         data=config.data,
-        output=output,
+        output=config.folder / "filter",
         keep="unsolved",
         n=config.filter_samples or config.values.filter_samples,
         protocol=config.protocol,
         stateful=config.stateful,
         max_tokens=config.rollout.max_tokens,
         response_tokens=config.values.stages[number - 2].response_tokens,
-        turns=budget.max_turns,
+        turns=config.rollout_of(number - 1).max_turns,
         deadline_s=config.rollout.deadline_s,
-        replicas=config.replicas if not config.devices else len(config.devices) // config.tensor_parallel,
-        devices=config.devices,
+        replicas=replicas,
+        devices=config.devices[: replicas * config.tensor_parallel],
         tensor_parallel=config.tensor_parallel,
         seed=config.seed,
         replica=config.replica,
         sandbox=config.sandbox,
     )
-    if (output / "filter.json").exists():  # complete; made again it might hold what failed then
-        open_output(output, settings.identity())
-        return output / "filtered.jsonl"
-    return await offline.filter_data(settings, console)
 
 
 # What a run that goes on may have otherwise: where it is computed, how often it is written down, what fits into memory.

@@ -20,6 +20,7 @@ from recipes.rstar2.rl import (
     Start,
     check_same,
     enough_of,
+    filter_config,
     has_ended,
     identity_of,
     start_of,
@@ -242,6 +243,24 @@ def test_a_stage_without_one_before_begins_with_the_model(data, capsys):
     made = config(data, "stage=2")
     assert start_of(made, 2, Console()) == Start(checkpoint=TINY)
     assert str(TINY) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_the_filter_samples_with_the_budgets_of_the_stage_before(data):
+    made = report(data, "stage=all", f"runs={data.parent / 'runs'}")
+    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3)
+    assert (filtered.keep, filtered.samples, filtered.temperature) == ("unsolved", 8, 1.0)
+    assert filtered.budget() == made.rollout_of(2)
+    assert (filtered.model, filtered.data) == (made.folder / "stage-2" / "checkpoint", data)
+
+
+def test_the_filter_has_all_gpus_that_make_whole_replicas(data):
+    gpus = ["devices=0,1,2", "learner_ranks=1", "replicas=1", "tensor_parallel=2"]
+    made = report(data, "stage=all", f"runs={data.parent / 'runs'}", *gpus)
+    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3)
+    assert (filtered.replicas, filtered.devices) == (1, (0, 1))
+    assert filter_config(report(data, "stage=all", f"runs={data.parent / 'runs'}"), 3).replicas == 2
 
 
 def test_a_stage_has_ended_when_all_steps_that_are_wanted_are_in_its_summary(data):
