@@ -5,7 +5,7 @@ python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
 benches := fleet learner mismatch rollout sandbox sim_fleet step streaming weights
 
-.PHONY: help venv quickstart test test-all lint bench clean
+.PHONY: help venv serve-env quickstart test test-all lint bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -13,13 +13,16 @@ help: ## list the targets
 venv: ## build or repair .venv and .venv-guest
 	@requirements/install.sh
 
+serve-env: ## build or repair .venv-serve, for vLLM's own server
+	@requirements/install.sh serve
+
 quickstart: venv ## train the tiny agent end to end on the CPU
 	@$(python) recipes/quickstart.py $(ARGS)
 
 test: venv ## the tests to run before a commit: all but real, hostile and slow ones, and a smoke test of every seam
 	@$(python) -m pytest -m "$(quick)" $(ARGS)
 
-test-all: venv ## the tests that `make test` leaves out; both together are the whole suite
+test-all: serve-env ## the tests that `make test` leaves out; both together are the whole suite
 	@$(python) -m pytest -m "not ($(quick))" $(ARGS)
 
 lint: venv ## ruff and mypy
@@ -29,5 +32,5 @@ bench: venv ## every bench in its quick form
 	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench.$$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
-	rm -rf .venv .venv-guest sandbox/inside/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -336,7 +336,7 @@ class Training:
                 raise first_error(failures) from failures
         summary = self._summary()
         command = shlex.join([sys.executable, *sys.argv])
-        card = model_card(self.config.title, self.config.checkpoint, command, summary)
+        card = model_card(self.config.title, self.config.checkpoint, command, self.chat.config, summary)
         write_whole(self.run_folder.path / "checkpoint" / "README.md", [card.encode()])
         self.recorder.draw()
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
@@ -361,7 +361,8 @@ class Training:
                 self._phase("waiting for the last evaluation")
                 await scheduled.evaluator.drain()
         self._phase("saving the checkpoint")
-        await self.learner.save(self.run_folder.path / "checkpoint")
+        path, chat = self.run_folder.path / "checkpoint", self.chat
+        await self.learner.save(path, chat_template=chat.template, end_of_turn=chat.end_of_turn)
 
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""

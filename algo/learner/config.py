@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from algo.learner.serialize import from_plain, to_plain
@@ -31,7 +31,8 @@ class LearnerConfig:
     """What follows the warm-up: "constant" stays at `lr`; "linear" falls towards 0, but not below decay_to * lr;
     "cosine" falls along half a wave to decay_to * lr."""
     steps: int | None = None
-    """Batches in the whole run. Needed by "linear" and "cosine", None with "constant"."""
+    """Batches over which "linear" and "cosine" fall. None: those of the run, which the recipe fills in (`for_run`).
+    Always None with "constant"."""
     decay_from: float = 0.0
     """Share of `steps` after which the learning rate begins to fall, never within the warm-up."""
     decay_to: float = 0.05
@@ -80,6 +81,10 @@ class LearnerConfig:
     64 tokens or more and attention is "packed". It changes results only by rounding."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again."""
+    activation_offload: bool = False
+    """Keep these inputs in the host's memory, for long trajectories on a GPU: a layer's input takes 2 bytes times its
+    width for each token, so 36 layers of width 2,560 leave 6 GB of the GPU free at 32 K tokens. Needs
+    activation_checkpointing. On the CPU it changes nothing; not yet run on a GPU."""
     offload_optimizer: bool = False
     """Move the optimizer's state off the device when weights are published, until the next step: for a GPU that the
     replicas share."""
@@ -121,7 +126,13 @@ class LearnerConfig:
             (f"one of {get_args(ReferenceKl)}", ("reference_kl",), lambda value: value in get_args(ReferenceKl)),
             (
                 "True or False",
-                ("share_prefix", "activation_checkpointing", "offload_optimizer", "fp32_head"),
+                (
+                    "share_prefix",
+                    "activation_checkpointing",
+                    "activation_offload",
+                    "offload_optimizer",
+                    "fp32_head",
+                ),
                 lambda value: isinstance(value, bool),
             ),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
@@ -131,14 +142,25 @@ class LearnerConfig:
         )
         for rule, names, holds in rules:
             require(self, rule, holds, *names)
-        if (self.steps is None) is not (self.schedule == "constant"):
-            needed = "None" if self.schedule == "constant" else "the run's batches"
-            raise ValueError(f"LearnerConfig.steps must be {needed} for schedule {self.schedule!r}, got {self.steps}")
+        if self.steps is not None and self.schedule == "constant":
+            raise ValueError(f"LearnerConfig.steps must be None for schedule 'constant', got {self.steps}")
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError("LearnerConfig.activation_checkpointing must be True with activation_offload, got False")
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 
+    def for_run(self, steps: int) -> LearnerConfig:
+        """For a run of so many batches: a schedule that falls, and says not over how many, falls over these.
+
+        >>> LearnerConfig(schedule="cosine").for_run(40).steps, LearnerConfig().for_run(40).steps
+        (40, None)
+        """
+        if self.schedule == "constant" or self.steps is not None:
+            return self
+        return replace(self, steps=steps)
+
     def lr_at(self, batch: int) -> float:
-        """The learning rate of a batch, counted from 1.
+        """The learning rate of a batch, counted from 1. Raises ValueError where a schedule that falls has no steps.
 
         >>> config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="linear", steps=100, decay_from=0.6)
         >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
@@ -148,8 +170,13 @@ class LearnerConfig:
         [0.5, 1.0, 0.868, 0.55, 0.1, 0.1]
         """
         warm = min(1.0, batch / max(1, self.warmup_steps))
-        if self.steps is None:
+        if self.schedule == "constant":
             return self.lr * warm
+        if self.steps is None:
+            raise ValueError(
+                f"LearnerConfig.steps must be the run's batches for schedule {self.schedule!r}, got None. Fix: the "
+                "recipe calls LearnerConfig.for_run"
+            )
         decay_from = max(self.decay_from, self.warmup_steps / self.steps)
         left = (self.steps - batch + 1) / max(1.0, self.steps * (1 - decay_from))
         if self.schedule == "linear":

@@ -156,7 +156,7 @@ class Learner:
 
     def save(self, request: process.Save) -> Answer:
         try:
-            self._trainer.save(Path(request.path))
+            self._trainer.save(Path(request.path), chat_template=request.chat_template, end_of_turn=request.end_of_turn)
         except Exception as error:
             return process.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return process.Saved(path=request.path), {}
@@ -226,7 +226,7 @@ def _check_first(frames: list[bytes]) -> None:
         raise Fatal(f"checkpoint {source}: holds no *.safetensors file")
     if (size := config.get("vocab_size")) and any(token >= size for ids in request.canary for token in ids):
         raise Fatal(f"checkpoint {source}: its tokenizer gives tokens beyond the model's vocabulary of {size}")
-    LearnerConfig(**request.learner)
+    LearnerConfig(**request.learner).lr_at(1)
 
 
 def _set_up_process() -> None:

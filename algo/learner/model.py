@@ -4,7 +4,7 @@ Invariants
 - Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is what the passes compute in.
 - No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
 - With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
-- Activation checkpointing, the kind of attention and the sharding change results only by rounding.
+- Activation checkpointing and offload, the kind of attention and the sharding change results only by rounding.
 
 Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
 """
@@ -12,6 +12,7 @@ Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidd
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call
@@ -46,10 +48,11 @@ KEPT_LOGITS = 1 << 24
 class Scorer(nn.Module):
     """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
 
-    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False, activation_offload: bool = False) -> None:
         super().__init__()
         self.model = model
         self.fp32_head = fp32_head
+        self.activation_offload = activation_offload
 
     def forward(
         self,
@@ -64,12 +67,13 @@ class Scorer(nn.Module):
 
         lengths: of the row's trajectories. shared: how many tokens at the row's beginning all of them go on from.
         """
-        hidden_RLH = self.model.base_model(
-            input_ids=token_ids_RL,
-            position_ids=position_ids_RL,
-            use_cache=False,
-            **bounds(lengths, token_ids_RL.device, shared),
-        ).last_hidden_state
+        with self._kept_activations(token_ids_RL.device):
+            hidden_RLH = self.model.base_model(
+                input_ids=token_ids_RL,
+                position_ids=position_ids_RL,
+                use_cache=False,
+                **bounds(lengths, token_ids_RL.device, shared),
+            ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
         score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
@@ -77,6 +81,12 @@ class Scorer(nn.Module):
         chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
         logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
+
+    def _kept_activations(self, device: torch.device) -> AbstractContextManager[None]:
+        """Where the backward pass finds what the layers kept for it: with checkpointing, their inputs."""
+        if not self.activation_offload:
+            return nullcontext()
+        return save_on_cpu(pin_memory=device.type == "cuda")
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """From hidden states to logits. In fp32 its weights are cast once a pass, not once a chunk."""
@@ -140,7 +150,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     register()
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source), config.attention)
-    check_structure(model, config.attention)
+    check_structure(model)
     reads = dist.get_rank() == 0
     if reads:
         model = _read(source, config.attention)
@@ -153,7 +163,8 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
             layer.training = True  # it is asked itself, of its parts none
     cost = cost_of(model)
     whole = dict(model.named_parameters(prefix="model")) if reads else {}
-    scorer = shard(Scorer(model, fp32_head=config.fp32_head), config)
+    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
+    scorer = shard(scorer, config)
     if dist.get_world_size() > 1:
         if not reads:
             scorer.to_empty(device=choose_device(config.device))

@@ -1,13 +1,10 @@
-"""Weights leave the learner: published for the replicas, or exported as a Hugging Face checkpoint.
+"""Weights leave the learner: gathered, and published for the replicas. `algo.learner.export` writes them for others.
 
-Invariants
-- A saved file appears under its name complete or not at all.
-- Every rank calls these with equal arguments (gathering is a collective); rank 0 writes.
+Invariant: every rank calls these with equal arguments (gathering is a collective); rank 0 writes.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -15,15 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig
 
 from algo.learner.lora import merged
 from algo.weights.layout import BUCKET_BYTES, Layout, Transport
 from algo.weights.transport import Gloo, Shm, Silent
-from engine.atomic_files import atomic_path
 
 
 class Publisher:
@@ -65,39 +59,6 @@ def transport(name: str, folder: Path, layout: Layout) -> Transport:
     if dist.get_rank() != 0:
         return Silent()
     return Shm(folder, layout) if name == "shm" else Gloo(layout)
-
-
-# Of a checkpoint, beside its weights; what else lies there (how it was made, say) is not true of what was trained on.
-JSON_FILES = (
-    "added_tokens.json",
-    "chat_template.json",
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-)
-
-
-def export(scorer: nn.Module, source: Path, path: Path) -> None:
-    """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
-
-    An existing checkpoint at path is replaced at the end. Raises OSError or SafetensorError.
-    """
-    dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
-    state = full_state(scorer, dtype)
-    if dist.get_rank() == 0:
-        with atomic_path(path) as unfinished:
-            unfinished.mkdir()
-            for file in source.iterdir():
-                if file.name in JSON_FILES or file.suffix in (".jinja", ".txt", ".model"):
-                    shutil.copy(file, unfinished)
-            save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-            # As others may read the rest: the library lets its owner alone.
-            shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from torch import nn
@@ -18,14 +17,12 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 
-from algo.learner.attention import PACKED
-
 # What transformers' models do to the head's output, which `Scorer` takes as it is; None or 1 does nothing.
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-def check_structure(model: PreTrainedModel, attention: str) -> None:
-    """Raises ValueError for a model, which may be on the meta device, that cannot be trained with this attention."""
+def check_structure(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model, which may be on the meta device, that cannot be trained."""
     kind = model.config.model_type
     if expert := next(_experts(model), None):
         raise ValueError(
@@ -46,29 +43,6 @@ def check_structure(model: PreTrainedModel, attention: str) -> None:
             f"its {mixing[0]} would run on from one trajectory of a row into the next. Fix: take a model whose layers "
             "are all attention"
         )
-    window = sliding_window(model.config)
-    if attention == PACKED and window is not None:
-        raise ValueError(
-            f"{kind!r} looks back {window} tokens in some layers (sliding_window), which attention {PACKED!r} cannot "
-            "do. Fix: LearnerConfig(attention='sdpa'), which is exact"
-        )
-
-
-def sliding_window(config: Any) -> int | None:
-    """How far a layer looks back, where that is less than the longest trajectory that the model is made for.
-
-    >>> from transformers import MistralConfig
-    >>> sliding_window(MistralConfig(sliding_window=8, max_position_embeddings=32))
-    8
-    >>> sliding_window(MistralConfig(sliding_window=32, max_position_embeddings=32)) is None
-    True
-    """
-    window: int | None = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None)
-    if window is None or (layers is not None and "sliding_attention" not in layers):
-        return None
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    return window if longest is None or window < longest else None
 
 
 def check_names(model: PreTrainedModel, source: Path) -> None:

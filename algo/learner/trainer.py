@@ -31,12 +31,13 @@ from torch import Tensor
 from algo.learner.attention import PACKED
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.export import export
 from algo.learner.flops import peak_of
 from algo.learner.model import Scorer, choose_device, load, reshard, reshard_between_passes
 from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
-from algo.learner.publish import Publisher, export
+from algo.learner.publish import Publisher
 from algo.learner.reference import Reference
 from algo.learner.serialize import from_plain
 from algo.learner.step_metrics import reduced, summary
@@ -351,9 +352,9 @@ class Trainer:
         reshard(self.scorer)
         return logprobs_M.cpu().numpy()
 
-    def save(self, path: Path) -> None:
-        """A Hugging Face checkpoint (`algo.learner.publish.export`). Raises OSError or SafetensorError."""
-        export(self.scorer, self.source, path)
+    def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
+        """A Hugging Face checkpoint (`algo.learner.export`). Raises OSError or SafetensorError."""
+        export(self.scorer, self.source, path, chat_template=chat_template, end_of_turn=end_of_turn)
 
     def checkpoint(self, path: Path, version: int) -> None:
         """All that resuming takes, written to path in a thread (`algo.learner.checkpoint`)."""

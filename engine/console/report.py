@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine.rollout.chat_template import ChatConfig
 from engine.telemetry import metrics as measure
 from engine.types import Trajectory
 
@@ -234,8 +236,10 @@ def _transcript(trajectory: Trajectory) -> str:
     return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])
 
 
-def model_card(title: str, checkpoint: Path, command: str, summary: Mapping[str, Any]) -> str:
-    """README.md of a trained checkpoint: what it is, how it was made, and how good it was on held-out problems."""
+def model_card(title: str, checkpoint: Path, command: str, chat: ChatConfig, summary: Mapping[str, Any]) -> str:
+    """README.md of a trained checkpoint: what it is, how it was made, how good it was on held-out problems, and how it
+    is asked as it was in training.
+    """
     lines = [f"# {title or 'A model trained by reinforcement learning'}", ""]
     lines += [f"Trained from `{checkpoint}` for {summary['steps']} steps with rocstar:", "", f"    {command}", ""]
     if "accuracy_final" in summary:
@@ -248,5 +252,19 @@ def model_card(title: str, checkpoint: Path, command: str, summary: Mapping[str,
             "them in the dtype of config.json."
         )
         lines.append("")
+    lines += _how_it_is_asked(chat)
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return "\n".join([*lines, f"Versions: {versions}.", ""])
+
+
+def _how_it_is_asked(chat: ChatConfig) -> list[str]:
+    """The chat template is in the folder; what stands beside it in a request is not."""
+    lines = ["The tokenizer has the chat template of the training. Tool calls are in the form of Hermes:", ""]
+    lines += ["    vllm serve FOLDER --enable-auto-tool-choice --tool-call-parser hermes", ""]
+    if chat.system is not None:
+        lines += ["It was trained with this system message:", ""]
+        lines += [f"    {line}" for line in chat.system.splitlines()] + [""]
+    if chat.template_arguments:
+        arguments = json.dumps(dict(chat.template_arguments), default=str)
+        lines += [f"It was trained with these template arguments (`chat_template_kwargs`): `{arguments}`", ""]
+    return lines

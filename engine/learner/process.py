@@ -58,9 +58,15 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path."""
+    """Write a Hugging Face checkpoint (weights, config, tokenizer) to path.
+
+    chat_template: the Jinja text that the run used in place of the tokenizer's. end_of_turn: the token that ends its
+    turns. None: as in the checkpoint of Configure.
+    """
 
     path: str
+    chat_template: str | None = None
+    end_of_turn: int | None = None
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
@@ -265,9 +271,12 @@ class LearnerProcess:
         trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)
         return trained, arrays["canary"]
 
-    async def save(self, path: Path) -> None:
-        """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason (a full disk, say)."""
-        await self._ask(Save(path=str(path)), {}, Saved, self.config.step_deadline_s)
+    async def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
+        """Writes a Hugging Face checkpoint; chat_template and end_of_turn as in Save (a ChatTemplate's `template` and
+        `end_of_turn`). Raises LearnerDied with the reason (a full disk, say).
+        """
+        message = Save(path=str(path), chat_template=chat_template, end_of_turn=end_of_turn)
+        await self._ask(message, {}, Saved, self.config.step_deadline_s)
 
     async def score(self, batch: Batch) -> Floats:
         """log p of the batch's sampled tokens, [N], 0 elsewhere."""

@@ -69,13 +69,14 @@ class ChatConfig:
 class ChatTemplate:
     """Renders prompts and tool responses to token ids with a Hugging Face tokenizer's chat template.
 
+    template: the text of the template that the configuration gives in place of the tokenizer's; None: it gives none.
     prefill: what the template puts at the beginning of a turn to be generated; the model goes on after it.
     """
 
     def __init__(self, tokenizer: Any, config: ChatConfig | None = None) -> None:
         self.config = config = config or ChatConfig()
-        self._template = config.template_text()
-        if not tokenizer.chat_template and self._template is None:
+        self.template = config.template_text()
+        if not tokenizer.chat_template and self.template is None:
             raise TemplateError("the tokenizer has no chat template (chat_template in tokenizer_config.json)")
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-turn token (eos_token in tokenizer_config.json)")
@@ -139,7 +140,7 @@ class ChatTemplate:
                 raise TemplateError(f"template_arguments: the chat template has no variable {name!r}")
 
     def _mentions(self, name: str) -> bool:
-        template = self._tokenizer.get_chat_template(self._template, [{}] if name == "tools" else self._tools)
+        template = self._tokenizer.get_chat_template(self.template, [{}] if name == "tools" else self._tools)
         return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -327,7 +328,7 @@ class ChatTemplate:
             return self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=self._tools,
-                chat_template=self._template,
+                chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=generate,
                 **self.config.template_arguments,

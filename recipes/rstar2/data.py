@@ -45,6 +45,8 @@ from recipes.rstar2.preparation.rules import (
     Duplicates,
     Rule,
     huge_answer,
+    no_answer,
+    no_question,
     not_an_integer,
     not_text,
     sifted,
@@ -52,6 +54,8 @@ from recipes.rstar2.preparation.rules import (
 from recipes.rstar2.preparation.sets import SETS, DataSet, SetName
 from recipes.rstar2.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
 from recipes.rstar2.preparation.sources import Source, Sources, find, open_source
+
+USABLE: Sequence[Rule] = (not_text, no_question, no_answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +120,16 @@ def prepare(config: Config, console: Console | None = None, argv: Sequence[str] 
             (config.folder / name).unlink(missing_ok=True)
         train_rows = 0 if config.data_set.kind == "evaluation" else config.train_rows
         outcome = assemble(shards, config.folder, train_rows=train_rows, conversations=config.data_set.kind == "chat")
+        if not outcome.files:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in outcome.dropped.items())
+            raise BadInput(
+                f"source: no row of {rows} can be used ({reasons}), see {config.folder / DROPPED}. "
+                f"Fix: check that the source is {config.set}, and the options"
+            )
         report = {
             "set": config.set,
             **asdict(outcome),
+            "sources": [str(source.path) for source in sources.sources],
             "command": shlex.join(argv),
             "identity": identity,
             "wall_s": round(time.monotonic() - started, 1),
@@ -142,11 +153,11 @@ def open_sources(config: Config) -> Sources:
 
 
 def _identity(config: Config, sources: Sources) -> dict[str, Any]:
-    """What decides the rows: options and the files' contents."""
+    """What decides the rows: options, and the names and contents of files."""
     options = {name: value for name, value in flat(config).items() if name not in ("source", "output", "fresh")}
-    options["against"] = {str(path): open_source(test_file(path)).sha256() for path in config.against}
+    options["against"] = [[path.name, open_source(test_file(path)).sha256()] for path in config.against]
     options["answers"] = None if config.answers is None else open_source(config.answers).sha256()
-    options["source"] = {str(source.path): source.sha256() for source in sources.sources}
+    options["source"] = [[source.name, source.sha256()] for source in sources.sources]
     return options
 
 
@@ -196,8 +207,7 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
     def results(numbers: range) -> Iterator[tuple[str, Row | Dropped]]:
         for source, number, row in sources.rows(numbers):
             place = Place(id=f"{source.name}-{number}", index=number, seed=config.seed, protocol=config.protocol)
-            found = _convert(config.data_set, source, row, place)
-            yield place.id, found if isinstance(found, Dropped) else sifted(found, rules)
+            yield place.id, sifted(_convert(config.data_set, source, row, place), rules)
 
     if done:
         console.print(f"going on: {done:,} of {total:,} rows are prepared", highlight=False)
@@ -209,7 +219,10 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
 def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: Place) -> Row | Dropped:
     """Raises BadInput naming file, row and field."""
     try:
-        return data_set.convert(row, place)
+        found = data_set.convert(row, place)
+        if data_set.kind == "evaluation" and isinstance(unusable := sifted(found, USABLE), Dropped):
+            raise WrongField(f"a row of an evaluation set cannot be left out, and this one has {unusable.reason}")
+        return found
     except WrongField as error:
         columns = ", ".join(source.table.columns)
         raise BadInput(
@@ -223,7 +236,7 @@ def rules_of(config: Config, shards: Shards) -> list[Rule]:
     data_set = config.data_set
     if data_set.kind == "evaluation":
         return []
-    rules = [not_text, *data_set.rules]
+    rules = [not_text, no_question, *data_set.rules]
     if data_set.integers if config.integers is None else config.integers:
         rules += [not_an_integer, huge_answer]
     if config.answers is not None:

@@ -250,7 +250,7 @@ def _phrases(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
 
 
 def _words(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
-    """The tokens that are most often above the threshold, as they are."""
+    """The tokens that are most often above the threshold, as they are; without those whose character ends later."""
     high: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for each in scored:
@@ -258,4 +258,4 @@ def _words(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
             total[each.texts_T[at]] += 1
             high[each.texts_T[at]] += bool(each.entropy_T[at] > above)
     most = sorted(high.items(), key=lambda item: (-item[1], item[0]))[:TOP_WORDS]
-    return [{"token": text, "high": count, "count": total[text]} for text, count in most if count]
+    return [{"token": text, "high": count, "count": total[text]} for text, count in most if count and text]

@@ -16,6 +16,7 @@ CASES = {
     "other order": {"seed": 1},
     "dense mask": {"attention": "sdpa"},
     "checkpointing": {"activation_checkpointing": True, "micro_batch_tokens": 200},
+    "offload": {"activation_checkpointing": True, "activation_offload": True, "micro_batch_tokens": 200},
     "bfloat16": {"dtype": "bfloat16", "micro_batch_tokens": 200},
     "reference": {"reference_kl_coef": 20.0, "micro_batch_tokens": 200},
     "adapters": {"lora_rank": 4},

@@ -30,7 +30,7 @@ from recipes.rstar2.template import PROTOCOLS, tool_schema
 
 MAX_STEPS = 5  # 93 of 100 solutions have no more; longer programs teach a small model little that is new
 _MARK = re.compile(r"<<([^<>=]+)=([^<>]*)>>")
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?|(?<![\w.])\.\d+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -1,10 +1,11 @@
 """Which rows are used: each rule is a function of a row that says why the row is dropped, or None.
 
-    rows = sift(problems, [not_an_integer, Duplicates()])    # problems, and a Dropped for each that a rule refuses
+    rules = [not_an_integer, Duplicates()]
+    kept_or_dropped = [sifted(row, rules) for row in rows]
 
 Promises
-- A row that is dropped is yielded as a `Dropped` with the first reason that there is, so that reasons add up.
-- A rule sees rows that all rules before it have passed. The order of rows is kept.
+- What becomes of a row that is dropped is a `Dropped` with the first reason that there is, so that reasons add up.
+- A rule sees only rows that all rules before it have passed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,10 @@ MOST_DIGITS = 18  # of an answer: what 64 bits hold
 LONGEST_INTEGER = 1000  # characters; Python itself reads none of more than 4,300 digits
 
 
-def sift(rows: Iterable[Row | Dropped], rules: Sequence[Rule]) -> Iterator[Row | Dropped]:
-    """Each row, or why it is dropped. What was dropped before is passed on."""
-    for row in rows:
-        yield row if isinstance(row, Dropped) else sifted(row, rules)
-
-
-def sifted(row: Row, rules: Sequence[Rule]) -> Row | Dropped:
-    """The row, or why the first rule that refuses it drops it."""
+def sifted(row: Row | Dropped, rules: Sequence[Rule]) -> Row | Dropped:
+    """The row, or why the first rule that refuses it drops it. What was dropped before stays so."""
+    if isinstance(row, Dropped):
+        return row
     refusals = (rule(row) for rule in rules)
     return next((dropped for dropped in refusals if dropped is not None), row)
 
@@ -143,6 +140,10 @@ def not_text(row: Row) -> Dropped | None:
     """Half a surrogate pair, which no file can hold."""
     text = row.identity
     return Dropped(reason="not_text") if text != text.encode(errors="replace").decode() else None
+
+
+def no_question(row: Row) -> Dropped | None:
+    return None if row.text.strip() else Dropped(reason="no_question")
 
 
 def over_long(row: Row) -> Dropped | None:

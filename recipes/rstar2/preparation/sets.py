@@ -66,9 +66,6 @@ def _chat(convert: Convert, hub: Hub | None) -> DataSet:
     return DataSet(convert=convert, columns=None, hub=hub, rules=(rules.over_long,), kind="chat")
 
 
-# GPQA's own file is CSV; the hub keeps a copy of each data set as parquet under this revision.
-_PARQUET_COPY = "refs/convert/parquet"
-
 SETS: dict[str, DataSet] = {
     "dapo": _training(
         math_sets.dapo,
@@ -93,7 +90,9 @@ SETS: dict[str, DataSet] = {
         partial(math_sets.plain_problem, "rstar_mawps", ("input", "question"), ("target", "answer")), None, None
     ),
     "release": DataSet(
-        convert=math_sets.release, columns=("data_source", "prompt", "ability", "reward_model"), kind="train"
+        convert=math_sets.release,
+        columns=("data_source", "prompt", "ability", "reward_model"),
+        rules=(rules.no_answer,),
     ),
     "aime24": _evaluation(
         "rstar_HuggingFaceH4/aime_2024", Hub(id="HuggingFaceH4/aime_2024", files=("data/train-*.parquet",))
@@ -108,7 +107,7 @@ SETS: dict[str, DataSet] = {
     "math500": _evaluation("rstar_HuggingFaceH4/MATH-500", Hub(id="HuggingFaceH4/MATH-500", files=("test.jsonl",))),
     "gpqa": _evaluation(
         "",
-        Hub(id="Idavidrein/gpqa", files=("gpqa_diamond/*/*.parquet",), revision=_PARQUET_COPY),
+        Hub(id="Idavidrein/gpqa", files=("gpqa_diamond.csv",)),
         math_sets.gpqa,
     ),
     "toolace": _chat(chat_sets.toolace, Hub(id="Team-ACE/ToolACE", files=("data.json",))),

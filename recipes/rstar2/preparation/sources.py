@@ -1,13 +1,14 @@
 """Where rows come from: files, folders, or a data set of the Hugging Face hub.
 
 Promises
-- Rows are read one by one, by their number; memory does not grow with a file, but for 16 bytes a row.
+- Rows are read one by one, by their number; memory does not grow with a file (CSV excepted), but for 16 bytes a row.
 - A file that cannot be read is refused with its path, the row, and what to do.
 - A row has the id that `engine.data.read_prompts` gives it, so that what was sampled for a prompt finds its row.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -21,7 +22,8 @@ from engine.errors import BadInput
 from engine.tables import SUFFIXES, Table, open_table, shown
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-ANY_FILES = ("**/*.parquet", "**/*.jsonl", "**/*.json")
+KINDS = (*SUFFIXES, ".csv")
+ANY_FILES = ("**/*.parquet", "**/*.jsonl", "**/*.json", "**/*.csv")
 Fetch = Callable[..., str]
 _CHUNK = 1 << 20
 
@@ -32,7 +34,11 @@ class Hub:
 
     id: str
     files: tuple[str, ...]
-    revision: str = "main"
+
+    def found_in(self, folder: Path) -> list[Path]:
+        """Those of its files that a copy of the data set has."""
+        found = [path for pattern in self.files for path in sorted(folder.glob(pattern))]
+        return [path for path in dict.fromkeys(found) if not path.name.startswith((".", "dataset_info"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +94,9 @@ def open_source(path: Path, columns: Sequence[str] | None = None) -> Source:
     Raises BadInput naming the path where there are no rows.
     """
     try:
-        table = JsonArray(path) if _is_array(path) else open_table(path)
+        table = _table(path)
     except ValueError as error:
-        raise BadInput(f"{error}. Fix: source= takes a file or folder of {', '.join(SUFFIXES)}") from error
+        raise BadInput(f"{error}. Fix: give a file or folder of {', '.join(KINDS)}") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     if columns is not None and (there := [column for column in columns if column in table.columns]):
@@ -101,6 +107,13 @@ def open_source(path: Path, columns: Sequence[str] | None = None) -> Source:
 
 def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _table(path: Path) -> Table:
+    """Raises ValueError where there are no rows."""
+    if path.suffix == ".csv" and path.is_file():
+        return CsvFile(path)
+    return JsonArray(path) if _is_array(path) else open_table(path)
 
 
 def _is_array(path: Path) -> bool:
@@ -158,13 +171,11 @@ class JsonArray:
                 return
             try:
                 _, end = decode(text, at)
-                whole = ended or end < len(text)  # a number at the end of what was read may go on
             except (ValueError, RecursionError) as error:
                 if ended:
                     where = f"{self._path}, row {len(self._starts)}"
                     raise ValueError(f"{where}: not JSON ({error}); the file may have been cut off") from error
-                whole = False
-            if whole:
+            else:
                 self._starts.append(base + at)
                 self._ends.append(base + end)
                 at = end
@@ -178,6 +189,36 @@ class JsonArray:
         with self._path.open("rb") as file:
             file.seek(start)
             return file.read(size)
+
+
+class CsvFile:
+    """A file of comma-separated values whose first line names the columns. It is in memory whole: GPQA is small."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                self._rows = list(csv.DictReader(file, strict=True))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+        if not self._rows:
+            raise ValueError(f"{path} holds no rows")
+        self.columns: Sequence[str] = tuple(column for column in self._rows[0] if column is not None)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        return self._rows[number]
+
+    def where(self, number: int) -> str:
+        return f"{self._path}, row {number}"
+
+    def select(self, columns: Sequence[str]) -> None:
+        pass  # all are in memory
+
+    def order(self, keys: Any) -> Any:
+        raise NotImplementedError("a CSV file is read in its order")
 
 
 def _skip(text: str, at: int, characters: str) -> int:
@@ -198,9 +239,11 @@ def find(given: Sequence[str], hub: Hub | None, set_name: str, fetch: Fetch | No
     paths: list[Path] = []
     for text in given:
         path = Path(text).expanduser()
-        if path.exists():
+        if path.is_dir() and hub is not None and (copy := hub.found_in(path)):
+            paths += copy
+        elif path.exists():
             paths.append(path)
-        elif HUB_ID.fullmatch(text) and not text.endswith(SUFFIXES):
+        elif HUB_ID.fullmatch(text) and not text.endswith(KINDS):
             same = hub is not None and hub.id == text
             paths += download(hub if same and hub else Hub(id=text, files=ANY_FILES), fetch)
         else:
@@ -219,7 +262,7 @@ def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
     page = f"the page of the data set {hub.id}"
     try:
         folder = (fetch or snapshot_download)(
-            hub.id, repo_type="dataset", revision=hub.revision, allow_patterns=list(hub.files), max_workers=4
+            hub.id, repo_type="dataset", allow_patterns=list(hub.files), max_workers=4
         )
     except errors.GatedRepoError as error:
         fix = f"accept its terms on {page}, then set HF_TOKEN; or {local}"
@@ -230,9 +273,8 @@ def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
     except Exception as error:  # of several libraries: no network, a full disk, a hub that is down
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"source: {hub.id} cannot be had from the hub ({cause}). Fix: {local}") from error
-    found = [path for pattern in hub.files for path in sorted(Path(folder).glob(pattern))]
-    found = [path for path in found if not path.name.startswith((".", "dataset_info"))]
+    found = hub.found_in(Path(folder))
     if not found:
         files = ", ".join(hub.files)
         raise BadInput(f"source: the data set {hub.id} has no file {files} on the hub any more. Fix: {local}")
-    return list(dict.fromkeys(found))
+    return found

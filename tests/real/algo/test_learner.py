@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,7 +139,7 @@ def one(tmp_path_factory, checkpoint):
     def after(peer, run):
         full = "/dev/full/checkpoint"  # a path that can never be written
         run.refused, _ = peer.ask(link.Save(path=full))
-        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved")))
+        run.saved, _ = peer.ask(link.Save(path=str(folder / "saved"), chat_template="the run's", end_of_turn=7))
         empty = batch(0, step=2)
         run.empty, arrays = peer.ask(link.Train(step=2, version=3), empty.arrays())
         run.canaries.append(arrays["canary"])
@@ -233,8 +235,14 @@ def test_saved_checkpoint_loads_and_is_the_trained_one_in_bf16(one, checkpoint):
         assert torch.equal(state[name], written[name])
     names = {path.name for path in checkpoint.iterdir()}
     files = {path.name: path.stat().st_mode for path in type(checkpoint)(one.saved.path).iterdir()}
-    assert files.keys() == names
+    assert files.keys() == names | {"generation_config.json"}
     assert files["model.safetensors"] == files["config.json"], "who may read the one may read the other"
+
+
+def test_a_saved_checkpoint_has_the_template_and_the_end_token_of_the_run(one):
+    described = json.loads(Path(one.saved.path, "tokenizer_config.json").read_text())
+    assert described["chat_template"] == "the run's"
+    assert json.loads(Path(one.saved.path, "generation_config.json").read_text())["eos_token_id"] == 7
 
 
 def test_a_save_that_cannot_be_written_names_the_path_and_leaves_the_learner_serving(one):
@@ -258,22 +266,23 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert one.exit_code != 0
 
 
-@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field"])
+@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field", "schedule"])
 def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
     path, fields = tmp_path / "model", {}
     if trouble != "missing":
         path.mkdir()
-    if trouble in ("weights", "field"):
+    if trouble in ("weights", "field", "schedule"):
         (path / "config.json").write_text('{"model_type": "qwen3"}')
     if trouble == "vocabulary":
         (path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 9}')
         (path / "model.safetensors").touch()
-    if trouble == "field":
+    if trouble in ("field", "schedule"):
         (path / "model.safetensors").touch()
-        fields = {"learning_rate": 1.0}
+        fields = {"learning_rate": 1.0} if trouble == "field" else {"schedule": "cosine"}
     expected = {"missing": f"{path}: config.json", "config": "config.json", "weights": "safetensors"} | {
         "vocabulary": "beyond the model's vocabulary of 9",
         "field": "learning_",
+        "schedule": "LearnerConfig.steps",
     }
     with node(tmp_path) as peer:
         reply, _ = peer.ask(configure(path, tmp_path, **fields))
@@ -378,10 +387,16 @@ def test_config_names_the_wrong_field_and_its_value(field, value):
         LearnerConfig(**{field: value})
 
 
-@pytest.mark.parametrize("fields", [{"steps": 10}, {"schedule": "cosine"}, {"schedule": "linear"}])
-def test_a_schedule_and_the_steps_that_it_falls_over_belong_together(fields):
-    with pytest.raises(ValueError, match=rf"LearnerConfig\.steps .* got {fields.get('steps')}"):
-        LearnerConfig(**fields)
+def test_a_schedule_falls_over_steps_of_its_own_or_over_those_of_the_run():
+    with pytest.raises(ValueError, match=r"LearnerConfig\.steps .* got 10"):
+        LearnerConfig(steps=10)
+    for schedule in ("cosine", "linear"):
+        config = LearnerConfig(schedule=schedule)
+        with pytest.raises(ValueError, match=rf"LearnerConfig\.steps .*{schedule}"):
+            config.lr_at(1)
+        assert config.for_run(40).steps == 40
+        assert dataclasses.replace(config, steps=10).for_run(40).steps == 10
+    assert LearnerConfig().for_run(40) == LearnerConfig()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

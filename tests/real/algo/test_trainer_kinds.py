@@ -82,7 +82,7 @@ def assert_close(found, expected, rtol=1e-4, atol=1e-7):
         torch.testing.assert_close(found[2][name], tensor, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("case", ["small rows", "other order", "dense mask", "checkpointing"])
+@pytest.mark.parametrize("case", ["small rows", "other order", "dense mask", "checkpointing", "offload"])
 def test_the_gradient_is_that_of_plain_fp32_over_one_row(one_rank, case):
     assert_close(one_rank[case], one_rank["plain"])
 
@@ -305,6 +305,23 @@ def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradien
     assert_close(recomputed, kept)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, offload):
+    """Of two hooks around what is kept for the backward pass the inner one gets it: the offload, where it is on."""
+    subject, [micro] = trainer(activation_checkpointing=True, activation_offload=offload), minibatch().ranks[0]
+    width, layers = subject.scorer.model.config.hidden_size, subject.scorer.model.config.num_hidden_layers
+    seen = []
+
+    def keep(tensor):
+        seen.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        subject._forward(micro)
+    inputs = seen.count((1, micro.token_ids_RL.size, width))
+    assert inputs == 0 if offload else inputs >= layers
+
+
 def test_cost_counts_what_the_linear_layers_do(trainer):
     whole = minibatch()
     for fields, share in (({}, 1.0), ({"lora_rank": 2}, 0.93)):
@@ -356,6 +373,7 @@ def test_where_no_gpu_is_the_device_is_refused(trainer):
         ({"lora_alpha": 0.0}, "lora_alpha"),
         ({"lora_targets": ()}, "lora_targets"),
         ({"peak_flops": 0.0}, "peak_flops"),
+        ({"activation_offload": True}, "activation_checkpointing"),
     ],
 )
 def test_config_names_the_wrong_field(fields, named):

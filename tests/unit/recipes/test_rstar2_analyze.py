@@ -153,6 +153,13 @@ def test_shares_by_kind_and_place():
         ("wait", 1, 1.0),
     ]
     assert found["nll"] == pytest.approx(found["entropy"])
+    assert [(row["token"], row["high"], row["count"]) for row in found["words"]] == [
+        (" but", 1, 1),
+        (" e", 1, 1),
+        ("wait", 1, 1),
+    ]
+    nothing = scored_of(["a", "", "é"], [0.0, 3.0, 1.0], [(0, 3)])
+    assert [row["token"] for row in shares([nothing], high_share=0.9)["words"]] == ["é"], "half a character is no word"
 
 
 def test_replies_of_failed_calls_are_apart():

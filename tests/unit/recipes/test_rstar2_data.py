@@ -1,5 +1,6 @@
 """Preparing a data set: what is written, what is counted, what is refused, and how an interrupted one goes on."""
 
+import fcntl
 import json
 
 import pyarrow as pa
@@ -148,9 +149,10 @@ def test_problems_are_kept_on_which_enough_answers_agree_with_the_reference(tmp_
 
 
 def test_ids_are_those_of_the_prompts_that_are_read_from_the_source(tmp_path):
-    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}] * 2)
+    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}, *mawps(1)] * 2)
     prepare(config(tmp_path, source))
-    assert [line["id"] for line in dropped(tmp_path / "out")] == [prompt.id for prompt in read_prompts(source)]
+    ids = [prompt.id for prompt in read_prompts(source)]
+    assert [line["id"] for line in dropped(tmp_path / "out")] == [ids[0], ids[2], ids[3]]
 
 
 def test_conversations_are_read_by_supervised_fine_tuning(tmp_path):
@@ -161,6 +163,22 @@ def test_conversations_are_read_by_supervised_fine_tuning(tmp_path):
     assert (conversation.id, conversation.source) == ("gsm-0", "gsm8k_demonstrations")
     assert conversation.begins_with_call
     assert conversation.tools[0]["function"]["name"] == "python_code_with_standard_io"
+
+
+def test_rows_that_no_stream_of_prompts_takes_are_dropped(tmp_path):
+    rows = [{"input": " ", "target": 1}, {"input": "Half \ud83d?", "target": 1}, {"input": "How?", "target": None}]
+    report = prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", [*rows, *mawps(1)])))
+    assert report["dropped"] == {"no_question": 1, "not_text": 1, "no_answer": 1}
+    assert len(list(read_prompts(tmp_path / "out" / "train.parquet"))) == 1
+
+
+@pytest.mark.parametrize(
+    "row", [{"problem": "", "answer": "1"}, {"problem": "\ud83d", "answer": "1"}, {"problem": "x", "answer": ""}]
+)
+def test_a_row_of_an_evaluation_set_that_no_stream_of_prompts_takes_is_refused(tmp_path, row):
+    source = jsonl(tmp_path / "m.jsonl", [{"problem": "How?", "answer": "1"}, row])
+    with pytest.raises(BadInput, match=rf"{source}, line 2: .* Fix: "):
+        prepare(config(tmp_path, source, set="math500"))
 
 
 # What is refused: exit code 2, and one line that names file, row and field
@@ -206,6 +224,14 @@ def test_an_empty_file_is_refused_by_its_path(tmp_path, name):
         prepare(config(tmp_path, source))
 
 
+def test_a_source_of_which_no_row_can_be_used_is_refused_with_the_reasons(tmp_path):
+    source = jsonl(tmp_path / "m.jsonl", [{"input": "Half of 5?", "target": 2.5}])
+    for _ in range(2):
+        with pytest.raises(BadInput, match=rf"1 not_integer.*{tmp_path / 'out' / 'dropped.jsonl'}.* Fix: "):
+            prepare(config(tmp_path, source))
+    assert len(dropped(tmp_path / "out")) == 1
+
+
 def test_a_source_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"none\.jsonl does not exist"):
         prepare(config(tmp_path, tmp_path / "none.jsonl"))
@@ -235,6 +261,15 @@ def test_the_same_command_again_prepares_nothing_anew(tmp_path):
     assert (tmp_path / "out" / "train.parquet").stat().st_mtime_ns == changed_at
 
 
+def test_the_path_of_a_source_decides_nothing_but_its_name_does(tmp_path):
+    (tmp_path / "moved").mkdir()
+    sources = [jsonl(tmp_path / name, mawps(3)) for name in ("m.jsonl", "moved/m.jsonl", "other.jsonl")]
+    first = prepare(config(tmp_path, sources[0]))
+    assert prepare(config(tmp_path, sources[1])) == first
+    with pytest.raises(BadInput, match="source"):
+        prepare(config(tmp_path, sources[2]))
+
+
 def test_rows_that_were_prepared_otherwise_are_replaced_only_when_asked(tmp_path):
     source = jsonl(tmp_path / "m.jsonl", mawps(3))
     prepare(config(tmp_path, source))
@@ -254,6 +289,27 @@ def test_a_file_that_someone_else_wrote_is_not_replaced(tmp_path):
     with pytest.raises(BadInput, match=r"train\.parquet"):
         prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", mawps(3))))
     assert (tmp_path / "out" / "train.parquet").read_text() == "mine"
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path):
+    folder = tmp_path / "out" / ".unfinished"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match="another process"):
+            prepare(config(tmp_path, jsonl(tmp_path / "m.jsonl", mawps(3))))
+
+
+def test_a_folder_whose_files_could_not_be_replaced_is_not_called_finished(tmp_path):
+    source = jsonl(tmp_path / "m.jsonl", mawps(3))
+    prepare(config(tmp_path, source))
+    in_the_way = tmp_path / "out" / ".train.parquet.unfinished"
+    in_the_way.touch()
+    with pytest.raises(OSError, match=in_the_way.name):
+        prepare(config(tmp_path, source, fresh=True))
+    assert not (tmp_path / "out" / "report.json").exists()
+    in_the_way.unlink()
+    assert prepare(config(tmp_path, source))["files"]["train.parquet"]["rows"] == 3
 
 
 # Going on after an interruption

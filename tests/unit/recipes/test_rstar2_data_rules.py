@@ -18,7 +18,6 @@ from recipes.rstar2.preparation.rules import (
     not_english,
     not_text,
     over_long,
-    sift,
     sifted,
 )
 
@@ -116,7 +115,8 @@ def test_a_conversation_may_be_longer_than_a_problem():
 
 def test_the_first_reason_counts_and_what_was_dropped_before_is_passed_on():
     before = Dropped(reason="before")
-    rows = list(sift([problem(answer="x"), before, problem()], [not_an_integer, lambda row: Dropped(reason="always")]))
+    rules = [not_an_integer, lambda row: Dropped(reason="always")]
+    rows = [sifted(row, rules) for row in (problem(answer="x"), before, problem())]
     assert [row.reason for row in rows] == ["not_integer", "before", "always"]
 
 
@@ -153,7 +153,9 @@ def test_eight_words_in_a_row_are_contamination_and_seven_are_not():
     assert sifted(problem("So ONE two three four five six seven eight is it"), [tests]) == Dropped(
         reason="contaminated", detail="one two three four five six seven eight", against="math500-3"
     )
+    assert reason(problem("four five six seven eight nine"), tests) is None
     assert reason(problem("So one two three four five six seven is it"), tests) is None
+    assert reason(problem("two three four five six seven eight nine"), tests) == "contaminated"
 
 
 def test_a_short_row_of_a_test_set_is_found_where_the_whole_question_is_the_same():

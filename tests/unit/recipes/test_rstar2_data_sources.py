@@ -49,6 +49,32 @@ def test_an_element_that_is_no_object_is_refused_by_its_row(tmp_path):
         open_source(path).row(1)
 
 
+def test_a_broken_string_is_refused_by_its_row_and_does_not_hide_the_others(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"x": "1"}, {"x": "two\nlines"}, {"x": "3"}]')
+    source = open_source(path)
+    with pytest.raises(BadInput, match=rf"{path}, row 1: "):
+        source.row(1)
+    assert source.row(2) == {"x": "3"}
+
+
+def test_a_csv_file_is_read_by_its_columns(tmp_path):
+    path = tmp_path / "gpqa_diamond.csv"
+    path.write_bytes(b'\xef\xbb\xbfQuestion,Correct Answer\r\n"Which,\none?",right\r\n2nd,"say ""no"""\r\n')
+    source = open_source(path)
+    rows = [source.row(number) for number in range(len(source))]
+    assert rows[0] == {"Question": "Which,\none?", "Correct Answer": "right"}
+    assert rows[1] == {"Question": "2nd", "Correct Answer": 'say "no"'}
+
+
+@pytest.mark.parametrize("content", [b"", b"Question\r\n", b'Question\r\n"cut', b"Question\r\n\xff\r\n"])
+def test_a_csv_file_that_cannot_be_read_is_refused(tmp_path, content):
+    path = tmp_path / "gpqa.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"{path}.*Fix: "):
+        open_source(path)
+
+
 def test_rows_of_several_sources_are_numbered_one_after_the_other(tmp_path):
     made = [open_source(array(tmp_path / f"{name}.json", [{"x": f"{name}{n}"} for n in range(3)])) for name in "abc"]
     found = [(source.name, number, row["x"]) for source, number, row in Sources(made).rows(range(2, 7))]
@@ -83,6 +109,13 @@ def test_the_sets_own_files_are_fetched_where_no_source_is_given(tmp_path):
     assert asked == HUB.id
     assert options["allow_patterns"] == list(HUB.files)
     assert options["repo_type"] == "dataset"
+
+
+def test_a_local_copy_of_the_data_set_is_read_as_the_hubs(tmp_path):
+    FakeHub(tmp_path / "copy", ["en/0.parquet", "cn/0.parquet", "README.md"])
+    assert find([str(tmp_path / "copy")], HUB, "dapo") == [tmp_path / "copy" / "en" / "0.parquet"]
+    other = FakeHub(tmp_path / "other", ["mine.parquet"]).folder
+    assert find([str(other)], HUB, "dapo") == [other]
 
 
 def test_another_id_of_the_hub_can_be_given_and_a_path_comes_first(tmp_path, monkeypatch):

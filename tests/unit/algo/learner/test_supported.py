@@ -31,18 +31,13 @@ LOCAL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8
 LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
 LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"), 8)
 WINDOW = {"sliding_window": 8}
+WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": WINDOW}
 
 REFUSED = {
     "Qwen3Moe": ({**EXPERTS, "head_dim": 8}, r"'qwen3_moe' is a mixture of experts \(model\.layers\.0\.mlp\.experts\)"),
     "Mixtral": (LOCAL_EXPERTS, "'mixtral' is a mixture of experts"),
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, "'qwen3_next' is a mixture of experts"),
     "GptOss": (LOCAL_EXPERTS, "'gpt_oss' is a mixture of experts"),
-    "Mistral": (WINDOW, r"'mistral' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)"),
-    "Gemma3Text": (
-        {**WINDOW, "head_dim": 8},
-        r"'gemma3_text' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)",
-    ),
-    "Phi3": (WINDOW, r"'phi3' looks back 8 tokens .* LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
     "GPTNeoX": ({}, r"under other names .*, lm_head\.weight first.*'gpt_neox'"),
@@ -92,11 +87,20 @@ def rows(lengths):
     )
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Gemma3Text", "Phi3", "Nemotron"])
-def test_what_packed_attention_cannot_do_sdpa_does_exactly(group, tmp_path, family):
+@pytest.mark.parametrize("attention", ["packed", "sdpa"])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_a_row_of_a_model_with_windows_is_scored_as_each_trajectory_alone(group, tmp_path, family, attention):
+    check_scores(write(tmp_path, family, **WINDOWED[family]), tmp_path, attention)
+
+
+def test_a_model_without_bounds_of_trajectories_is_scored_exactly_with_sdpa(group, tmp_path):
+    check_scores(write(tmp_path, "Nemotron"), tmp_path, "sdpa")
+
+
+def check_scores(source, folder, attention):
     """A row of several trajectories, one of them longer than two windows, against each alone in the bare model."""
-    source, batch = write(tmp_path, family, **REFUSED[family][0]), rows((20, 7, 5))
-    subject = build(source, tmp_path, attention="sdpa")
+    batch = rows((20, 7, 9, 5))
+    subject = build(source, folder, attention=attention)
     found_N = subject.score(batch)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     ends = np.cumsum(batch.lengths_B)
@@ -107,16 +111,6 @@ def test_what_packed_attention_cannot_do_sdpa_does_exactly(group, tmp_path, fami
         alone_T = logprobs_TV[:-1].gather(-1, ids_T[1:, None]).squeeze(-1)[1:]
         np.testing.assert_allclose(found_N[start + 2 : end], alone_T.numpy(), rtol=0, atol=5e-6)
     assert np.isfinite(subject.train(batch)["loss"])
-
-
-@pytest.mark.parametrize("fields", [{"sliding_window": 64}, {"sliding_window": None}])
-def test_a_window_that_no_trajectory_outgrows_is_no_window(group, tmp_path, fields):
-    build(write(tmp_path, "Mistral", **fields), tmp_path)
-
-
-def test_a_family_that_may_have_a_window_is_taken_where_no_layer_has_it(group, tmp_path):
-    fields = {"sliding_window": 8, "use_sliding_window": False}
-    build(write(tmp_path, "Qwen2", **fields), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
@@ -145,10 +139,42 @@ def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, 
         build(source, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1)), ("sliding_window", 2)])
+@pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1))])
 def test_packed_attention_refuses_what_it_would_leave_out(name, value):
     states = torch.zeros(1, 1, 3, 4)
     row = bounds([3], states.device)
     packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
     with pytest.raises(ValueError, match=f"needs {name}, which attention 'packed' does not have"):
         packed_attention(None, states, states, states, None, **row, **{name: value})
+
+
+@pytest.mark.parametrize(("mask", "window"), [(None, 2), (torch.tensor(2), None), (torch.tensor(2), 3)])
+def test_packed_attention_refuses_a_layer_whose_mask_has_another_window(mask, window):
+    states = torch.zeros(1, 1, 3, 4)
+    row = bounds([3], states.device)
+    with pytest.raises(ValueError, match=r"needs a mask of its own.*attention='sdpa'"):
+        packed_attention(None, states, states, states, mask, **row, sliding_window=window)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 11])
+def test_packed_attention_looks_back_as_far_as_the_window(length):
+    states = torch.randn(3, 1, 2, length, 4, generator=torch.Generator().manual_seed(0))
+    row = bounds([length], states.device)
+    found, _ = packed_attention(None, *states, torch.tensor(4), **row, sliding_window=4)
+    seen = torch.ones(length, length, dtype=torch.bool).tril().triu(-3)
+    expected = torch.nn.functional.scaled_dot_product_attention(*states, attn_mask=seen)
+    torch.testing.assert_close(found.transpose(1, 2), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [2, 3, 5, 9, None])
+def test_what_comes_after_a_common_beginning_looks_back_into_it_as_far_as_the_window(window):
+    states = torch.randn(3, 1, 2, 9, 4, generator=torch.Generator().manual_seed(0))
+    row = bounds([3, 0, 2], states.device, shared=4)  # trajectories of 7, 4 and 6 tokens
+    mask = None if window is None else torch.tensor(window)
+    found, _ = packed_attention(None, *states, mask, **row, sliding_window=window)
+    for own in (range(4, 7), range(7, 9)):
+        places = [*range(4), *own]
+        alone, _ = packed_attention(
+            None, *states[:, :, :, places], mask, **bounds([len(places)], states.device), sliding_window=window
+        )
+        torch.testing.assert_close(found[:, places], alone, rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from engine.console.report import Progress, model_card, plot, print_report
+from engine.rollout.chat_template import ChatConfig
 from engine.types import Prompt
 from tests.support.fakes import a_prompt, a_trajectory
 
@@ -161,7 +162,15 @@ def test_a_model_card_says_where_the_model_comes_from_and_how_good_it_was():
         "accuracy_n": 4,
     }
     given = {"steps": 3, "versions": {"torch": "2.13"}}
-    card = model_card("GRPO-RoC", Path("models/seed"), "python train.py steps=3", {**given, **scores})
+    card = model_card("GRPO-RoC", Path("models/seed"), "python train.py steps=3", ChatConfig(), {**given, **scores})
     for part in ("GRPO-RoC", "models/seed", "python train.py steps=3", "0.750 [0.500, 0.875]", "0.250", "torch 2.13"):
         assert part in card
-    assert "accuracy" not in model_card("", Path("models/seed"), "python train.py", given)
+    assert "accuracy" not in model_card("", Path("models/seed"), "python train.py", ChatConfig(), given)
+
+
+def test_a_model_card_says_how_the_model_was_asked():
+    chat = ChatConfig(system="Think.\nThen answer.", template_arguments={"enable_thinking": False})
+    card = model_card("", Path("models/seed"), "python train.py", chat, {"steps": 3, "versions": {}})
+    for part in ("    Think.\n    Then answer.\n", '{"enable_thinking": false}', "--tool-call-parser hermes"):
+        assert part in card
+    assert "system message" not in model_card("", Path("m"), "train", ChatConfig(), {"steps": 3, "versions": {}})

@@ -1,0 +1,153 @@
+"""A model behind an OpenAI-compatible server, as one side of a conversation (`recipes.conversation`).
+
+The server renders the conversation with its checkpoint's template and finds the calls in what the model says; they are
+run here. With vLLM: `vllm serve CHECKPOINT --enable-auto-tool-choice --tool-call-parser hermes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+from openai import AsyncOpenAI
+
+from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
+from recipes.conversation import Said, Show
+
+KEY = "OPENAI_API_KEY"
+PARSES = "vllm serve ... --enable-auto-tool-choice --tool-call-parser hermes"
+
+
+class EndpointFailed(RuntimeError):
+    """The server cannot be talked to; the message says why and what to do, in one line."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Call:
+    """A call as it comes in pieces."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def parsed(self) -> ToolCall | MalformedCall:
+        """As a rollout would read it."""
+        parser = ToolCallParser()
+        text = f'<tool_call>{{"name": {json.dumps(self.name)}, "arguments": {self.arguments or "{}"}}}</tool_call>'
+        return [*parser.feed(text), *parser.finish(), MalformedCall(text=text, reason="the call never ends")][0]
+
+    def message(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(kw_only=True)
+class OnEndpoint:
+    """A conversation with the model of a server.
+
+    tools: schemas (`engine.rollout.python_tool.schema`). max_tokens: of the whole conversation; None: what the server
+    has room for. template_arguments: of the server's chat template.
+    """
+
+    client: AsyncOpenAI
+    model: str
+    tools: Sequence[Mapping[str, Any]]
+    temperature: float
+    max_tokens: int | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    used: int = 0
+    """Tokens of the conversation so far, as the server counts them, without what the model has not read yet."""
+
+    def hear_question(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+
+    def hear_replies(self, replies: list[str]) -> None:
+        said = self.messages[-1]
+        said["tool_calls"] = said["tool_calls"][: len(replies)]  # each that stands there must have a reply
+        for call, reply in zip(said["tool_calls"], replies, strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": reply})
+
+    async def say(self, show: Show) -> Said:
+        """Raises EndpointFailed."""
+        if self.max_tokens is not None and self.used >= self.max_tokens:
+            return Said(calls=[], whole=False)
+        with explained(self.client):
+            content, calls, finish = await self._stream(show)
+        parsed = [call.parsed() for call in calls]
+        if not calls and any(isinstance(call, ToolCall) for call in ToolCallParser().feed(content)):
+            raise EndpointFailed(f"url: the server leaves calls in the text of an answer. Fix: {PARSES}")
+        # The newline before a call is the template's to write.
+        message = {"role": "assistant", "content": content.removesuffix("\n") if calls else content}
+        self.messages.append(message | ({"tool_calls": [call.message() for call in calls]} if calls else {}))
+        return Said(calls=parsed, whole=finish in ("stop", "tool_calls"))
+
+    async def _stream(self, show: Show) -> tuple[str, list[_Call], str | None]:
+        """The text before the calls, the calls, and why the turn ended."""
+        content, calls, finish = "", dict[int, _Call](), None
+        async for chunk in await self.client.chat.completions.create(**self._request()):
+            if chunk.usage is not None:
+                self.used = chunk.usage.total_tokens
+            for choice in chunk.choices:
+                finish = choice.finish_reason or finish
+                content += choice.delta.content or ""
+                show(choice.delta.content or "")
+                for piece in choice.delta.tool_calls or ():
+                    call = calls.setdefault(piece.index, _Call())
+                    call.id += piece.id or ""
+                    if piece.function is not None:
+                        call.name += piece.function.name or ""
+                        call.arguments += piece.function.arguments or ""
+                        show(f"\n{piece.function.name} " if piece.function.name else "")
+                        show(piece.function.arguments or "")
+        return content, [calls[index] for index in sorted(calls)], finish
+
+    def _request(self) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "model": self.model,
+            "messages": self.messages,
+            "tools": self.tools,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.max_tokens is not None:
+            request["max_tokens"] = self.max_tokens - self.used
+        if self.template_arguments:
+            request["extra_body"] = {"chat_template_kwargs": dict(self.template_arguments)}
+        return request
+
+
+def connect(url: str) -> AsyncOpenAI:
+    """url: of the server or of its API, which is at /v1 where the url says nothing. The key is the environment's."""
+    base = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1"
+    return AsyncOpenAI(base_url=base, api_key=os.environ.get(KEY) or "none")
+
+
+async def model_of(client: AsyncOpenAI, name: str) -> str:
+    """The name, or that of the only model where it is empty. Raises EndpointFailed when the server has no such."""
+    with explained(client):
+        served = [model.id async for model in client.models.list()]
+    if name in served or (not name and len(served) == 1):
+        return name or served[0]
+    raise EndpointFailed(f"model: {client.base_url} has no {name!r}. Fix: give one of {', '.join(served)}")
+
+
+@contextmanager
+def explained(client: AsyncOpenAI) -> Iterator[None]:
+    """Turns the errors of a request into EndpointFailed."""
+    try:
+        yield
+    except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+        cause = f"{client.base_url} refuses the key (HTTP {error.status_code})"
+        raise EndpointFailed(f"url: {cause}. Fix: set {KEY} in the environment") from error
+    except openai.APIConnectionError as error:
+        cause = f"{client.base_url} does not answer ({error.__cause__ or error})"
+        raise EndpointFailed(f"url: {cause}. Fix: start a server there ({PARSES}), or give its url") from error
+    except openai.OpenAIError as error:
+        raise EndpointFailed(f"url: {client.base_url} answers: {' '.join(str(error).split())}") from error

@@ -1,0 +1,31 @@
+"""What the quick start's command line says to the learner."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.console.options import parse
+from recipes.quickstart import Config
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["steps=12", "learner.schedule=cosine", "learner.warmup_steps=2"], ("cosine", 12, 0)),
+        (["steps=12", "learner.schedule=linear", "learner.steps=9"], ("linear", 9, 0)),
+        (["steps=12", "learner.lora_rank=8"], ("constant", None, 8)),
+        (["steps=12", "learner.schedule=cosine", "learner.lora_rank=8"], ("cosine", 12, 8)),
+    ],
+)
+def test_a_schedule_and_adapters_are_options(words: list[str], expected: tuple[str, int | None, int]) -> None:
+    learner = parse(Config, words).training().learner
+    assert (learner.schedule, learner.steps, learner.lora_rank) == expected
+
+
+def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["learner.activation_checkpointing=yes", "learner.activation_offload=yes"]
+    assert parse(Config, words).training().learner.activation_offload
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, words[1:])
+    assert ended.value.code == 2
+    assert "LearnerConfig.activation_checkpointing" in capsys.readouterr().err
