@@ -19,15 +19,12 @@ from typing import Any, TypeVar
 import uvloop
 
 from engine.console.options import parse
+from engine.errors import BadInput
 from engine.process import streams
 from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED
 
 Config = TypeVar("Config")
-
-
-class BadInput(ValueError):
-    """What the user gave cannot be worked on. The message is one line with the fix."""
 
 
 def run_job(

@@ -30,8 +30,9 @@ from rich.table import Table
 from algo.eval_stats import avg_at_k, pass_at_k
 from algo.reward.math_reward import MathReward
 from engine.atomic_files import write_whole
-from engine.console.job import BadInput, run_job
+from engine.console.job import run_job
 from engine.console.options import flat
+from engine.errors import BadInput
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.serving import ServingConfig, serving

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from algo.reward.grade_math import GRADER_MODULES
-from engine.console.job import BadInput
 from engine.data import Prompts, read_prompts
+from engine.errors import BadInput
 from engine.ports import StatefulTool, Tool
 from engine.replica.config import ReplicaConfig
 from engine.rollout.chat_template import ChatConfig
@@ -120,8 +120,8 @@ class ReplicaOptions:
         )
 
 
-def check_positions(checkpoint: Path, max_tokens: int) -> None:
-    """Raises ValueError where a trajectory is longer than the model can read."""
+def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens") -> None:
+    """option: by which the length is given. Raises ValueError where a trajectory is longer than the model can read."""
     try:
         fields = json.loads((checkpoint / "config.json").read_bytes())
         longest = fields.get("text_config", fields).get("max_position_embeddings")
@@ -129,8 +129,8 @@ def check_positions(checkpoint: Path, max_tokens: int) -> None:
         return  # said elsewhere
     if isinstance(longest, int) and max_tokens + BLOCK > longest:
         raise ValueError(
-            f"max_tokens={max_tokens} (prompt and response) exceeds what {str(checkpoint)!r} can read: "
-            f"max_position_embeddings is {longest}. Fix: max_tokens={longest - BLOCK} or less"
+            f"{option}={max_tokens} (prompt and response) exceeds what {str(checkpoint)!r} can read: "
+            f"max_position_embeddings is {longest}. Fix: {option}={longest - BLOCK} or less"
         )
 
 

@@ -32,9 +32,11 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import PpoClip
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
-from engine.console.job import BadInput, run
+from engine.console.job import run
 from engine.console.options import flat, parse
+from engine.data import Prompts
 from engine.devices import DevicePlan
+from engine.errors import BadInput
 from engine.process import streams
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
@@ -42,6 +44,7 @@ from engine.run.run_folder import RunFolder, versions
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.training import TrainingConfig, say, training
+from engine.types import Prompt
 from recipes.rstar2 import filter as offline
 from recipes.rstar2.parts import (
     DEADLINE_S,
@@ -51,6 +54,7 @@ from recipes.rstar2.parts import (
     budget_of,
     chat_of,
     check_exists,
+    check_positions,
     named_sets,
     open_data,
     tool_of,
@@ -226,6 +230,9 @@ class Config:
                 f"got {','.join(map(str, self.steps))}"
             )
         for number in self.numbers:
+            check_positions(self.model, self.rollout_of(number).max_tokens, "rollout.max_tokens")
+            if self.eval_sets:
+                check_positions(self.model, self.evaluated.max_tokens, "eval_max_tokens")
             self.training(number, self.model)  # the parts' own checks, before anything starts
 
     @property
@@ -359,6 +366,8 @@ async def run_stage(config: Config, number: int, data: Path, console: Console) -
     if has_ended(path, steps):
         say(console, f"stage {number} has ended: {path}")
         return
+    prompts = open_data(data, seed=config.seed_of(number), epochs=None)
+    sets = named_sets(config.eval_sets, config.eval_problems)
     with RunFolder.open(config.folder, name, identity, steps=steps) as folder:
         if folder.path != path:
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
@@ -366,13 +375,13 @@ async def run_stage(config: Config, number: int, data: Path, console: Console) -
         if not folder.resumed:
             say(console, f"stage {number}: a new run of {steps} steps in {path}")
             folder.json("config.json", {**identity, "steps": steps, "argv": sys.argv, "versions": versions()})
-        await train(config, number, start, data, folder)
+        await train(config, number, start, prompts, sets, folder)
 
 
-async def train(config: Config, number: int, start: Start, data: Path, folder: RunFolder) -> dict[str, Any]:
-    """The stage itself. Returns its summary."""
-    sets = named_sets(config.eval_sets, config.eval_problems)
-    prompts = open_data(data, seed=config.seed_of(number), epochs=None)
+async def train(
+    config: Config, number: int, start: Start, prompts: Prompts, sets: Mapping[str, Sequence[Prompt]], folder: RunFolder
+) -> dict[str, Any]:
+    """The stage itself. sets: to evaluate on, by name. Returns its summary."""
     settings = config.training(number, start.checkpoint, start.learner_state)
     make_balancer = partial(KvAware, config.longest(number), moves=0)
     selector = RoC(keep=config.g) if config.algorithm == "roc" else KeepAll()
@@ -382,7 +391,7 @@ async def train(config: Config, number: int, start: Start, data: Path, folder: R
         evaluations = []
         if sets:
             evaluation = await job.evaluation(
-                [prompt for prompts in sets.values() for prompt in prompts],
+                [prompt for held_out in sets.values() for prompt in held_out],
                 reward,
                 rollouts=rollouts.with_config(config.evaluated),
                 estimate=avg_at_k,
@@ -432,31 +441,35 @@ def start_of(config: Config, number: int, console: Console) -> Start:
 
 async def filter_unsolved(config: Config, number: int, console: Console) -> Path:
     """The data without what the policy before this stage solves each time; made by a job that goes on where it was."""
-    budget = config.rollout_of(number - 1)
-    output = config.folder / "filter"
-    settings = offline.Config(
+    settings = filter_config(config, number)
+    if (settings.output / "filter.json").exists():  # complete; made again it might hold what failed then
+        open_output(settings.output, settings.identity())
+        return settings.output / "filtered.jsonl"
+    return await offline.filter_data(settings, console)
+
+
+def filter_config(config: Config, number: int) -> offline.Config:
+    """Of the job before a stage: the budgets of the stage before, and on GPUs all of them, since no learner runs."""
+    replicas = len(config.devices) // config.tensor_parallel if config.devices else config.replicas
+    return offline.Config(
         model=config.folder / f"stage-{number - 1}" / "checkpoint",
         data=config.data,
-        output=output,
+        output=config.folder / "filter",
         keep="unsolved",
         n=config.filter_samples or config.values.filter_samples,
         protocol=config.protocol,
         stateful=config.stateful,
         max_tokens=config.rollout.max_tokens,
         response_tokens=config.values.stages[number - 2].response_tokens,
-        turns=budget.max_turns,
+        turns=config.rollout_of(number - 1).max_turns,
         deadline_s=config.rollout.deadline_s,
-        replicas=config.replicas if not config.devices else len(config.devices) // config.tensor_parallel,
-        devices=config.devices,
+        replicas=replicas,
+        devices=config.devices[: replicas * config.tensor_parallel],
         tensor_parallel=config.tensor_parallel,
         seed=config.seed,
         replica=config.replica,
         sandbox=config.sandbox,
     )
-    if (output / "filter.json").exists():  # complete; made again it might hold what failed then
-        open_output(output, settings.identity())
-        return output / "filtered.jsonl"
-    return await offline.filter_data(settings, console)
 
 
 # What a run that goes on may have otherwise: where it is computed, how often it is written down, what fits into memory.

@@ -29,8 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from algo.reward.answers import boxed_answer
 from engine.atomic_files import append, sync_folder, write_whole, writing
-from engine.console.job import BadInput
-from engine.errors import first_error
+from engine.errors import BadInput, first_error
 from engine.ports import Reward
 from engine.replica.port import ReplicaDied
 from engine.rollout.rollout import Rollouts

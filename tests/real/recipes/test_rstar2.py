@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.console.job import BadInput
+from engine.errors import BadInput
 from recipes.rstar2.sampling import RowFile
 from recipes.tiny.task import Split, prompts
 from tests.support.paths import ROOT, TINY

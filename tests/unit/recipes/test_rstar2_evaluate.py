@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from engine.console.job import BadInput
 from engine.console.options import parse
+from engine.errors import BadInput
 from recipes.rstar2.evaluate import Config, figures_of, table_of
 from recipes.rstar2.parts import named_sets
 from recipes.rstar2.sampling import Row

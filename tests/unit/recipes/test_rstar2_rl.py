@@ -8,8 +8,8 @@ from rich.console import Console
 
 from algo.learner.serialize import from_plain
 from algo.loss.policy_losses import PpoClip
-from engine.console.job import BadInput
 from engine.console.options import parse
+from engine.errors import BadInput
 from engine.run.run_folder import RunFolder
 from recipes.rstar2.rl import (
     RELEASE,
@@ -20,6 +20,7 @@ from recipes.rstar2.rl import (
     Start,
     check_same,
     enough_of,
+    filter_config,
     has_ended,
     identity_of,
     start_of,
@@ -143,14 +144,15 @@ def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(
         (["data=missing.jsonl"], "data"),
         (["eval_sets=missing.jsonl"], "eval_sets"),
         (["name=../x"], "name"),
-        (["rollout.max_tokens=2000"], "max_position_embeddings"),
+        (["rollout.max_tokens=2000"], "rollout.max_tokens=992"),
+        (["eval_sets={data}", "eval_max_tokens=2000"], "eval_max_tokens=992"),
         (["plateau.window=0"], "window"),
         (["model=missing"], "missing"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(data, capsys, words, named):
     with pytest.raises(SystemExit) as end:
-        config(data, *words)
+        config(data, *(word.format(data=data) for word in words))
     assert end.value.code == 2
     assert named in capsys.readouterr().err
 
@@ -242,6 +244,24 @@ def test_a_stage_without_one_before_begins_with_the_model(data, capsys):
     made = config(data, "stage=2")
     assert start_of(made, 2, Console()) == Start(checkpoint=TINY)
     assert str(TINY) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_the_filter_samples_with_the_budgets_of_the_stage_before(data):
+    made = report(data, "stage=all", f"runs={data.parent / 'runs'}")
+    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3)
+    assert (filtered.keep, filtered.samples, filtered.temperature) == ("unsolved", 8, 1.0)
+    assert filtered.budget() == made.rollout_of(2)
+    assert (filtered.model, filtered.data) == (made.folder / "stage-2" / "checkpoint", data)
+
+
+def test_the_filter_has_all_gpus_that_make_whole_replicas(data):
+    gpus = ["devices=0,1,2", "learner_ranks=1", "replicas=1", "tensor_parallel=2"]
+    made = report(data, "stage=all", f"runs={data.parent / 'runs'}", *gpus)
+    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3)
+    assert (filtered.replicas, filtered.devices) == (1, (0, 1))
+    assert filter_config(report(data, "stage=all", f"runs={data.parent / 'runs'}"), 3).replicas == 2
 
 
 def test_a_stage_has_ended_when_all_steps_that_are_wanted_are_in_its_summary(data):

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.console.job import BadInput
+from engine.errors import BadInput
 from engine.ports import GraderUnavailable
 from engine.replica.port import ReplicaDied
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason
 from recipes.rstar2.sampling import TRIES, Row, RowFile, fingerprint, open_output, sample_problems, sha256
 from tests.support.fakes import a_prompt, a_trajectory, a_use
-from tests.support.paths import TINY
 
 
 class Scripted:
@@ -179,12 +178,16 @@ def test_a_folder_goes_on_with_the_same_values_only(tmp_path):
 
 
 def test_a_fingerprint_is_of_the_weights_wherever_they_are(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
-    assert fingerprint(tmp_path) == fingerprint(TINY)
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\x77")
-    assert fingerprint(tmp_path) != fingerprint(TINY)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(3 << 20))
+    before = fingerprint(tmp_path / "here")
+    assert fingerprint(tmp_path / "there") == before
+    for place in (0, -1):
+        content = bytearray(3 << 20)
+        content[place] = 1
+        (tmp_path / "there" / "model.safetensors").write_bytes(content)
+        assert fingerprint(tmp_path / "there") != before
 
 
 def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path):

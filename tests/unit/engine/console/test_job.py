@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from engine.console.job import BadInput, run
+from engine.console.job import run
+from engine.errors import BadInput
 from engine.replica.port import ReplicaDied
 
 
