@@ -124,7 +124,7 @@ def bare(model: nn.Module, load: Load, device: str, attention: str) -> None:
         arrays = (micro.token_ids_RL, micro.position_ids_RL, micro.positions_M, micro.targets_M)
         ids_RL, position_ids_RL, positions_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)
         inputs = {"input_ids": ids_RL, "position_ids": position_ids_RL, "logits_to_keep": positions_M}
-        spans = bounds(micro.lengths_S.tolist(), torch.device(device)) if attention == PACKED else {}
+        spans = bounds(micro.lengths_S.tolist(), torch.device(device), micro.shared) if attention == PACKED else {}
         logits_MV = model(**inputs, **spans, use_cache=False).logits[0]
         cross_entropy(logits_MV.float(), targets_M, reduction="sum").backward()
     model.zero_grad(set_to_none=True)

@@ -34,7 +34,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,6 +132,10 @@ class TrainingConfig:
     rollout: RolloutConfig
     learner: Any
     """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`."""
+    learner_state: Path | None = None
+    """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
+    counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
+    """
     learner_module: str = "algo.learner"
     """What torch's launcher runs on each rank."""
     replica: ReplicaConfig | None = None
@@ -163,6 +167,8 @@ class TrainingConfig:
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
                 "Fix: give a Hugging Face folder"
             )
+        if self.learner_state is not None and not self.learner_state.is_dir():
+            raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
         Leases(self.prompts_per_step, self.max_staleness)
         self.replicas_config  # noqa: B018  its own checks, before anything starts
 
@@ -211,7 +217,7 @@ class Training:
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
-        self.nothing_left: NothingLeft | None = None  # set when the run ends before its last step
+        self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         # A request that moves goes on under another seed, so that by default nothing moves.
         self._make_balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
         self._sandbox: Sandbox | None = None
@@ -288,8 +294,12 @@ class Training:
         make_batch: Callable[[int, Sequence[Group]], Batch],
         *,
         evaluations: Sequence[ScheduledEvaluation] = (),
+        enough: Callable[[Sequence[Mapping[str, float]]], str | None] = lambda steps: None,
     ) -> Stage:
-        """The learner, the new weights on all replicas, and the evaluations that are due under them."""
+        """The learner, the new weights on all replicas, and the evaluations that are due under them.
+
+        enough: called with the rows of all steps so far; a reason to end the run here, None to go on.
+        """
         self._evaluations = evaluations
         self._train = TrainStage(
             learner=self.learner,
@@ -304,6 +314,7 @@ class Training:
             train_s=self.recorder.progress.train_s,
             replicas_rest=self.config.devices.rests,
             full_reward=self.config.full_reward,
+            enough=lambda: enough(self.recorder.progress.steps),
         )
         return Stage(name="learn", run=self._train)
 
@@ -440,6 +451,7 @@ class Training:
             weights_dir=str(self._workspace),
             seed=self.config.seed,
             resume=self.state.checkpoint,
+            begin_from=None if self.config.learner_state is None else str(self.config.learner_state.resolve()),
         )
         async with self.fleet.rest():  # the learner may need their devices
             ready, logprobs = await self.learner.configure(message)

@@ -18,6 +18,7 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 # What each folder may import of ours beside itself. A longer path comes first.
 MAY_IMPORT = {
     "engine/training": ("engine", "sandbox"),
+    "engine/serving": ("engine", "sandbox"),
     "engine/stages": ("engine",),
     "engine/rollout": (
         "engine.types",
@@ -55,6 +56,7 @@ MAY_IMPORT = {
         "engine.ports",
         "engine.learner",
         "engine.atomic_files",
+        "engine.process.heap",
     ),
     "algo": ("algo", "engine.types", "engine.ports", "engine.learner", "engine.atomic_files", "sandbox.wire"),
 }

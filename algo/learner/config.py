@@ -75,6 +75,9 @@ class LearnerConfig:
     """Of all ranks; with "cuda" each has a GPU of its own."""
     attention: str = "packed"
     """The name "packed" (`algo.learner.attention`), or a name that transformers knows ("sdpa", "flash_attention_2")."""
+    share_prefix: bool = True
+    """Compute once a row what all trajectories of a minibatch begin with (system message, tools, prompt), where that is
+    64 tokens or more and attention is "packed". It changes results only by rounding."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again."""
     offload_optimizer: bool = False
@@ -118,7 +121,7 @@ class LearnerConfig:
             (f"one of {get_args(ReferenceKl)}", ("reference_kl",), lambda value: value in get_args(ReferenceKl)),
             (
                 "True or False",
-                ("activation_checkpointing", "offload_optimizer", "fp32_head"),
+                ("share_prefix", "activation_checkpointing", "offload_optimizer", "fp32_head"),
                 lambda value: isinstance(value, bool),
             ),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),

@@ -52,13 +52,14 @@ class TokenPlace:
     def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> TokenPlace:
         """Of target `at` of microbatch `index`. A turn is a run of targets without a gap."""
         own = np.flatnonzero(micro.sequence_M[: at + 1] == micro.sequence_M[at])
+        position_ids = micro.position_ids_RL.flat[micro.positions_M[own]]
         learner, sampler = float(logprobs_M[at]), float(micro.old_logprobs_M[at])
         return cls(
             difference=abs(learner - sampler),
             micro=index,
             trajectory=int(micro.trajectories_S[micro.sequence_M[at]]),
-            position=int(micro.position_ids_RL.flat[micro.positions_M[at]]) + 1,
-            turn=1 + int((np.diff(micro.positions_M[own]) > 1).sum()),
+            position=int(position_ids[-1]) + 1,
+            turn=1 + int((np.diff(position_ids) > 1).sum()),
             learner=learner,
             sampler=sampler,
             advantage=float(micro.advantages_M[at]),

@@ -120,6 +120,9 @@ class Learner:
         if request.resume is not None:
             with _fatal("resume"):
                 version = self._trainer.restore(Path(request.resume))
+        elif request.begin_from is not None:
+            with _fatal("begin from another run"):
+                self._trainer.restore(Path(request.begin_from))
         weights, canary, _ = self._publish(version)
         ready = process.Ready(
             version=version,

@@ -58,13 +58,17 @@ class Scorer(nn.Module):
         lengths: Sequence[int],
         positions_M: Tensor,
         targets_M: Tensor,
+        shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """log p(targets_M) in fp32, and the (detached) entropy there, both [M]. lengths: of the row's trajectories."""
+        """log p(targets_M) in fp32, and the (detached) entropy there, both [M].
+
+        lengths: of the row's trajectories. shared: how many tokens at the row's beginning all of them go on from.
+        """
         hidden_RLH = self.model.base_model(
             input_ids=token_ids_RL,
             position_ids=position_ids_RL,
             use_cache=False,
-            **bounds(lengths, token_ids_RL.device),
+            **bounds(lengths, token_ids_RL.device, shared),
         ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS

@@ -3,6 +3,8 @@
 Invariants
 - Every sampled token of the batch is a target exactly once, on exactly one rank; no trajectory is cut.
 - A row holds whole trajectories one after another and nothing else: no padding.
+- What all trajectories of a minibatch begin with (a system message, tools, the prompt of a single group) is computed
+  once a row: it stands at the row's beginning, and each trajectory goes on from there.
 - All ranks get the same number of microbatches (empty ones fill up): sharded models need matching collectives.
 - The plan is a pure function of its arguments: every rank computes the same one.
 
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 
 from engine.types import Batch
 
+# Below so many tokens, what trajectories share saves less than attention over two pieces costs.
+LEAST_SHARED = 64
 # Attention's share of a token's cost reaches that of the linear layers at about this length in small models.
 QUADRATIC_LENGTH = 4096
 
@@ -29,13 +33,15 @@ QUADRATIC_LENGTH = 4096
 class MicroBatch:
     """What one forward and backward pass sees: trajectories side by side in one row, which must not see each other.
 
-    position_ids_RL restart at 0 with each trajectory. positions_M indexes the row: the logits at positions_M[i] predict
+    The row begins with `shared` tokens of which each trajectory is the continuation, lengths_S[i] tokens of its own;
+    position_ids_RL go on from there with each. positions_M indexes the row: the logits at positions_M[i] predict
     targets_M[i], which was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i]
     of this microbatch; trajectories_S says where that one stands in the batch.
     """
 
     token_ids_RL: NDArray[np.int64]
     position_ids_RL: NDArray[np.int64]
+    shared: int
     lengths_S: NDArray[np.int32]
     trajectories_S: NDArray[np.int64]
     positions_M: NDArray[np.int64]
@@ -73,8 +79,9 @@ class MiniBatch:
 
     @property
     def lengths(self) -> list[int]:
-        """Inputs of each trajectory, over all ranks."""
-        return [length for micro in chain(*self.ranks) if micro.tokens for length in micro.lengths_S.tolist()]
+        """Inputs of each trajectory, over all ranks; what a row's trajectories share counts as one more."""
+        computed = [micro for micro in chain(*self.ranks) if micro.tokens]
+        return [length for micro in computed for length in (micro.shared, *micro.lengths_S.tolist()) if length]
 
     @property
     def padding_waste(self) -> float:
@@ -83,10 +90,13 @@ class MiniBatch:
         return 1.0 - sum(micro.tokens for micro in chain(*self.ranks)) / cells
 
 
-def plan(batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int, seed: int) -> list[MiniBatch]:
+def plan(
+    batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int, seed: int, share_prefix: bool = False
+) -> list[MiniBatch]:
     """Shuffled minibatches; those without a single target are left out.
 
     micro_batch_tokens bounds a row's length, except that one trajectory longer than that gets a row of its own.
+    share_prefix: computes once a row what all trajectories of the minibatch begin with.
     """
     starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
     # A trajectory's inputs are everything before its last sampled token: 0 when none can be a target.
@@ -96,11 +106,24 @@ def plan(batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int,
     order_B = order_B[inputs_B[order_B] > 0]
     result = []
     for chunk in filter(len, np.array_split(order_B, minibatches)):
-        parts = [_rows(share, inputs_B, micro_batch_tokens) for share in _split(chunk, inputs_B, ranks)]
-        micros = ([_micro(batch, starts_B, inputs_B, row) for row in part] for part in parts)
+        shared = _shared(batch, starts_B, chunk) if share_prefix else 0
+        own_B = inputs_B - shared
+        parts = [_rows(share, own_B, micro_batch_tokens - shared) for share in _split(chunk, own_B, ranks)]
+        micros = ([_micro(batch, starts_B, own_B, shared, row) for row in part] for part in parts)
         filled = zip(*zip_longest(*micros, fillvalue=EMPTY), strict=True)
         result.append(MiniBatch(ranks=tuple(filled)))
     return result
+
+
+def _shared(batch: Batch, starts_B: NDArray[np.int32], chunk: NDArray[np.int64]) -> int:
+    """How many tokens all these trajectories begin with, none of which was sampled; 0 where it is not worth it."""
+    first = starts_B[chunk[0]]
+    shared = int(batch.lengths_B[chunk[0]])
+    for start, length in zip(starts_B[chunk], batch.lengths_B[chunk], strict=True):
+        shared = min(shared, int(np.argmax(batch.sampled_N[start : start + length])))
+        differs = batch.token_ids_N[start : start + shared] != batch.token_ids_N[first : first + shared]
+        shared = int(np.argmax(differs)) if differs.any() else shared
+    return shared if shared >= LEAST_SHARED and len(chunk) > 1 else 0
 
 
 def _split(chunk: NDArray[np.int64], inputs_B: NDArray[np.int64], ranks: int) -> list[list[int]]:
@@ -131,30 +154,46 @@ def _rows(share: Sequence[int], inputs_B: NDArray[np.int64], micro_batch_tokens:
     return rows
 
 
-def _micro(batch: Batch, starts_B: NDArray[np.int32], inputs_B: NDArray[np.int64], row: Sequence[int]) -> MicroBatch:
-    lengths_S = inputs_B[row]
+def _micro(
+    batch: Batch, starts_B: NDArray[np.int32], own_B: NDArray[np.int64], shared: int, row: Sequence[int]
+) -> MicroBatch:
+    lengths_S = own_B[row]
     sequence_L = np.repeat(np.arange(len(row)), lengths_S)
-    position_ids_L = np.arange(len(sequence_L)) - (np.cumsum(lengths_S) - lengths_S)[sequence_L]
-    tokens_L = starts_B[row][sequence_L] + position_ids_L  # indices on the N axis
-    positions_M = np.flatnonzero(batch.sampled_N[tokens_L + 1])
-    targets_M = tokens_L[positions_M] + 1
+    own_position_L = np.arange(len(sequence_L)) - (np.cumsum(lengths_S) - lengths_S)[sequence_L]
+    position_ids_L = np.concatenate([np.arange(shared), shared + own_position_L])
+    tokens_L = np.concatenate(  # indices on the N axis
+        [starts_B[row[0]] + np.arange(shared), starts_B[row][sequence_L] + shared + own_position_L]
+    )
+    # In the order of the trajectories; the first target of each may be predicted by the last of the shared tokens.
+    positions, targets, sequences = [], [], []
+    for sequence, (trajectory, start) in enumerate(zip(row, shared + np.cumsum(lengths_S) - lengths_S, strict=True)):
+        inputs = shared + int(own_B[trajectory])
+        sampled_T = batch.sampled_N[starts_B[trajectory] : starts_B[trajectory] + inputs + 1]
+        targets_T = np.flatnonzero(sampled_T[1:]) + 1
+        before_T = targets_T - 1
+        positions.append(np.where(before_T < shared, before_T, start + before_T - shared))
+        targets.append(starts_B[trajectory] + targets_T)
+        sequences.append(np.full(len(targets_T), sequence))
+    targets_M, sequence_M = np.concatenate(targets), np.concatenate(sequences)
     return MicroBatch(
         token_ids_RL=batch.token_ids_N[tokens_L][None].astype(np.int64),
         position_ids_RL=position_ids_L[None],
+        shared=shared,
         lengths_S=lengths_S.astype(np.int32),
         trajectories_S=np.asarray(row, np.int64),
-        positions_M=positions_M,
+        positions_M=np.concatenate(positions),
         targets_M=batch.token_ids_N[targets_M].astype(np.int64),
         old_logprobs_M=batch.logprobs_N[targets_M],
-        advantages_M=batch.advantages_B[row][sequence_L[positions_M]],
+        advantages_M=batch.advantages_B[row][sequence_M],
         versions_M=batch.versions_N[targets_M],
-        sequence_M=sequence_L[positions_M],
+        sequence_M=sequence_M,
     )
 
 
 EMPTY = MicroBatch(
     token_ids_RL=np.zeros((1, 1), np.int64),
     position_ids_RL=np.zeros((1, 1), np.int64),
+    shared=0,
     lengths_S=np.ones(1, np.int32),
     trajectories_S=np.full(1, -1, np.int64),
     positions_M=np.zeros(0, np.int64),

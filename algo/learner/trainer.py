@@ -28,6 +28,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.learner.attention import PACKED
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.flops import peak_of
@@ -42,6 +43,7 @@ from algo.learner.step_metrics import reduced, summary
 from algo.learner.unsharded import UnshardedScorer
 from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
+from engine.process.heap import Heap
 from engine.types import Batch
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ class Trainer:
         self.canary = [ids for ids in canary if len(ids) > 1]
         self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
         self.trained_batches = 0
+        self.heap = Heap()
         self.offloaded: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
@@ -141,6 +144,7 @@ class Trainer:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        self.heap.trim()
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
@@ -170,6 +174,7 @@ class Trainer:
             micro_batch_tokens=self.config.micro_batch_tokens,
             ranks=self.world_size,
             seed=self.seed,
+            share_prefix=self.config.share_prefix and self.config.attention == PACKED,
         )
 
     def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
@@ -289,6 +294,7 @@ class Trainer:
             micro.lengths_S.tolist(),
             self._to_device(micro.positions_M),
             self._to_device(micro.targets_M),
+            micro.shared,
         )
 
     @torch.no_grad()

@@ -243,7 +243,7 @@ def model_card(title: str, checkpoint: Path, command: str, summary: Mapping[str,
         before = summary["accuracy_initial"]
         since = "" if before is None else f", {before:.3f} before training"
         lines.append(
-            f"Held-out accuracy at temperature 1: {summary['accuracy_final']:.3f} [{low:.3f}, {high:.3f}] over "
+            f"Held-out accuracy: {summary['accuracy_final']:.3f} [{low:.3f}, {high:.3f}] over "
             f"{summary['accuracy_n']} problems{since}. It was measured on the weights under training; the files hold "
             "them in the dtype of config.json."
         )

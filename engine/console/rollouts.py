@@ -9,15 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.panel import Panel
 
 from engine.console.options import parse
-from engine.stages.write_rollouts import Rollout
-
-_row = msgspec.json.Decoder(Rollout)
+from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +28,12 @@ class Config:
 
 def rollouts(config: Config) -> Iterator[Rollout]:
     """Those that are asked for. Raises ValueError when the run has written none of the step, or a row is damaged."""
-    folder = config.run / "rollouts"
-    steps = sorted(int(path.stem[5:]) for path in folder.glob("step-*.jsonl"))
+    steps = steps_of(config.run)
     step = config.step if config.step is not None else max(steps, default=0)
     if step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise ValueError(f"{folder} has no rollouts of step {step} (there: {there})")
-    path = folder / f"step-{step:06d}.jsonl"
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            row = _row.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
+        raise ValueError(f"{config.run / 'rollouts'} has no rollouts of step {step} (there: {there})")
+    for row in read_rollouts(path_of(config.run, step)):
         right = (row.reward or 0.0) > 0
         wanted = {"all": True, "right": right, "wrong": not right, "kept": row.kept}[config.only]
         if wanted and config.prompt in ("", row.prompt_id):

@@ -34,7 +34,8 @@ from engine.types import Batch, Floats
 class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """First message. learner: fields of algo.learner.learner.LearnerConfig. canary: fixed token sequences.
 
-    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from.
+    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from. begin_from: one of another
+    run, with whose weights, optimizer and random numbers version 0 begins; not used where there is `resume`.
     """
 
     checkpoint: str
@@ -43,6 +44,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     weights_dir: str
     seed: int
     resume: str | None = None
+    begin_from: str | None = None
 
 
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):

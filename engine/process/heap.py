@@ -1,8 +1,9 @@
-"""The C heap of an engine process on the CPU: it keeps what is freed for the next weights, and gives back what is much.
+"""The C heap of an engine or a learner on the CPU: freed memory that is much goes back to the system.
 
 oneDNN makes kernels for each number of rows that a step has. They come and go between the buffers of the steps, and
-what these leave free is soon in pieces too small for them: with prompts of many lengths the heap of a small model grew
-by more than a gigabyte in a thousand steps, all of it free.
+what these leave free is soon in pieces too small for them: with prompts of many lengths the heap of a small model's
+engine grew by more than a gigabyte in a thousand steps, that of a learner of 135M parameters by 7 GB in 40, all of it
+free.
 
 Linux with glibc; elsewhere nothing is done.
 """
@@ -19,7 +20,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Heap:
-    """`keep` once, then `trim` after each weight update."""
+    """`trim` after each step of the learner. In an engine: `keep` once, then `trim` after each weight update."""
 
     _held = 0  # bytes after the last trim
 

@@ -51,6 +51,8 @@ class RolloutConfig:
 
     max_tokens: int = 256
     """Prompt, sampled and tool tokens together."""
+    max_response_tokens: int | None = None
+    """Sampled and tool tokens, as papers count a response. None: what the prompt leaves of `max_tokens`."""
     max_turns: int = 4
     max_calls_per_turn: int | None = 8
     """None: as many as the model writes."""
@@ -66,7 +68,7 @@ class RolloutConfig:
     """
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
+        for name in ("max_tokens", "max_response_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
@@ -74,6 +76,16 @@ class RolloutConfig:
             raise ValueError(f"surplus_calls must be one of {get_args(SurplusCalls)}, got {self.surplus_calls!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+
+    def longest(self, prompt_tokens: int) -> int:
+        """Tokens that a trajectory with this prompt may have in all.
+
+        >>> RolloutConfig(max_tokens=100, max_response_tokens=60).longest(30)
+        90
+        """
+        if self.max_response_tokens is None:
+            return self.max_tokens
+        return min(self.max_tokens, prompt_tokens + self.max_response_tokens)
 
 
 def derive_seed(run_seed: int, prompt_id: str, sample: int, turn: int) -> int:
@@ -207,6 +219,7 @@ class _Rollout:
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.prompt_tokens = len(self.buffer)
+        self.longest = owner.config.longest(self.prompt_tokens)
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}
@@ -277,7 +290,7 @@ class _Rollout:
     def _follow(self) -> StopReason | None:
         """What follows the turns so far: the end, or what the tools answered and another turn."""
         if not self.turns:
-            return StopReason.LENGTH if len(self.buffer) >= self.config.max_tokens else None
+            return StopReason.LENGTH if len(self.buffer) >= self.longest else None
         turn = self.turns[-1]
         if turn.truncated:
             return StopReason.LENGTH
@@ -288,7 +301,7 @@ class _Rollout:
         given = self.chat.tool_ids([use.response for use in turn.tool_uses])
         if self.buffer.ids[-1] != self.chat.end_of_turn:  # another end token of the model's, of generation_config.json
             given = [self.chat.end_of_turn, *given]
-        if len(self.buffer) + len(given) >= self.config.max_tokens:
+        if len(self.buffer) + len(given) >= self.longest:
             return StopReason.LENGTH
         self.buffer.append_given(given)
         return None
@@ -320,7 +333,7 @@ class _Rollout:
         start = turn.start
         closing = self.owner.call_closing_tokens
         sampling = Sampling(
-            max_tokens=self.config.max_tokens - start,
+            max_tokens=self.longest - start,
             temperature=self.config.temperature,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),

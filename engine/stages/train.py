@@ -5,6 +5,7 @@ Invariants
 - The leases of a step come back after its weights are live and its numbers are written down, never before.
 - A run of which nothing is left to learn ends well: what is under way before this stage is cancelled, and
   `nothing_left` says after which step (`engine.stages.empty_batches`). The batch that shows it is not trained.
+- So does one of which `enough` says after a step that it is to end.
 - The last step has a checkpoint, so that a run can go on from its end.
 - A checkpoint of a step is begun after its numbers, and which prompts were drawn, are on the disk; the journal knows
   all that follows one of the two newest complete checkpoints.
@@ -38,7 +39,8 @@ class TrainStage:
     pipeline. replicas_rest: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight
     then: staleness 0. state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s:
     seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
-    prompt. nothing_left: set when the run has ended because of it. Raises NothingToTrain.
+    prompt. enough: asked before the first step and after each; a reason to end the run there. nothing_left: why the run
+    has ended before its last step, if it has. Raises NothingToTrain.
     """
 
     learner: LearnerProcess
@@ -53,12 +55,14 @@ class TrainStage:
     train_s: float = 0.0
     replicas_rest: bool = False
     full_reward: float = 1.0
-    nothing_left: NothingLeft | None = None
+    enough: Callable[[], str | None] = lambda: None
+    nothing_left: NothingLeft | str | None = None
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
         empty, step = EmptyBatches(self.full_reward), 0
         mark = self._begin()
+        self._end_if_enough(inbox)  # a run may have been killed after it had
         async for groups in inbox:
             following = self.leases.step_of(groups[0].lease) + 1
             self.nothing_left = empty.saw(following, groups)
@@ -69,6 +73,7 @@ class TrainStage:
             metrics = await self._step(step, groups, mark)
             await self.on_trained(step, metrics)
             mark = self._begin()
+            self._end_if_enough(inbox)  # before the leases come back, so that nothing more is begun
             for group in groups:
                 self.leases.release(group.lease)
             if self.state is not None and step % self.checkpoint_every == 0:
@@ -76,6 +81,11 @@ class TrainStage:
             await outbox.put(step)
         if self.state is not None and step % self.checkpoint_every:
             await self._checkpoint(step, self.state)
+
+    def _end_if_enough(self, inbox: Inbox) -> None:
+        self.nothing_left = self.enough()
+        if self.nothing_left:
+            inbox.finish()
 
     def _begin(self) -> float:
         """When a step begins. The peak of an evaluation before it is not its own."""

@@ -1,35 +1,42 @@
-"""The stage that writes rollouts for people to read: one JSON line per trajectory.
+"""The stage that writes rollouts down: one JSON line per trajectory, for people to read and for later analysis.
 
-`python -m engine.console.rollouts RUN` shows them. Nothing of a run depends on these files.
+`python -m engine.console.rollouts RUN` shows them; `read_rollouts` gives them to a program, with the exact token ids.
+Nothing of a run depends on these files.
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from engine.atomic_files import write_whole
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
-from engine.types import Group
+from engine.types import Group, Ids
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call as the model wrote it, and what it read of the result."""
+    """A tool call as the model wrote it, and what it read of the result. turn: the one that made it, from 0."""
 
     name: str
     arguments: str
     outcome: str
     reply: str
+    turn: int = 0
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A row. advantage: None where the trajectory was not trained. kept: it was chosen; drop: why its group was not.
 
     text: all that the model sampled, with the end-of-turn tokens between its turns; calls: of all turns, in order.
+    token_ids: of the whole trajectory, the prompt first, as zlib-compressed little-endian int32 (base64 in JSON), a
+    third of the size of a list of numbers; `ids` is the array. turns: the sampled spans [start, end) of it. Both are
+    empty in files that were written before they were recorded.
     """
 
     step: int
@@ -45,6 +52,39 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     drop: str | None
     stop: str
     tokens: int
+    token_ids: bytes = b""
+    turns: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ids(self) -> Ids:
+        """[T]. Raises ValueError when the bytes are no token ids."""
+        try:
+            return np.frombuffer(zlib.decompress(self.token_ids), "<i4") if self.token_ids else np.zeros(0, np.int32)
+        except zlib.error as error:
+            raise ValueError(f"token_ids of {self.prompt_id} #{self.sample}: {error}") from error
+
+
+_row = msgspec.json.Decoder(Rollout)
+
+
+def path_of(run: Path, step: int) -> Path:
+    """The file of a step, from 1."""
+    return run / "rollouts" / f"step-{step:06d}.jsonl"
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps whose rollouts a run has written, ascending."""
+    return sorted(int(path.stem[5:]) for path in (run / "rollouts").glob("step-*.jsonl"))
+
+
+def read_rollouts(path: Path) -> Iterator[Rollout]:
+    """The rows of a file, one at a time. Raises ValueError naming the line that is damaged."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield _row.decode(line)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def write_rollouts(folder: Path, leases: Leases, *, every: int) -> StageFunction:
@@ -84,8 +124,9 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                 answer=group.prompt.answer,
                 text=member.text,
                 calls=tuple(
-                    Call(name=use.name, arguments=use.arguments, outcome=use.outcome, reply=use.response)
-                    for use in member.tool_uses
+                    Call(name=use.name, arguments=use.arguments, outcome=use.outcome, reply=use.response, turn=number)
+                    for number, turn in enumerate(member.turns)
+                    for use in turn.tool_uses
                 ),
                 reward=member.reward,
                 kept=index in group.kept,
@@ -93,4 +134,6 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                 drop=group.drop,
                 stop=str(member.stop),
                 tokens=member.sampled_tokens,
+                token_ids=zlib.compress(member.token_ids_T.astype("<i4").tobytes()),
+                turns=tuple((turn.start, turn.end) for turn in member.turns),
             )

@@ -127,18 +127,10 @@ class _Where:
 def _messages(value: Any, where: _Where) -> list[dict[str, Any]]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise BadInput(f"{where}: messages: must be a list of messages, got {shown(value)}")
-    # A file of columns has every field in every message: those that do not apply are empty.
-    filled = [_without_empty(message) for message in value]
     try:
-        return normalize(filled)
+        return normalize(value)
     except ValueError as error:
         raise BadInput(f"{where}: messages: {error}") from error
-
-
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_empty(part) for name, part in value.items() if part is not None}
-    return [_without_empty(part) for part in value] if isinstance(value, list) else value
 
 
 def _tools(value: Any, where: _Where) -> tuple[Mapping[str, Any], ...]:

@@ -67,9 +67,10 @@ MEASURED_AT_ONCE = 64  # conversations, between which an interruption is heard
 
 
 def _learner() -> LearnerConfig:
-    """steps and warm-up are set when the number of conversations is known."""
+    """steps and warm-up are set when the number of conversations is known (`Config.learner_of`)."""
     return LearnerConfig(
         lr=LEARNING_RATE,
+        warmup_steps=0,
         schedule="cosine",
         steps=1,
         decay_to=0.0,
@@ -89,7 +90,7 @@ class Config:
     epochs: Annotated[float, "over the data, where steps is none"] = EPOCHS
     steps: Annotated[int | None, "optimizer batches; none: as many as the epochs are"] = None
     batch_size: Annotated[int, "conversations per step"] = BATCH_SIZE
-    warmup: Annotated[float, "share of the steps over which the learning rate rises"] = WARMUP
+    warmup: Annotated[float, "share of the steps with a rising learning rate, where learner.warmup_steps is 0"] = WARMUP
     eval_every: Annotated[int, "steps between held-out losses"] = 100
     checkpoint_every: Annotated[int, "steps between checkpoints that a killed run goes on from"] = 100
     format_prompts: Annotated[int, "held-out prompts for the format check before and after; 0: none"] = 64
@@ -119,6 +120,8 @@ class Config:
         for name in ("held_out_rows", "format_prompts", "format_temperature", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.learner.schedule != "constant" and self.learner.steps != 1:
+            raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.plan  # noqa: B018  its own checks, before anything starts
 
     @property
@@ -128,7 +131,7 @@ class Config:
         return DevicePlan(devices=self.devices, ranks=ranks, replicas=ranks)
 
     def learner_of(self, steps: int) -> LearnerConfig:
-        fields = {**self.plan.learner_fields, "warmup_steps": round(self.warmup * steps)}
+        fields = {**self.plan.learner_fields, "warmup_steps": self.learner.warmup_steps or round(self.warmup * steps)}
         if self.devices:
             fields["offload_optimizer"] = False  # nothing shares the devices meanwhile
         if self.learner.schedule != "constant":

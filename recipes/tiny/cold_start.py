@@ -23,9 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -33,7 +31,6 @@ from typing import Annotated, Any, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from engine.replica.config import ReplicaConfig, prepare_environment
-from engine.replica.replica import Replica
 
 prepare_environment()
 
@@ -47,25 +44,22 @@ from algo.learner.learner import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
-from engine.balancing.kv_aware import KvAware
 from engine.console.options import parse
-from engine.fleet.config import FleetConfig
-from engine.fleet.fleet import Fleet
 from engine.learner.process import Configure, LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
-from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.run.workspace import workspace
+from engine.serving import ServingConfig, serving
 from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
-from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import exit_process
 from engine.types import StopReason, Trajectory
 from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
-from sandbox import TIERS, Sandbox, SandboxConfig, SandboxUnavailable
+from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
 
@@ -197,21 +191,28 @@ async def evaluate(
 
     Raises ReplicaDied or SandboxUnavailable.
     """
-    settings = ReplicaConfig(checkpoint=str(checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048)
-    held_out, timeline, found = list(itertools.islice(prompts("test", 0), problems)), Timeline(), []
-    async with AsyncExitStack() as stack:
-        box = await stack.enter_async_context(Sandbox(SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1])))
-        parts = FleetConfig(replicas=1), partial(Replica, settings), KvAware(MAX_TOKENS)
-        fleet = await stack.enter_async_context(Fleet(*parts, timeline))
-        for temperature in temperatures:
-            budget = RolloutConfig(
-                max_tokens=MAX_TOKENS,
-                max_turns=MAX_TOOL_CALLS + 1,
-                temperature=temperature,
-                deadline_s=3600.0,  # a busy machine shall not change the figures
-            )
-            rollouts = Rollouts(budget, chat, fleet, [PythonTool(box)], timeline, seed=0)
-            evaluation = Evaluation(held_out, 1, rollouts, MathReward(integers_only=True), avg_at_k, timeline)
+    budgets = [
+        RolloutConfig(
+            max_tokens=MAX_TOKENS,
+            max_turns=MAX_TOOL_CALLS + 1,
+            temperature=temperature,
+            deadline_s=3600.0,  # a busy machine shall not change the figures
+        )
+        for temperature in temperatures
+    ]
+    config = ServingConfig(
+        checkpoint=checkpoint,
+        rollout=budgets[0],
+        replica=ReplicaConfig(checkpoint=str(checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048),
+        replicas=1,
+        sandbox=SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1]),
+    )
+    held_out, found = list(itertools.islice(prompts("test", 0), problems)), []
+    async with serving(config, chat=chat) as served:
+        rollouts = served.rollouts([PythonTool(served.sandbox)])
+        reward = MathReward(integers_only=True)
+        for budget in budgets:
+            evaluation = Evaluation(held_out, 1, rollouts.with_config(budget), reward, avg_at_k, served.timeline)
             _, trajectories = await evaluation.run(-1)  # the version of weights that the engine has read itself
             found.append(shares(trajectories))
     return found

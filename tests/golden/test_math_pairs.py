@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from algo.reward.grade_math import LONGEST_ANSWER
 from algo.reward.math_compare import Question, compare
 from algo.reward.math_reward import MathReward
-from algo.reward.math_text import number_of, read
+from algo.reward.math_text import is_list, number_of, read
 from tests.support.golden import over
 from tests.support.math_tables import pairs
 
@@ -47,6 +50,27 @@ async def test_without_a_sandbox_only_texts_count() -> None:
 def test_each_reference_equals_itself_in_other_looks(reference: str) -> None:
     for answer in (reference, f" {reference} ", f"${reference}$", f"{reference}.", rf"\boldsymbol{{{reference}}}"):
         assert compare(answer, reference) is True, answer
+
+
+@given(st.from_regex(r"-?[0-9]{1,40}(\.[0-9]{1,40})?", fullmatch=True))
+def test_a_plain_number_is_read_as_between_dollars(text: str) -> None:
+    """It is read at once; with dollars around it, it goes the long way."""
+    assert read(text) == read(f"${text}$")
+    assert read(text, beside_list=True) == read(f"${text}$", beside_list=True)
+    assert is_list(text) is is_list(f"${text}$")
+
+
+def test_a_plain_integer_is_graded_much_faster_than_other_texts() -> None:
+    """Each trajectory of a simple task has one, and its grade is work of the node's loop."""
+    reward = MathReward(integers_only=True)
+
+    def grade(answers: list[str]) -> float:
+        started = time.process_time()
+        assert not any(reward.equal(answer, "-1204") for answer in answers)
+        return time.process_time() - started
+
+    plain = [str(number) for number in range(1000)]
+    assert 4 * grade(plain) < grade([f"${number}$" for number in plain])
 
 
 def test_a_number_with_a_huge_exponent_costs_nothing() -> None:

@@ -21,25 +21,11 @@ import psutil
 import pytest
 
 from tests.support.damage import damages
-from tests.support.runs import SMALL, Run, command, metrics
+from tests.support.runs import SMALL, Run, command, metrics, numbers
 
 FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 DAMAGES = int(os.environ.get("ROCSTAR_DAMAGES", "0"))
-# What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
-NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
-NOT_COMPARED += ("prefix_hit_rate", "peak_bytes", "trajectories_resumed")
-
-
-def numbers(folder: Path) -> list[dict[str, float]]:
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if not (name.endswith("_s") or any(part in name for part in NOT_COMPARED))
-        }
-        for row in metrics(folder)
-    ]
 
 
 @pytest.fixture(scope="module")

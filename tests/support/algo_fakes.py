@@ -97,6 +97,21 @@ def batch(trajectories: int, *, step: int = 0, vocabulary: int = 512, longest: i
     )
 
 
+def with_prefix(whole: Batch, prefix_ids: list[int]) -> Batch:
+    """The batch with these tokens, which nobody sampled, before each trajectory."""
+    starts_B = np.cumsum(whole.lengths_B) - whole.lengths_B
+    places = np.repeat(starts_B, len(prefix_ids))
+    before = {
+        "token_ids_N": np.tile(np.asarray(prefix_ids, np.int32), len(starts_B)),
+        "sampled_N": False,
+        "logprobs_N": 0.0,
+        "versions_N": -1,
+    }
+    arrays = {name: np.insert(getattr(whole, name), places, value) for name, value in before.items()}
+    lengths_B = (whole.lengths_B + len(prefix_ids)).astype(np.int32)
+    return Batch(step=whole.step, lengths_B=lengths_B, advantages_B=whole.advantages_B, **arrays)
+
+
 def write_checkpoint(path: Path) -> Path:
     """A random two-layer Qwen3 in bf16 with tied embeddings, and a stand-in for a tokenizer file."""
     torch.manual_seed(0)

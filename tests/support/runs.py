@@ -16,6 +16,10 @@ from tests.support.paths import ROOT
 QUICKSTART = [sys.executable, "-u", str(ROOT / "recipes" / "quickstart.py")]
 SMALL = ["eval_problems=8", "prompts_per_step=4", "group_size=2"]
 
+# What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
+NOT_COMPARED = ("time/", "stage/", "kv_peak/", "tool_latency", "tool_overlap", "tokens_per_s", "tool_calls_per_s")
+NOT_COMPARED += ("prefix_hit_rate", "peak_bytes", "trajectories_resumed")
+
 
 def command(runs: Path, *fields: str) -> list[str]:
     return [*QUICKSTART, f"runs={runs}", *fields]
@@ -25,6 +29,18 @@ def metrics(folder: Path) -> list[dict]:
     """The rows of metrics.jsonl without their checksums."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "crc32"} for row in rows]
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    """The rows without what the machine decides."""
+    return [
+        {
+            name: value
+            for name, value in row.items()
+            if not (name.endswith("_s") or any(part in name for part in NOT_COMPARED))
+        }
+        for row in metrics(folder)
+    ]
 
 
 class Run:
@@ -48,8 +64,8 @@ class Run:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             self.seen[child.pid] = child
 
-    def end(self) -> int:
-        output, _ = self.process.communicate(timeout=120)
+    def end(self, within_s: float = 120) -> int:
+        output, _ = self.process.communicate(timeout=within_s)
         self.output.append(output)
         return self.process.returncode
 

@@ -49,5 +49,22 @@ def test_it_goes_on_from_its_checkpoint_and_a_failed_one_is_heard_of(tmp_path):
         assert peer.process.wait(30) == 1
 
 
+def test_another_run_begins_with_its_state_as_version_0(tmp_path):
+    source, folder = write_checkpoint(tmp_path / "tiny"), CheckpointFolder(tmp_path / "checkpoints")
+    with node(tmp_path, ranks=1) as peer:
+        peer.ask(configure(source, tmp_path / "first"))
+        peer.train(0)
+        peer.train(1)
+        peer.ask(link.Checkpoint(path=str(folder.of(2)), version=2))
+        wanted, canary = peer.train(2)
+    with node(tmp_path, ranks=1) as peer:
+        message = configure(source, tmp_path / "second")
+        ready, _ = peer.ask(link.Configure(**{**fields(message), "begin_from": str(folder.of(2))}))
+        assert (type(ready), ready.version) == (link.Ready, 0), ready
+        found, again = peer.train(2)
+        assert numbers(found) == numbers(wanted), "moments and the warm-up go on"
+        np.testing.assert_array_equal(again["canary"], canary["canary"])
+
+
 def fields(message):
     return {name: getattr(message, name) for name in message.__struct_fields__}

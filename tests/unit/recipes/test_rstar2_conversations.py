@@ -44,9 +44,10 @@ def test_only_what_the_assistant_says_is_learnt(renderer, tmp_path):
     assert REPORT.user_prefix in given
 
 
-def test_what_is_no_problem_is_rendered_as_it_is(renderer, tmp_path):
-    given, learnt = texts(renderer, one(tmp_path, chat_row()))
-    assert given == "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
+@pytest.mark.parametrize("said", ["Hello.", "<reason> is a tag."])
+def test_what_is_no_problem_is_rendered_as_it_is(renderer, tmp_path, said):
+    given, learnt = texts(renderer, one(tmp_path, chat_row(said)))
+    assert given == f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
     assert learnt == "Good day.<|im_end|>"
 
 
@@ -74,6 +75,7 @@ def test_parquet_has_the_same_conversations(renderer, tmp_path):
     columns = Conversations([tmp_path / "rows.parquet"])
     for row in range(2):
         assert texts(renderer, columns[row]) == texts(renderer, lines[row])
+        assert columns[row].messages == lines[row].messages
         assert (columns[row].source, columns[row].id) == (lines[row].source, lines[row].id)
 
 
@@ -158,7 +160,8 @@ def test_a_step_has_the_same_conversations_whatever_was_asked_before(tmp_path):
     whole = a_plan(tmp_path, batch_size=5)
     later = a_plan(tmp_path, batch_size=5)
     assert later.rows(7) == [whole.rows(step) for step in range(1, 8)][-1]
-    assert a_plan(tmp_path, batch_size=5, seed=4).rows(7) != later.rows(7)
+    one, other = (a_plan(tmp_path, held_out_rows=0, seed=seed).rows(1) for seed in (3, 4))
+    assert one != other
 
 
 def test_conversations_that_are_too_long_are_left_out_and_counted(tmp_path):

@@ -181,6 +181,16 @@ def test_a_template_file_of_the_base_model_does_not_hide_the_new_one(base, tmp_p
     assert ChatTemplate.load(tmp_path / "chat").prefill == "<reason>"
 
 
+def test_a_folder_of_links_as_a_hubs_cache_has_them_gives_a_folder_of_files(base, tmp_path):
+    linked = tmp_path / "snapshot"
+    linked.mkdir()
+    for path in base.iterdir():
+        (linked / path.name).symlink_to(path)
+    install(linked, tmp_path / "chat", REPORT)
+    assert [path.name for path in (tmp_path / "chat").iterdir() if path.is_symlink()] == []
+    assert (tmp_path / "chat" / "model.safetensors").read_bytes() == (base / "model.safetensors").read_bytes()
+
+
 def test_a_tokenizer_without_the_tokens_of_chatml_is_refused_and_nothing_is_left(base, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (base / name).read_text()

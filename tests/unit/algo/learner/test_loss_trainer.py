@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from algo.learner.divergence import Diverged, Mismatched
+from algo.learner.divergence import Diverged, Mismatched, TokenPlace
 from algo.learner.learner import Fatal, Learner, LearnerConfig
 from algo.learner.pack import EMPTY, MiniBatch, plan
 from algo.learner.publish import full_state
@@ -20,7 +20,7 @@ from algo.loss.interface import Tokens, Totals
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
 from engine.learner import process
 from engine.types import Batch
-from tests.support.algo_fakes import CANARY, batch, write_checkpoint
+from tests.support.algo_fakes import CANARY, batch, with_prefix, write_checkpoint
 
 CONFIG = LearnerConfig(threads=1, lr=1e-3, micro_batch_tokens=2048, grad_clip=1e9)
 LOSSES = [
@@ -144,6 +144,45 @@ def test_the_trainers_gradient_is_that_of_the_bare_model_however_the_minibatch_i
             assert result[name] == pytest.approx(float(count), rel=1e-5), name
 
 
+def first_turn_at_once(whole):
+    """The batch in which all trajectories but one are sampled from the first token after what they share."""
+    starts_B = np.cumsum(whole.lengths_B) - whole.lengths_B
+    sampled_N = whole.sampled_N.copy()
+    for start in starts_B[1:]:
+        sampled_N[start + 80 : start + 88] = True
+    return dataclasses.replace(whole, sampled_N=sampled_N)
+
+
+def test_the_gradient_is_the_same_where_the_common_beginning_is_computed_once(shared, bare):
+    whole = first_turn_at_once(with_prefix(spread(batch(12)), list(range(1, 81))))
+    tokens = bare_tokens(bare, whole)
+    bare.zero_grad()
+    expected, _ = LOSSES[0](tokens, Totals(tokens=len(tokens.logprobs_M), sequences=12))
+    expected.backward()
+    grads = dict(bare.named_parameters())
+    names = [name.removeprefix("model.") for name, _ in shared.scorer.named_parameters()]
+    flat = torch.cat([grads[name].grad.flatten() for name in names])
+
+    for row_tokens in (100_000, 250, 1):
+        (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=row_tokens, ranks=1, seed=0, share_prefix=True)
+        assert all(micro.shared == 80 for micro in minibatch.ranks[0])
+        result, found = gradient(shared, LOSSES[0], minibatch)
+        assert result["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(found, flat, rtol=1e-3, atol=1e-6)
+
+
+def test_the_place_of_a_token_is_the_same_where_the_common_beginning_is_computed_once():
+    whole = first_turn_at_once(with_prefix(batch(5), list(range(1, 81))))
+
+    def places(share_prefix):
+        (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=10_000, ranks=1, seed=0, share_prefix=share_prefix)
+        [[micro]] = minibatch.ranks
+        logprobs_M = torch.from_numpy(micro.old_logprobs_M)
+        return [TokenPlace.of(0, micro, logprobs_M, at) for at in range(len(micro.targets_M))]
+
+    assert places(share_prefix=True) == places(share_prefix=False)
+
+
 @pytest.mark.parametrize("name", ["tokens", "kl", "square"])
 def test_a_loss_may_not_count_under_a_name_of_the_learners(shared, name):
     (minibatch,) = plan(batch(3), minibatches=1, micro_batch_tokens=2048, ranks=1, seed=0)
@@ -202,8 +241,9 @@ def test_the_proximal_policy_is_the_learner_before_the_steps_first_update(traine
     assert moved > 1e-2  # the second minibatch came after an update
 
 
-def test_scores_are_those_of_the_bare_model(shared, bare):
-    whole = batch(9)
+@pytest.mark.parametrize("prefix", [[], list(range(1, 81))], ids=["alone", "with a common beginning"])
+def test_scores_are_those_of_the_bare_model(shared, bare, prefix):
+    whole = with_prefix(batch(9), prefix)
     with torch.no_grad():
         expected_M = bare_tokens(bare, whole).logprobs_M
     np.testing.assert_allclose(shared.score(whole)[whole.sampled_N], expected_M.numpy(), atol=1e-5)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algo.learner.pack import plan
+from algo.learner.pack import LEAST_SHARED, plan
 from engine.types import Batch
-from tests.support.algo_fakes import batch
+from tests.support.algo_fakes import batch, with_prefix
 
 arguments = st.fixed_dictionaries(
     {
@@ -27,14 +27,16 @@ def seen(minibatches):
     """Per trajectory: its inputs and (position, target, old logprob, advantage, version) of its targets; sorted."""
     found = []
     for micro in (micro for minibatch in minibatches for rank in minibatch.ranks for micro in rank if micro.tokens):
-        ends_S = np.cumsum(micro.lengths_S)
+        ends_S = micro.shared + np.cumsum(micro.lengths_S)
         assert micro.token_ids_RL.shape == micro.position_ids_RL.shape == (1, ends_S[-1])
         for sequence, (length, end) in enumerate(zip(micro.lengths_S, ends_S, strict=True)):
-            assert np.array_equal(micro.position_ids_RL[0, end - length : end], np.arange(length))
+            places = np.concatenate([np.arange(micro.shared), np.arange(end - length, end)])
+            assert np.array_equal(micro.position_ids_RL[0, places], np.arange(micro.shared + length))
             own = micro.sequence_M == sequence
             columns = (micro.targets_M, micro.old_logprobs_M, micro.advantages_M, micro.versions_M)
-            positions = micro.positions_M[own] - (end - length)
-            inputs = tuple(micro.token_ids_RL[0, end - length : end].tolist())
+            positions = micro.position_ids_RL[0, micro.positions_M[own]]
+            assert np.isin(micro.positions_M[own], places).all()
+            inputs = tuple(micro.token_ids_RL[0, places].tolist())
             found.append((inputs, numbers(positions, *(column[own] for column in columns))))
     return sorted(found)
 
@@ -71,6 +73,22 @@ def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(t
         assert 0.0 <= minibatch.padding_waste < 1.0
         for micro in micros:
             assert micro.token_ids_RL.size <= options["micro_batch_tokens"] or micro.sequences == 1
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 20), st.integers(1, 100), arguments)
+def test_a_common_beginning_is_in_a_row_once_and_every_trajectory_still_goes_on_from_it(trajectories, length, options):
+    whole = with_prefix(batch(trajectories), list(range(1, 1 + length)))
+    minibatches = plan(whole, share_prefix=True, **options)
+    assert seen(minibatches) == expected(whole)
+    micros = [micro for minibatch in minibatches for rank in minibatch.ranks for micro in rank if micro.tokens]
+    for micro in micros:
+        assert micro.shared in (0, length)
+        assert micro.tokens <= options["micro_batch_tokens"] or micro.sequences == 1
+    if length >= LEAST_SHARED and options["minibatches"] == 1:
+        assert all(micro.shared for micro in micros)
+    if length < LEAST_SHARED:
+        assert not any(micro.shared for micro in micros)
 
 
 def test_plan_is_seeded_by_run_and_step():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import transformers
 from transformers import AutoModelForCausalLM
 
-from algo.learner.attention import packed_attention
+from algo.learner.attention import bounds, packed_attention
 from engine.types import Batch
 from tests.support.algo_fakes import write_checkpoint
 from tests.support.algo_gradients import build
@@ -148,7 +148,7 @@ def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, 
 @pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1)), ("sliding_window", 2)])
 def test_packed_attention_refuses_what_it_would_leave_out(name, value):
     states = torch.zeros(1, 1, 3, 4)
-    bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
-    packed_attention(None, states, states, states, None, **bounds, dropout=0.0, **{name: None})
+    row = bounds([3], states.device)
+    packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
     with pytest.raises(ValueError, match=f"needs {name}, which attention 'packed' does not have"):
-        packed_attention(None, states, states, states, None, **bounds, **{name: value})
+        packed_attention(None, states, states, states, None, **row, **{name: value})

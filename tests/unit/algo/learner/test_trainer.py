@@ -132,6 +132,21 @@ def test_empty_batches_in_a_row_are_a_broken_run(trainer):
         learner.train(process.Train(step=9, version=10), batch(0).arrays())
 
 
+class CountingHeap:
+    trims = 0
+
+    def trim(self):
+        self.trims += 1
+
+
+def test_each_step_gives_back_the_memory_that_it_leaves_free(trainer):
+    subject = trainer()
+    subject.heap = CountingHeap()
+    for step in (1, 2):
+        subject.train(batch(3, step=step))
+    assert subject.heap.trims == 2
+
+
 def test_weight_decay_pulls_at_matrices_and_neither_at_norms_nor_biases(trainer):
     """The first update of Adam moves each weight by the rate; decay is what differs."""
     found = []

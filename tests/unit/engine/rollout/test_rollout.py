@@ -197,6 +197,23 @@ async def test_a_prompt_that_fills_the_budget_ends_at_once():
     assert node.replicas.made[0].requests == []
 
 
+@pytest.mark.parametrize("question", ["What is 6 * 7?", "What is 6 * 7? " * 4])
+async def test_a_response_has_its_tokens_whatever_the_length_of_the_prompt(question):
+    async with Setup([call("print(1)") + " and so on" * 100 + END], max_response_tokens=60) as node:
+        trajectory = await node.run(question)
+    prompt_tokens = int(trajectory.sampled_T.argmax())
+    assert len(trajectory.token_ids_T) - prompt_tokens == 60
+    assert trajectory.stop is StopReason.LENGTH
+
+
+async def test_what_a_tool_answers_is_part_of_the_response():
+    runner = ScriptedRunner(lambda code: ToolResult(outcome="ok", stdout="1 " * 60, jailed=True))
+    async with Setup([call("print(1)") + END], runner=runner, max_response_tokens=100) as node:
+        trajectory = await node.run()
+    assert trajectory.stop is StopReason.LENGTH
+    assert len(trajectory.turns) == 1
+
+
 async def test_the_last_turn_is_the_last():
     async with Setup([call("1") + END], [call("2") + END], max_turns=2) as node:
         trajectory = await node.run()
@@ -554,6 +571,7 @@ async def test_concurrent_rollouts_do_not_mix():
     ("field", "value"),
     [
         ("max_tokens", 0),
+        ("max_response_tokens", 0),
         ("max_turns", 0),
         ("max_calls_per_turn", 0),
         ("surplus_calls", "'forget'"),

@@ -131,6 +131,9 @@ class Life:
         self.config = GroupConfig(samples=2, refills=refills)
         self.chance = random.Random(seed)
 
+    def enough(self):
+        """Why the run is to end here; None: it goes on."""
+
     async def reward(self, trajectory):
         for _ in range(self.chance.randrange(12)):
             await asyncio.sleep(0)
@@ -194,6 +197,7 @@ class Life:
             timeline=timeline,
             state=self.state,
             checkpoint_every=self.every,
+            enough=self.enough,
         )
         pipeline = Pipeline(
             [

@@ -117,6 +117,41 @@ async def test_a_run_that_solves_nothing_fails_and_keeps_what_it_has(tmp_path):
     assert len(rows) == EMPTY_BATCHES - 1
 
 
+class EndsAfter(Life):
+    """Has enough when `last` steps are written down."""
+
+    last = 2
+
+    def enough(self):
+        path = self.folder / "run" / "metrics.jsonl"
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+        return "it has learnt enough" if self.last in steps else None
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("every", [1, 2, 4])
+async def test_a_run_that_has_enough_ends_after_that_step_with_a_checkpoint(tmp_path, every, staleness):
+    life = EndsAfter(tmp_path, steps=6, every=every, staleness=staleness)
+    rows, trained = await life.live()
+    assert life.learn.nothing_left == "it has learnt enough"
+    assert [row["step"] for row in rows] == [step for step, _, _ in trained] == [1, 2]
+    life.learner.complete()
+    assert checkpoints(tmp_path)[-1] == 2
+    assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_a_run_that_was_cut_off_when_it_had_enough_trains_nothing_more(tmp_path):
+    life = Life(tmp_path, steps=3)
+    await life.live()
+    life.learner.complete()
+    (tmp_path / "run" / "summary.json").unlink()
+    again = EndsAfter(tmp_path, steps=3)
+    again.last = 3
+    rows, _ = await again.live()
+    assert again.learn.nothing_left == "it has learnt enough"
+    assert [row["step"] for row in rows] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("every", [1, 2, 4, 100])
 async def test_the_last_step_has_a_checkpoint_from_which_more_steps_go_on(tmp_path, every):
     life = Life(tmp_path, steps=3, every=every)

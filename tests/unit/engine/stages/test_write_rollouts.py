@@ -9,8 +9,9 @@ import pytest
 from engine.console.rollouts import Config, main, rollouts
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.stages.write_rollouts import write_rollouts
+from engine.stages.write_rollouts import path_of, read_rollouts, rows, steps_of, write_rollouts
 from engine.types import Group
+from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_trajectory
 
 
@@ -77,6 +78,41 @@ async def test_what_is_not_there_or_damaged_is_named(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-9])
     assert main([str(tmp_path)]) == 1
     assert f"{path}, line 4" in capsys.readouterr().err
+
+
+async def test_the_exact_tokens_and_what_was_sampled_of_them_come_back(tmp_path):
+    await write(tmp_path / "rollouts", steps=4, every=2)
+    assert steps_of(tmp_path) == [2, 4]
+    group = a_group(2, [0.0, 1.0], kept=(0, 1))
+    for row, member in zip(read_rollouts(path_of(tmp_path, 2)), group.trajectories, strict=False):
+        assert row.ids.tolist() == member.token_ids_T.tolist()
+        sampled_T = np.zeros(len(row.ids), np.bool_)
+        for start, end in row.turns:
+            sampled_T[start:end] = True
+        assert sampled_T.tolist() == member.sampled_T.tolist()
+
+
+def test_a_call_has_the_number_of_its_turn():
+    whole = a_trajectory(sampled=5, reward=1.0)
+    turns = [replace(whole.turns[0], start=3, end=4, tool_uses=(tool_use("ok"), tool_use("error")))]
+    turns += [
+        replace(whole.turns[0], start=5, end=6),
+        replace(whole.turns[0], start=7, end=8, tool_uses=turns[0].tool_uses),
+    ]
+    group = replace(a_group(0, []), trajectories=(replace(whole, turns=tuple(turns)),))
+    [row] = rows(1, [group])
+    assert [(call.outcome, call.turn) for call in row.calls] == [("ok", 0), ("error", 0), ("ok", 2), ("error", 2)]
+    assert row.turns == ((3, 4), (5, 6), (7, 8))
+
+
+def test_rows_of_before_the_token_ids_are_read_and_damaged_ids_are_named(tmp_path):
+    [row] = rows(1, [replace(a_group(0, [1.0]), drop=None)])
+    old = {name: value for name, value in msgspec.to_builtins(row).items() if name not in ("token_ids", "turns")}
+    (tmp_path / "old.jsonl").write_bytes(msgspec.json.encode(old))
+    [found] = read_rollouts(tmp_path / "old.jsonl")
+    assert (found.text, found.ids.tolist(), found.turns) == (row.text, [], ())
+    with pytest.raises(ValueError, match="problem-0 #0"):
+        _ = msgspec.structs.replace(row, token_ids=b"no").ids
 
 
 def test_a_step_that_nothing_divides_is_refused(tmp_path):

@@ -1,0 +1,297 @@
+"""Where is a model uncertain when it reasons with a tool? Entropies of a run's rollouts, and its curves.
+
+    python recipes/rstar2/analyze.py run=runs/quickstart
+    python recipes/rstar2/analyze.py run=runs/NAME model=DIR steps=8,16 rollouts=64
+
+The rollouts that the run has written (`rollouts/`) go through one forward pass of its checkpoint, token by token as
+they were sampled. Writes into RUN/analysis/:
+
+    analysis.json   all figures, and the definitions that they rest on
+    entropy.html    trajectories with each token coloured by its entropy; stands alone
+    entropy.png     high-entropy tokens by kind, by position, after a tool's reply and over training
+    curves.png      tool errors, lengths, truncation and accuracy of the run, beside the report's figures
+
+Entropies are those of one model for all steps, by default the run's last weights, at temperature 1; the mean entropy
+of the policy while it was trained is the learner's own metric and is drawn beside them. What counts as high, forking
+and reflection is defined in `recipes/rstar2/token_entropy.py`.
+
+A step whose entropies are computed is not computed again (RUN/analysis/entropies/): an interrupted analysis goes on by
+the same command.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zipfile import BadZipFile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.atomic_files import DiskFull, write_whole
+from engine.console.options import parse
+from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
+from engine.telemetry.watchdog import exit_process
+from recipes.rstar2 import report_curves
+from recipes.rstar2.entropy_page import Scale, Shown, page
+from recipes.rstar2.token_entropy import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE, shares
+
+# What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
+FOREIGN_NLL = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    run: Annotated[Path, "folder of the run"] = Path("runs/quickstart")
+    model: Annotated[Path | None, "Hugging Face folder; none: the run's own checkpoint/"] = None
+    output: Annotated[Path | None, "folder to write to; none: analysis/ in the run's"] = None
+    steps: Annotated[tuple[int, ...], "of which rollouts are written; none: all of these"] = ()
+    rollouts: Annotated[int, "at most so many of each step, evenly spread over its groups"] = 256
+    batch_tokens: Annotated[int, "tokens of one forward pass; a longer trajectory goes alone"] = 8192
+    high_share: Annotated[float, "share of the sampled tokens whose entropy counts as high"] = HIGH_SHARE
+    after_reply: Annotated[int, "sampled tokens after a tool's reply that may be reflection tokens"] = AFTER_REPLY
+    examples: Annotated[int, "trajectories, and contexts of each kind, on the page"] = 6
+    device: Annotated[Literal["cpu", "cuda"], "where the forward pass runs"] = "cpu"
+    threads: Annotated[int, "CPU threads"] = 2
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "batch_tokens", "after_reply", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.high_share < 1:
+            raise ValueError(f"high_share must be between 0 and 1, got {self.high_share}")
+        if self.examples < 0:
+            raise ValueError(f"examples must be at least 0, got {self.examples}")
+        self.chosen_steps  # noqa: B018  before anything is loaded
+        if self.model is None and not (self.run / "checkpoint" / "config.json").is_file():
+            raise ValueError(f"{self.run} has no checkpoint/ yet: it has not ended. Fix: model=DIR, or let it end")
+
+    @property
+    def chosen_steps(self) -> list[int]:
+        """Raises ValueError for a run without rollouts, and for a step of which there are none."""
+        there = steps_of(self.run)
+        if not there:
+            raise ValueError(
+                f"{self.run / 'rollouts'} holds no step-*.jsonl. Fix: run=DIR, a run whose recipe has the stage "
+                "write_rollouts and which came to a step that it writes"
+            )
+        if missing := sorted(set(self.steps) - set(there)):
+            raise ValueError(f"steps: {self.run} has no rollouts of step {missing[0]}. Fix: of {there}")
+        return sorted(set(self.steps)) or there
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.model or self.run / "checkpoint"
+
+    @property
+    def folder(self) -> Path:
+        return self.output or self.run / "analysis"
+
+
+Entropies = list[tuple[NDArray[np.float32], NDArray[np.float32]]]  # (entropy_T, logprob_T) of each rollout
+
+
+def choose(rows: Sequence[Rollout], most: int) -> list[Rollout]:
+    """At most so many rollouts with something sampled, evenly spread."""
+    rows = [row for row in rows if row.tokens]
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[at * len(rows) // most] for at in range(most)]
+
+
+def fingerprint(checkpoint: Path, rows: Sequence[Rollout]) -> str:
+    """What entropies depend on: the checkpoint's files, and which trajectories."""
+    files = sorted(checkpoint.glob("*.safetensors"))
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return json.dumps([str(checkpoint.resolve()), weights, [(row.prompt_id, row.sample, len(row.ids)) for row in rows]])
+
+
+def read_entropies(path: Path, key: str) -> Entropies | None:
+    """Those of an earlier analysis; None where there are none, or of something else."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as kept:
+            if str(kept["key"]) != key:
+                return None
+            ends = np.cumsum(kept["lengths"])[:-1]
+            return list(zip(np.split(kept["entropy"], ends), np.split(kept["logprob"], ends), strict=True))
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        return None
+
+
+def write_entropies(path: Path, key: str, entropies: Entropies) -> None:
+    """Raises DiskFull."""
+    content = io.BytesIO()
+    arrays = {name: np.concatenate([each[at] for each in entropies]) for at, name in enumerate(("entropy", "logprob"))}
+    np.savez(content, key=np.asarray(key), lengths=np.asarray([len(each[0]) for each in entropies]), **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, [content.getvalue()])
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl; a last line that is cut off is left out."""
+    path, rows = run / "metrics.jsonl", []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def analyze(config: Config, console: Console) -> dict[str, Any]:
+    """Writes the files and returns the figures. Raises ValueError, OSError or DiskFull."""
+    steps = {
+        step: choose(list(read_rollouts(path_of(config.run, step))), config.rollouts) for step in config.chosen_steps
+    }
+    if empty := [step for step, rows in steps.items() if not rows]:
+        raise ValueError(f"{path_of(config.run, empty[0])} holds no rollout with a sampled token. Fix: other steps=")
+    import torch
+
+    from recipes.rstar2.scoring import EntropyScorer
+
+    torch.set_num_threads(config.threads)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: PyTorch finds no GPU here. Fix: device=cpu")
+    scorer = EntropyScorer(config.checkpoint, device=config.device)
+    for rows in steps.values():
+        scorer.check(rows)
+    with _progress(console) as progress:
+        total = sum(len(row.ids) for rows in steps.values() for row in rows)
+        task = progress.add_task("entropies", total=total)
+        shown = {
+            step: _shown(config, scorer, step, rows, lambda tokens: progress.advance(task, tokens))
+            for step, rows in steps.items()
+        }
+    figures = [
+        {
+            "step": step,
+            **shares([each.scored for each in members], high_share=config.high_share, after_reply=config.after_reply),
+        }
+        for step, members in shown.items()
+    ]
+    return _write(config, figures, shown[max(shown)])
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
+def _shown(
+    config: Config, scorer: Any, step: int, rows: Sequence[Rollout], advance: Callable[[int], None]
+) -> list[Shown]:
+    """The rollouts of a step with their entropies, from an earlier analysis if there was one."""
+    path = config.folder / "entropies" / f"step-{step:06d}.npz"
+    key = fingerprint(config.checkpoint, rows)
+    entropies = read_entropies(path, key)
+    if entropies is None:
+        found: dict[int, Any] = {}
+        for at, entropy_T, logprob_T in scorer.entropies(rows, config.batch_tokens):
+            found[at] = (entropy_T, logprob_T)
+            advance(len(entropy_T))
+        entropies = [found[at] for at in range(len(rows))]
+        write_entropies(path, key, entropies)
+    else:
+        advance(sum(len(entropy_T) for entropy_T, _ in entropies))
+    return [Shown(row=row, scored=scorer.scored(row, *values)) for row, values in zip(rows, entropies, strict=True)]
+
+
+def _write(config: Config, figures: list[dict[str, Any]], last: Sequence[Shown]) -> dict[str, Any]:
+    metrics = metrics_of(config.run)
+    curves, entropy = config.folder / "curves.png", config.folder / "entropy.png"
+    notes = report_curves.plot_curves(curves, metrics) if metrics else []
+    report_curves.plot_entropies(entropy, figures, report_curves.series(metrics, "learner/entropy"))
+    facts = [
+        f"Entropies of {config.checkpoint} at temperature 1 over the rollouts of {config.run}.",
+        f"High: above the {1 - config.high_share:.0%} quantile of the sampled tokens of a step.",
+        *_warnings(config, figures),
+    ]
+    result = {
+        "run": str(config.run),
+        "model": str(config.checkpoint),
+        "definitions": {
+            "temperature": 1.0,
+            "unit": "nats",
+            "high_share": config.high_share,
+            "after_reply": config.after_reply,
+            "forking_phrases": FORKING_PHRASES,
+        },
+        "warnings": _warnings(config, figures),
+        "steps": figures,
+        "report": {
+            "response_tokens": report_curves.RESPONSE_TOKENS,
+            "aime24": report_curves.AIME24,
+            "aime25": report_curves.AIME25,
+            "grpo_tool_errors": report_curves.GRPO_TOOL_ERRORS,
+            "truncated_peak": report_curves.TRUNCATED_PEAK,
+            "not_drawn": notes,
+        },
+    }
+    html = page(
+        title=f"Entropies of {config.run.name}",
+        facts=facts,
+        steps=figures,
+        notes=notes,
+        plots=[entropy, *([curves] if metrics else [])],
+        shown=last,
+        examples=config.examples,
+        scale=Scale.of(last, figures[-1]["threshold"], config.after_reply),
+    )
+    write_whole(config.folder / "entropy.html", [html.encode("utf-8", "replace")])
+    write_whole(config.folder / "analysis.json", [json.dumps(result, indent=2).encode(), b"\n"])
+    return result
+
+
+def _warnings(config: Config, figures: Sequence[dict[str, Any]]) -> list[str]:
+    """Steps whose rollouts another model must have sampled: this one finds them much less likely than its own."""
+    foreign = [row for row in figures if row["nll"] > row["entropy"] + FOREIGN_NLL]
+    return [
+        f"step {row['step']}: {config.checkpoint} gives these rollouts {row['nll']:.2f} nats per token, and its own "
+        f"entropy there is {row['entropy']:.2f}: another model or temperature has sampled them"
+        for row in foreign
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse(Config, argv)
+    console = Console()
+    try:
+        result = analyze(config, console)
+    except (ValueError, OSError) as error:
+        print(f"analyze: {' '.join(str(error).split())}", file=sys.stderr)  # of transformers it may have many lines
+        return 2
+    except DiskFull as error:
+        print(f"analyze: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("analyze: interrupted; the steps that were done are kept, the same command goes on", file=sys.stderr)
+        return 130
+    for warning in result["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for row in result["steps"]:
+        of_high, among = row["of_high"], row["high_among"]
+        reflection = "none" if among["reflection"] is None else f"{among['reflection']:.0%}"
+        console.print(
+            f"step {row['step']}: {row['tokens']:,} tokens, entropy {row['entropy']:.3f}, high above "
+            f"{row['threshold']:.3f}; of the high ones {of_high['forking'] or 0:.0%} are forking, "
+            f"{of_high['reflection'] or 0:.0%} reflection; of the tokens after replies {reflection} are high",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for name in ("entropy.html", "entropy.png", "curves.png", "analysis.json"):
+        if (config.folder / name).is_file():
+            console.print(f"  {config.folder / name}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_process(main(sys.argv[1:]))

@@ -1,0 +1,266 @@
+"""Evaluates a checkpoint on sets of problems, without a trainer: avg@k, pass@k, lengths and tool use of each set.
+
+    python recipes/rstar2/evaluate.py model=runs/rstar2/stage-3/checkpoint sets=aime24.parquet,math500.jsonl
+
+`protocol` decides how the model is asked, and by default with how many samples and which budgets: the report's
+evaluation has 16 samples at temperature 0.6, 30 K tokens and 30 turns; the release's is greedy with 5 turns. Writes
+evaluation.json and the rows of each set into `output`. The same command goes on with an evaluation that was
+interrupted, and shows one that is complete.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from algo.eval_stats import avg_at_k, pass_at_k
+from algo.reward.math_reward import MathReward
+from engine.atomic_files import write_whole
+from engine.console.job import BadInput, run_job
+from engine.console.options import flat
+from engine.rollout.rollout import RolloutConfig
+from engine.run.run_folder import versions
+from engine.serving import ServingConfig, serving
+from engine.telemetry.watchdog import exit_process
+from engine.types import Prompt, StopReason
+from recipes.rstar2.parts import (
+    DEADLINE_S,
+    ProtocolName,
+    ReplicaOptions,
+    SandboxOptions,
+    budget_of,
+    chat_of,
+    check_exists,
+    named_sets,
+    tool_of,
+    values_of,
+)
+from recipes.rstar2.sampling import Row, RowFile, fingerprint, open_output, problems_bar, sample_problems, sha256
+
+# What decides no figure: where and how fast it is computed.
+NOT_COMPARED = {
+    *("model", "sets", "problems", "output", "in_flight"),
+    *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    model: Annotated[Path, "Hugging Face folder"] = Path("model")
+    sets: Annotated[tuple[Path, ...], "JSONL, parquet or datasets folders, named by their files"] = ()
+    output: Annotated[Path, "folder of the results; the same command goes on there"] = Path("runs/evaluation")
+    protocol: Annotated[ProtocolName, "how the model is asked; none: its own template, and a tool named python"] = (
+        "report"
+    )
+    stateful: Annotated[bool, "calls of a rollout share their variables"] = False
+    samples: Annotated[int | None, "of each problem; none: the protocol's"] = None
+    temperature: Annotated[float | None, "0 is greedy; none: the protocol's"] = None
+    max_tokens: Annotated[int | None, "of prompt and response together; none: the protocol's"] = None
+    turns: Annotated[int | None, "T; none: the protocol's"] = None
+    problems: Annotated[int | None, "the first so many of each set; none: all"] = None
+    deadline_s: Annotated[float, "wall time of a rollout"] = DEADLINE_S
+    in_flight: Annotated[int, "rollouts under way at once"] = 512
+    replicas: Annotated[int, "vLLM engines"] = 2
+    devices: Annotated[tuple[int, ...], "GPUs, tensor_parallel for each replica; none: the CPU"] = ()
+    tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
+    seed: Annotated[int, "of sampling"] = 0
+    replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
+    sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
+
+    def __post_init__(self) -> None:
+        if not self.sets:
+            raise ValueError("sets: none given. Fix: sets=aime24.parquet,math500.jsonl")
+        for path in self.sets:
+            check_exists(sets=path)
+        for name in ("samples", "turns", "problems", "in_flight"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.serving()  # the parts' own checks, before anything starts
+
+    @property
+    def k(self) -> int:
+        """Samples of each problem."""
+        return self.samples or values_of(self.protocol).eval_samples
+
+    def budget(self) -> RolloutConfig:
+        values = values_of(self.protocol)
+        return budget_of(
+            self.protocol,
+            response_tokens=values.eval_max_tokens,
+            turns=self.turns or values.eval_turns,
+            temperature=values.eval_temperature if self.temperature is None else self.temperature,
+            max_tokens=self.max_tokens,
+            deadline_s=self.deadline_s,
+        )
+
+    def serving(self) -> ServingConfig:
+        budget = self.budget()
+        return ServingConfig(
+            checkpoint=self.model,
+            rollout=budget,
+            replica=self.replica.config(self.model, budget.max_tokens, self.devices),
+            replicas=self.replicas,
+            devices=self.devices,
+            tensor_parallel=self.tensor_parallel,
+            chat=chat_of(self.protocol),
+            sandbox=self.sandbox.config(),
+            seed=self.seed,
+        )
+
+    def identity(self, data: Mapping[str, str]) -> dict[str, Any]:
+        """What decides the figures. data: the hash of each set."""
+        budget = self.budget()
+        given = {name: value for name, value in flat(self).items() if name not in NOT_COMPARED}
+        effective = {
+            "samples": self.k,
+            "temperature": budget.temperature,
+            "max_tokens": budget.max_tokens,
+            "turns": budget.max_turns,
+        }
+        return {**given, **effective, "weights": fingerprint(self.model), "data": dict(data)}
+
+
+async def evaluate(config: Config, console: Console | None = None) -> dict[str, Any]:
+    """The figures of each set, which are written to evaluation.json and shown as a table too.
+
+    Raises BadInput, or one of `engine.training.EXPECTED`.
+    """
+    console = console or Console()
+    started = time.monotonic()
+    sets = named_sets(config.sets, config.problems)
+    hashes = {name: sha256(path) for name, path in zip(sets, config.sets, strict=True)}
+    identity = config.identity(hashes)
+    open_output(config.output, identity)
+    failed = await _sample(config, sets, console)
+    figures = {}
+    for name, prompts in sets.items():
+        first_error = next(iter(failed[name].values()), None)
+        rows = _rows(config.output, name, prompts)
+        if not rows:
+            raise BadInput(f"{name}: no problem could be sampled; the first error: {first_error}")
+        figures[name] = figures_of(rows) | {"problems_failed": len(failed[name]), "first_error": first_error}
+    result = {
+        "model": str(config.model),
+        "sets": figures,
+        "config": {**identity, "model": config.model, "sets": config.sets},
+        "versions": versions(),
+        "command": sys.argv,
+        "wall_s": round(time.monotonic() - started, 1),
+    }
+    path = config.output / "evaluation.json"
+    write_whole(path, [msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2), b"\n"])
+    console.print(table_of(figures, f"{config.model}, protocol={config.protocol}"))
+    console.print(f"  {path}", highlight=False, soft_wrap=True)
+    return result
+
+
+async def _sample(config: Config, sets: Mapping[str, Sequence[Prompt]], console: Console) -> dict[str, dict[str, str]]:
+    """Samples what has no row yet, if anything. Returns for each set the problems that failed, with their errors."""
+    failed: dict[str, dict[str, str]] = {name: {} for name in sets}
+    if all(len(_rows(config.output, name, prompts)) == len(prompts) for name, prompts in sets.items()):
+        return failed
+    console.print(f"starting {config.replicas} vLLM engines and the sandbox", highlight=False, soft_wrap=True)
+    async with serving(config.serving()) as served:
+        rollouts = served.rollouts([tool_of(config.protocol, served.sandbox, stateful=config.stateful)])
+        reward = MathReward(runner=served.sandbox)
+        for name, prompts in sets.items():
+            with (
+                RowFile(rows_path(config.output, name)) as file,
+                problems_bar(name, len(prompts), _done(file, prompts), console) as advance,
+            ):
+                failed[name] = await sample_problems(
+                    prompts,
+                    file,
+                    samples=config.k,
+                    rollouts=rollouts,
+                    reward=reward,
+                    timeline=served.timeline,
+                    in_flight=config.in_flight,
+                    on_done=advance,
+                )
+    return failed
+
+
+def rows_path(output: Path, name: str) -> Path:
+    return output / f"{name}.samples.jsonl"
+
+
+def _done(file: RowFile, prompts: Sequence[Prompt]) -> int:
+    return sum(prompt.id in file.done for prompt in prompts)
+
+
+def _rows(output: Path, name: str, prompts: Sequence[Prompt]) -> list[Row]:
+    """Those of these prompts, in their order."""
+    with RowFile(rows_path(output, name)) as file:
+        rows = {row.id: row for row in file.rows()}
+    return [rows[prompt.id] for prompt in prompts if prompt.id in rows]
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the samples of a set say: shares are of rollouts, and of calls where they are of calls.
+
+    rows: one or more. accuracy: avg@k with its 95 % interval. pass_at_k: unbiased, for 1, 2, 4, ... and all samples.
+    """
+    samples = rows[0].samples
+    found = avg_at_k(np.asarray([[reward > 0 for reward in row.rewards] for row in rows], np.float64))
+    ks = sorted({*(2**power for power in range(int(math.log2(samples)) + 1)), samples})
+    stops = [stop for row in rows for stop in row.stops]
+    tokens = [count for row in rows for count in row.tokens]
+    calls = sum(count for row in rows for count in row.calls)
+    return {
+        "problems": len(rows),
+        "samples": samples,
+        "accuracy": found.mean,
+        "accuracy_low": found.low,
+        "accuracy_high": found.high,
+        "pass_at_k": {str(k): fmean(pass_at_k(samples, row.solved, k) for row in rows) for k in ks},
+        "tokens_per_rollout": fmean(tokens),
+        "turns_per_rollout": fmean(count for row in rows for count in row.turns),
+        "tool_calls_per_rollout": calls / len(stops),
+        "tool_error_share": sum(count for row in rows for count in row.failed_calls) / max(1, calls),
+        "truncated_share": stops.count(StopReason.LENGTH) / len(stops),
+        "out_of_turns_share": stops.count(StopReason.TURNS) / len(stops),
+        "out_of_time_share": stops.count(StopReason.DEADLINE) / len(stops),
+        "no_answer_share": sum(answer is None for row in rows for answer in row.answers) / len(stops),
+    }
+
+
+def table_of(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    """A column for each set."""
+    table = Table("", title=escape(title))
+    for name in figures:
+        table.add_column(escape(name), justify="right")
+    lines: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
+        ("problems x samples", lambda row: f"{row['problems']} x {row['samples']}"),
+        ("avg@k", lambda row: f"{row['accuracy']:.3f}"),
+        ("95 % interval", lambda row: escape(f"[{row['accuracy_low']:.3f}, {row['accuracy_high']:.3f}]")),
+        ("pass@k", lambda row: f"{row['pass_at_k'][str(row['samples'])]:.3f}"),
+        ("tokens per rollout", lambda row: f"{row['tokens_per_rollout']:.0f}"),
+        ("tool calls per rollout", lambda row: f"{row['tool_calls_per_rollout']:.2f}"),
+        ("failed share of tool calls", lambda row: f"{row['tool_error_share']:.3f}"),
+        ("truncated", lambda row: f"{row['truncated_share']:.3f}"),
+        ("out of turns", lambda row: f"{row['out_of_turns_share']:.3f}"),
+        ("without an answer", lambda row: f"{row['no_answer_share']:.3f}"),
+        ("problems that failed", lambda row: str(row["problems_failed"])),
+    )
+    for label, show in lines:
+        table.add_row(label, *(show(row) for row in figures.values()))
+    return table
+
+
+if __name__ == "__main__":
+    exit_process(run_job(Config, evaluate))

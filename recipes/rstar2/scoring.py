@@ -1,0 +1,160 @@
+"""Entropies of recorded trajectories under a checkpoint: a forward pass of the learner's own model, without a trainer.
+
+Promises
+- The ids are those that were recorded: nothing is tokenised again.
+- Entropies are exact, over the whole vocabulary, at temperature 1. Memory is bounded by `batch_tokens` and the longest
+  trajectory: logits exist for a thousand tokens at a time (`algo.learner.model.Scorer`).
+- A checkpoint whose tokenizer does not give the recorded texts back is refused.
+
+On the CPU it computes in float32; on a GPU in bfloat16 with logits in float32, which has not been run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from algo.learner.attention import PACKED, register
+from algo.learner.model import Scorer, empty
+from algo.learner.supported import check_structure, sliding_window
+from engine.rollout.chat_template import TextStream
+from engine.stages.write_rollouts import Rollout
+from recipes.rstar2.token_entropy import Scored, mark
+
+CHECKED = 16  # rollouts whose text the tokenizer must give back
+CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole character
+
+
+class EntropyScorer:
+    """A checkpoint that gives recorded trajectories their entropies. Raises ValueError for one that cannot."""
+
+    def __init__(self, model: Path, *, device: str = "cpu") -> None:
+        for name in ("config.json", "tokenizer_config.json"):
+            if not (model / name).is_file():
+                raise ValueError(f"model {str(model)!r} has no {name}. Fix: model=DIR, a Hugging Face folder")
+        transformers_logging.disable_progress_bar()
+        register()
+        self.path = model
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        config = AutoConfig.from_pretrained(model)
+        attention = PACKED if sliding_window(config) is None else "sdpa"
+        check_structure(empty(config, attention), attention)
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            model,
+            dtype=torch.bfloat16 if on_gpu else torch.float32,
+            attn_implementation=attention,
+            output_loading_info=True,
+        )
+        if missing := found["missing_keys"]:  # the library has made random numbers of them
+            raise ValueError(f"model {str(model)!r} holds no weight {min(missing)}. Fix: model=DIR, a whole checkpoint")
+        self.vocabulary: int = loaded.get_input_embeddings().weight.shape[0]
+        self._scorer = Scorer(loaded.to(self.device), fp32_head=on_gpu).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(model).backend_tokenizer
+
+    def check(self, rows: Sequence[Rollout]) -> None:
+        """Raises ValueError where the rollouts hold no ids, or those of another model's vocabulary or tokenizer."""
+        for row in rows:
+            if not len(row.ids):
+                raise ValueError(
+                    f"the rollouts of step {row.step} hold no token ids: they were written by an earlier version. "
+                    "Fix: go on with the run, or make it again, and analyse the steps that it writes then"
+                )
+            if row.ids.max() >= self.vocabulary:
+                raise self._other_model(row, f"token {row.ids.max()}, and it has {self.vocabulary}")
+        for row in rows[:CHECKED]:
+            text = "".join(
+                self._tokenizer.decode(row.ids[a:b].tolist(), skip_special_tokens=False) for a, b in row.turns
+            )
+            if text.replace(CUT_OFF, "") != row.text.replace(CUT_OFF, ""):
+                raise self._other_model(row, f"{text[:40]!r} where {row.text[:40]!r} was recorded")
+
+    def _other_model(self, row: Rollout, what: str) -> ValueError:
+        where = f"step {row.step}, {row.prompt_id} #{row.sample}"
+        return ValueError(
+            f"{self.path} is not the model of these rollouts or has another tokenizer: {where} has {what}. "
+            "Fix: model=DIR, a checkpoint of that run"
+        )
+
+    def entropies(
+        self, rows: Sequence[Rollout], batch_tokens: int
+    ) -> Iterator[tuple[int, Sequence[float], Sequence[float]]]:
+        """(which row, entropy_T, logprob_T) of each, in any order; 0 where nothing was sampled."""
+        for pack in packs([len(row.ids) for row in rows], batch_tokens):
+            yield from self._pack(rows, pack)
+
+    @torch.no_grad()
+    def _pack(self, rows: Sequence[Rollout], pack: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+        ids = [rows[at].ids for at in pack]
+        lengths = [len(each) for each in ids]
+        begins = np.cumsum(lengths) - lengths
+        sampled = [sampled_positions(rows[at]) for at in pack]
+        places_M = np.concatenate([begin + each for begin, each in zip(begins, sampled, strict=True)])
+        token_ids_L = np.concatenate(ids).astype(np.int64)
+        position_ids_L = np.concatenate([np.arange(length) for length in lengths])
+        logprobs_M, entropies_M = self._scorer(
+            self._to_device(token_ids_L[None]),
+            self._to_device(position_ids_L[None]),
+            lengths,
+            self._to_device(places_M - 1),
+            self._to_device(token_ids_L[places_M]),
+        )
+        values_2L = np.zeros((2, len(token_ids_L)), np.float32)
+        values_2L[:, places_M] = torch.stack([entropies_M, logprobs_M]).float().cpu().numpy()
+        for at, begin, length in zip(pack, begins, lengths, strict=True):
+            entropy_T, logprob_T = values_2L[:, begin : begin + length]
+            yield at, np.maximum(entropy_T, 0.0), logprob_T
+
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def scored(self, row: Rollout, entropy_T: NDArray[np.float32], logprob_T: NDArray[np.float32]) -> Scored:
+        """The row with the text and kind of each token."""
+        texts_T = self.texts(row)
+        failed = frozenset(call.turn for call in row.calls if call.outcome != "ok")
+        return Scored(
+            texts_T=texts_T,
+            marks=mark(texts_T, row.turns),
+            entropy_T=entropy_T,
+            logprob_T=logprob_T,
+            failed_turns=failed,
+        )
+
+    def texts(self, row: Rollout) -> list[str]:
+        """Of each token, so that together they are the text; a character of several tokens stands at its last one."""
+        texts: list[str] = []
+        bounds = [0, *(bound for turn in row.turns for bound in turn), len(row.ids)]
+        for begin, end in pairwise(bounds):
+            stream = TextStream(self._tokenizer)
+            texts += [stream.step([token]) for token in row.ids[begin:end].tolist()]
+        return texts
+
+
+def sampled_positions(row: Rollout) -> NDArray[np.int64]:
+    """Indices of the tokens that the model has sampled."""
+    spans = [np.arange(start, end) for start, end in row.turns]
+    return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+
+
+def packs(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of sequences for one pass each, long ones first; one that is longer than `batch_tokens` goes alone.
+
+    >>> list(packs([3, 9, 2, 4], 6))
+    [[1], [3], [0, 2]]
+    """
+    pack: list[int] = []
+    for at in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if pack and sum(lengths[each] for each in pack) + lengths[at] > batch_tokens:
+            yield pack
+            pack = []
+        pack.append(at)
+    if pack:
+        yield pack

@@ -1,0 +1,192 @@
+"""The recipe of rStar2-Agent on the tiny agent, as a user runs it: its stages, its filter and its evaluation, killed
+and gone on with. The chat is the agent's own (protocol=none), since it knows no other.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from engine.console.job import BadInput
+from recipes.rstar2.sampling import RowFile
+from recipes.tiny.task import Split, prompts
+from tests.support.paths import ROOT, TINY
+from tests.support.runs import Run, metrics, numbers
+
+BUDGET = ["protocol=none", "sandbox.slots=4", "replicas=1", f"model={TINY}"]
+STAGES = [
+    *("stage=all", "steps=2,2,1", "prompts_per_step=4", "group_size=2", "filter_samples=2", "learner.lr=5e-4"),
+    *("rollout.max_tokens=230", "rollout.max_turns=4", "checkpoint_every=1", "write_every=1", "replica.kv_blocks=512"),
+    *("eval_every=2", "eval_samples=1", "eval_max_tokens=230", "eval_turns=4"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train.jsonl and test.jsonl with rows as the release has them."""
+    folder = tmp_path_factory.mktemp("data")
+    splits: tuple[tuple[Split, int], ...] = (("train", 24), ("test", 6))
+    for split, count in splits:
+        rows = [
+            {
+                "data_source": "rstar_tiny",
+                "agent_name": "rstar2_agent",
+                "prompt": list(prompt.messages),
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": prompt.answer},
+                "extra_info": {"split": split, "index": index},
+            }
+            for index, prompt in enumerate(islice(prompts(split, 0), count))
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def program(name: str, *words: str) -> list[str]:
+    return [sys.executable, "-u", str(ROOT / "recipes" / "rstar2" / f"{name}.py"), *BUDGET, *words]
+
+
+def rl(data: Path, runs: Path, *words: str) -> list[str]:
+    files = [f"data={data / 'train.jsonl'}", f"eval_sets={data / 'test.jsonl'}", f"runs={runs}"]
+    return program("rl", *files, *STAGES, *words)
+
+
+def finished(command: list[str], within_s: float) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stages without an interruption."""
+    runs = tmp_path_factory.mktemp("runs")
+    finished(rl(data, runs), 500)
+    return runs / "rstar2"
+
+
+@pytest.mark.timeout(600)
+def test_the_stages_follow_each_other(undisturbed: Path, data: Path) -> None:
+    rows = {number: metrics(undisturbed / f"stage-{number}") for number in (1, 2, 3)}
+    assert [[row["step"] for row in rows[number]] for number in rows] == [[0, 1, 2], [0, 1, 2], [0, 1]]
+    rates = [[row["learner/lr"] for row in rows[number] if "reward" in row] for number in rows]
+    peak = 5e-4 / 20
+    assert rates[0] == pytest.approx([peak, 2 * peak])
+    assert rates[1] == pytest.approx([3 * peak, 4 * peak]), "the second stage goes on with the optimizer"
+    assert rates[2] == pytest.approx([peak]), "the third begins a new one"
+    assert all("eval/accuracy/test" in rows[number][0] for number in rows)
+    kept = (undisturbed / "filter" / "filtered.jsonl").read_text().splitlines()
+    assert set(kept) <= set((data / "train.jsonl").read_text().splitlines())
+    solved = [json.loads(line) for line in (undisturbed / "filter" / "samples.jsonl").read_text().splitlines()]
+    assert len(solved) == 24
+    assert len(kept) == sum(row["solved"] < 2 for row in solved)
+
+
+@pytest.mark.timeout(900)
+def test_a_chain_that_is_killed_in_its_second_stage_ends_as_if_nothing_had_happened(
+    undisturbed: Path, data: Path, started: list[Run], tmp_path: Path
+) -> None:
+    first = Run(rl(data, tmp_path))
+    started.append(first)
+    first.until("stage 2: a new run")
+    first.until("step   1")
+    first.process.kill()
+    assert first.end() == -9
+    assert first.left() == []
+    last = Run(rl(data, tmp_path))
+    started.append(last)
+    assert last.end(within_s=400) == 0, last.text()
+    folder = tmp_path / "rstar2"
+    assert f"stage 1 has ended: {folder / 'stage-1'}" in last.text()
+    assert f"resuming {folder / 'stage-2'} at step" in last.text()
+    for number in (1, 2, 3):
+        assert numbers(folder / f"stage-{number}") == numbers(undisturbed / f"stage-{number}")
+    assert (folder / "filter" / "filtered.jsonl").read_bytes() == (
+        undisturbed / "filter" / "filtered.jsonl"
+    ).read_bytes()
+
+
+SAMPLED = ["max_tokens=230", "turns=4", "temperature=1", "in_flight=4", "replica.kv_blocks=512"]
+
+
+@pytest.mark.timeout(400)
+def test_a_filter_that_is_killed_goes_on_and_keeps_the_same(data: Path, started: list[Run], tmp_path: Path) -> None:
+    words = [f"data={data / 'train.jsonl'}", "n=2", *SAMPLED]
+    finished(program("filter", f"output={tmp_path / 'whole'}", *words), 200)
+    cut = [f"output={tmp_path / 'cut'}", *words]
+    first = Run(program("filter", *cut))
+    started.append(first)
+    first.until("5 of 24 problems")
+    first.process.kill()
+    assert first.end() == -9
+    assert first.left() == []
+    there = (tmp_path / "cut" / "samples.jsonl").read_text().count("\n")
+    assert 5 <= there < 24
+    assert f"{there + 1} of 24" not in first.text()
+    last = Run(program("filter", *cut))
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert "3 of 24 problems" not in last.text(), "those that had a row are not sampled again"
+    rows = [sorted((tmp_path / each / "samples.jsonl").read_text().splitlines()) for each in ("whole", "cut")]
+    assert rows[0] == rows[1]
+    kept = [(tmp_path / each / "filtered.jsonl").read_bytes() for each in ("whole", "cut")]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.timeout(400)
+def test_an_evaluation_that_is_interrupted_goes_on_and_says_the_same(
+    data: Path, started: list[Run], tmp_path: Path
+) -> None:
+    words = [f"sets={data / 'test.jsonl'},{data / 'train.jsonl'}", "samples=2", "stateful=true", *SAMPLED]
+    finished(program("evaluate", f"output={tmp_path / 'whole'}", *words), 200)
+    cut = [f"output={tmp_path / 'cut'}", *words]
+    first = Run(program("evaluate", *cut))
+    started.append(first)
+    first.until("5 of 24 problems")
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 130
+    assert "evaluate.py" in first.text().splitlines()[-1], "the command that goes on"
+    assert first.left() == []
+    last = Run(program("evaluate", *cut))
+    started.append(last)
+    assert last.end() == 0, last.text()
+    assert "6 of 6 problems" not in last.text()
+    for word in ("avg@k", "6 x 2", "24 x 2", "truncated"):
+        assert word in last.text()
+    whole, again = (json.loads((tmp_path / each / "evaluation.json").read_text()) for each in ("whole", "cut"))
+    assert whole["sets"] == again["sets"]
+    assert whole["sets"]["test"]["problems_failed"] == 0
+    assert whole["config"]["data"].keys() == {"test", "train"}
+    assert whole["versions"]["torch"]
+    shown = finished(program("evaluate", *cut), 60)
+    assert "starting" not in shown
+    assert "avg@k" in shown
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from recipes.rstar2.sampling import RowFile
+with RowFile(Path(sys.argv[1])) as file:
+    list(file.rows())  # opens and closes the file once more
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-c", OPENED, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(BadInput, match=str(path)):
+            RowFile(path)
+        other.communicate("")
+    with RowFile(path):
+        pass
