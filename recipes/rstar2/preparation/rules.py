@@ -40,6 +40,7 @@ _NO_ANSWER = re.compile(
     r"(?:insufficient|not given).*|.*cannot be determined.*|.*does not exist|no (?:real )?solutions?|no answer)\.?",
     re.IGNORECASE,
 )
+_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SEVERAL = re.compile(r"\b(?:or|and)\b|;|\\text\{\s*(?:or|and)\s*\}|\\pm|\\mp|±", re.IGNORECASE)
 
 
@@ -51,12 +52,23 @@ def integer_of(answer: str) -> int | None:
     """
     if len(answer) > LONGEST_INTEGER:
         return None
-    text = answer.strip().strip("$").strip()
+    text = _without_spacing(answer).strip().strip("$").strip()
     boxed = re.fullmatch(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", text)
-    text = (boxed[1] if boxed else text).replace("{,}", ",").replace("\\!", "").replace("−", "-").strip()
+    text = (boxed[1] if boxed else text).removeprefix("\\$").strip()
     if not _INTEGER.fullmatch(text):
         return None
     return int(text.partition(".")[0].replace(",", ""))
+
+
+def _without_spacing(answer: str) -> str:
+    """LaTeX's ways to write a thousands separator and a minus, as plain characters."""
+    return re.sub(r"\\!\s*", "", answer.replace("{,}", ",").replace("−", "-"))
+
+
+def _outside_brackets(text: str) -> str:
+    """What stands in no brackets: a point (1, 2) and a set \\{1, 2\\} are one answer."""
+    shorter = _BRACKETS.sub("", text)
+    return text if shorter == text else _outside_brackets(shorter)
 
 
 def canonical(answer: str) -> str:
@@ -80,8 +92,8 @@ def no_answer(row: Row) -> Dropped | None:
 def several_answers(row: Row) -> Dropped | None:
     """The reference is more than one answer: "12 or 13", "1, 2, 3", "\\pm 2"."""
     assert isinstance(row, Problem)
-    outside = re.sub(r"[(\[{][^()\[\]{}]*[)\]}]", "", row.answer)  # a point (1, 2) is one answer
-    if _SEVERAL.search(row.answer) or "," in re.sub(r"(?<=\d),(?=\d{3}\b)", "", outside):
+    answer = _without_spacing(row.answer)
+    if _SEVERAL.search(answer) or "," in re.sub(r"(?<=\d),(?=\d{3}\b)", "", _outside_brackets(answer)):
         return Dropped(reason="several_answers", detail=row.answer)
     return None
 
@@ -102,12 +114,13 @@ def huge_answer(row: Row) -> Dropped | None:
 
 _PROOF = re.compile(r"\b(?:prove|proof|show that|disprove|justify|demonstrate that|verify that)\b", re.IGNORECASE)
 _ASKS = re.compile(r"\?|\b(?:find|compute|calculate|determine|evaluate|what|how many|how much)\b", re.IGNORECASE)
+_DRAWING = re.compile(r"\[asy\].*?\[/asy\]|\\begin\{(asy|tikzpicture)\}.*?\\end\{\1\}", re.DOTALL)
 _OPTIONS = re.compile(
-    r"(?:\(\s*A\s*\).*\(\s*B\s*\).*\(\s*C\s*\))|(?:^\s*A[.):].*^\s*B[.):].*^\s*C[.):])", re.DOTALL | re.M
+    r"(?<!\w)\(\s*A\s*\).*(?<!\w)\(\s*B\s*\).*(?<!\w)\(\s*C\s*\)|^\s*A[.):].*^\s*B[.):].*^\s*C[.):]", re.DOTALL | re.M
 )
 _BEGINS = r"(?:^|[.?!:;]\s)\s*"  # a sentence or a line
 _PARTS = re.compile(rf"{_BEGINS}\((?:a|i)\)\s.*{_BEGINS}\((?:b|ii)\)\s", re.DOTALL | re.M)
-_ANSWER_IS_LETTER = re.compile(r"\(?[A-E]\)?")
+_ANSWER_IS_LETTER = re.compile(r"(?:\\text\{)?\(?[A-E]\)?\}?")
 _CHINESE = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 
 
@@ -118,12 +131,9 @@ def proof(row: Row) -> Dropped | None:
 
 
 def multiple_choice(row: Row) -> Dropped | None:
-    r"""Options A, B, C are given, or the answer is a letter of one.
-
-    LaTeX's \textbf{(A)} and \mathrm{(A)} count.
-    """
+    """Options A, B, C are given, or the answer is a letter of one. The code of a drawing does not count."""
     assert isinstance(row, Problem)
-    choice = _OPTIONS.search(row.text) or _ANSWER_IS_LETTER.fullmatch(row.answer)
+    choice = _OPTIONS.search(_DRAWING.sub("", row.text)) or _ANSWER_IS_LETTER.fullmatch(row.answer)
     return Dropped(reason="multiple_choice") if choice else None
 
 

@@ -42,7 +42,18 @@ def test_the_examples_in_docstrings_work(module):
 
 @pytest.mark.parametrize(
     ("answer", "number"),
-    [("0", 0), ("007", 7), ("+5", 5), ("1{,}200", 1200), ("\\boxed{ -3 }", -3), ("$4$", 4), ("−4", -4), ("2.00", 2)]
+    [
+        ("0", 0),
+        ("007", 7),
+        ("+5", 5),
+        ("1{,}200", 1200),
+        ("\\boxed{ -3 }", -3),
+        ("$4$", 4),
+        ("−4", -4),
+        ("2.00", 2),
+        ("\\$32,\\!348", 32348),
+        ("11,\\! 111", 11111),
+    ]
     + [(text, None) for text in ("", "3.5", "1e3", "x", "1,20", "3 m", "\\frac{4}{2}", "5%", "1 000", "9" * 5000)],
 )
 def test_an_integer_is_read_however_it_is_written(answer, number):
@@ -69,6 +80,7 @@ CANNOT_BE_CHECKED = [
     ("Which? $\\textbf{(A)}\\ 1 \\qquad \\textbf{(B)}\\ 2 \\qquad \\textbf{(C)}\\ 3$", "2", "multiple_choice"),
     ("Which?\nA. one\nB. two\nC. three", "2", "multiple_choice"),
     ("Which one is right?", "(B)", "multiple_choice"),
+    ("Which one is right?", "\\text{(B)}", "multiple_choice"),
     ("Solve.", "12 or 13", "several_answers"),
     ("Solve.", "1, 2, 3", "several_answers"),
     ("Solve.", "\\pm 2", "several_answers"),
@@ -84,7 +96,12 @@ CAN_BE_CHECKED = [
     ("Let (a) be the first and (b) the second case. How many are there?", "5"),
     ("Where do they meet?", "(1, 2)"),
     ("Which interval?", "[0, 1)"),
+    ("Which one?", "\\left( \\frac{3}{2}, -13 \\right)"),
+    ("Which set?", "\\{1, 2\\}"),
+    ("How much?", "\\$32,\\!348"),
     ("How many?", "1,200"),
+    ("How large? [asy] dot((A)); dot((B)); dot((C)); [/asy]", "60"),
+    ("Let $f(A) = 1$, $f(B) = 2$ and $f(C) = 3$. Which is the sum?", "6"),
     ("Triangle ABC has angles A, B, C. How large is A?", "60"),
 ]
 
