@@ -42,6 +42,7 @@ def losses(folder: Path) -> list[tuple[float, float]]:
 def test_it_learns_and_a_killed_run_learns_the_same(started: list[Run], inputs: list[str], tmp_path: Path) -> None:
     whole = Run(command(inputs, tmp_path / "whole", "format_prompts=4", "format_tokens=40"))
     started.append(whole)
+    whole.until("saving the checkpoint")  # an engine and the learner have started by then: minutes on a busy machine
     assert whole.end() == 0, whole.text()
     folder = tmp_path / "whole" / "sft"
     expected = losses(folder)
@@ -61,6 +62,7 @@ def test_it_learns_and_a_killed_run_learns_the_same(started: list[Run], inputs: 
     assert killed.end() == -9
     again = Run(command(inputs, tmp_path / "killed", "checkpoint_every=2", "format_prompts=0"))
     started.append(again)
+    again.until("saving the checkpoint")
     assert again.end() == 0, again.text()
     assert "at step 2" in again.text()
     assert losses(tmp_path / "killed" / "sft") == expected
