@@ -11,7 +11,10 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
+from http.client import HTTPException
 from itertools import islice
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -40,11 +43,15 @@ OPTIONS = (
     "--served-model-name",
     "tiny",
 )
-START_S = 180
+START_S = 400  # on busy cores; else half a minute
+AT_ONCE = 16  # a seeded request whose prompt is read in two steps, among many, ends vLLM's engine on the CPU
 TOOLS = [schema(PythonTool(runner=None, name=TOOL_NAME))]
 QUESTIONS = [prompt.messages[0]["content"] for prompt in islice(prompts("test", 0), 80)]
 
-pytestmark = pytest.mark.skipif(not VLLM.exists(), reason="no .venv-serve. Fix: make serve-env")
+pytestmark = [
+    pytest.mark.skipif(not VLLM.exists(), reason="no .venv-serve. Fix: make serve-env"),
+    pytest.mark.timeout(START_S + 200),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +81,9 @@ def url(exported):
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         ends = time.monotonic() + START_S
-        while time.monotonic() < ends and server.poll() is None and not listens(port):
+        while time.monotonic() < ends and server.poll() is None and not serves(port):
             time.sleep(0.5)
-        assert listens(port), log.read_text()[-3000:]
+        assert serves(port), log.read_text()[-3000:]
         yield f"http://127.0.0.1:{port}"
     finally:
         server.send_signal(signal.SIGTERM)
@@ -87,17 +94,20 @@ def url(exported):
             server.wait()
 
 
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def serves(port):
+    with suppress(OSError, HTTPException), urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as health:
+        return health.status == 200
+    return False
 
 
 async def test_every_call_of_an_answer_is_the_one_that_a_rollout_finds_in_its_text(url, exported):
     chat = ChatTemplate.load(exported)
     async with connect(url) as client:
-        answers = await asyncio.gather(*(answer(client, question, seed) for seed, question in enumerate(QUESTIONS)))
+        gate = asyncio.Semaphore(AT_ONCE)
+        asked = [answer(client, gate, question, seed) for seed, question in enumerate(QUESTIONS)]
+        answers = await asyncio.gather(*asked)
     called = malformed = 0
-    for choice in answers:
+    for choice in [choice for choice in answers if choice.finish_reason != "length"]:
         text = chat.decode(choice.token_ids).removesuffix(chat.end_of_turn_text)
         parser = ToolCallParser()
         ours = [*parser.feed(text), *parser.finish()]
@@ -118,40 +128,51 @@ async def test_every_call_of_an_answer_is_the_one_that_a_rollout_finds_in_its_te
     assert malformed >= 1
 
 
-async def answer(client: AsyncOpenAI, question, seed):
-    messages = [{"role": "user", "content": question}]
-    completion = await client.chat.completions.create(
-        model="tiny",
-        messages=messages,
-        tools=TOOLS,
-        temperature=1.0,
-        seed=seed,
-        max_tokens=230,
-        extra_body={"return_token_ids": True},
-    )
+async def answer(client: AsyncOpenAI, gate, question, seed):
+    async with gate:
+        completion = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": question}],
+            tools=TOOLS,
+            temperature=1.0,
+            seed=seed,
+            max_tokens=230,
+            extra_body={"return_token_ids": True},
+        )
     return completion.choices[0]
 
 
 async def test_twenty_chats_that_call_run_each_call_in_the_jail(url):
     """Through the client of the chat program, which streams. An exception of Python's is an answer like another."""
-    chats, calls = 0, []
+    chats, ran, names = 0, 0, set()
     async with connect(url) as client, Sandbox(SandboxConfig(slots=2)) as sandbox:
         tools = {TOOL_NAME: PythonTool(sandbox, TOOL_NAME)}
         assert await model_of(client, "") == "tiny"
         for question in QUESTIONS:
             speaker = OnEndpoint(client=client, model="tiny", tools=TOOLS, temperature=1.0, max_tokens=230)
-            await converse(question, speaker, tools, max_turns=4, console=Console(file=io.StringIO()))
-            made = [call for message in speaker.messages for call in message.get("tool_calls", ())]
-            replies = [message["content"] for message in speaker.messages if message["role"] == "tool"]
-            assert len(replies) == len(made)
-            assert not [reply for reply in replies if reply.startswith(("FormatError", "NameError: no tool"))]
-            calls += made
+            ended = await converse(question, speaker, tools, max_turns=4, console=Console(file=io.StringIO()))
+            made = {
+                call["id"]: call["function"] for message in speaker.messages for call in message.get("tool_calls", ())
+            }
+            replies = [message for message in speaker.messages if message["role"] == "tool"]
+            assert len(replies) == len(made) or ended == "tokens"
+            for reply in replies:  # broken JSON comes as the model wrote it
+                is_call = is_object(made[reply["tool_call_id"]]["arguments"])
+                assert reply["content"].startswith("FormatError") != is_call
+                ran += is_call
+            names |= {call["name"] for call in made.values()}
             chats += bool(made)
             if chats == 20:
                 break
     assert chats == 20
-    assert {call["function"]["name"] for call in calls} == {TOOL_NAME}
-    assert all(json.loads(call["function"]["arguments"]).keys() == {"code"} for call in calls)
+    assert ran >= 20
+    assert names == {TOOL_NAME}
+
+
+def is_object(text):
+    with suppress(ValueError):
+        return isinstance(json.loads(text), dict)
+    return False
 
 
 async def test_a_prompt_of_the_server_is_that_of_a_rollout(url, exported):
