@@ -1,6 +1,7 @@
 """How far is the learner from the bare forward and backward pass of its model, and what does each part cost?
 
-    python -m bench.learner [--quick] [--model tiny|30m|qwen3-1.7b|qwen3-4b] [--device cuda --context 16384] [--lora 32]
+    python -m bench.learner [--quick] [--model tiny|30m|135m|qwen3-1.7b|qwen3-4b] [--device cuda --context 16384]
+    python -m bench.learner --long [--quick]      (what long rows and a large vocabulary take: bench.long_rows)
 
 In one process, in shuffled rounds, over the same trajectories: *learner* (packed rows, policy loss, entropy and
 statistics, FSDP2 on one rank); *bare*: the same Hugging Face model on the same rows with the same attention, logits at
@@ -44,12 +45,14 @@ from algo.learner.learner import keep_freed_memory
 from algo.learner.measure.flops import peak_of
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
+from bench.long_rows import run as run_long_rows
 from bench.report import at_least, environment, fill, finish, interruptible, say
 from engine.types import Batch
 
 TINY = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "agent"
 NAMES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
 SHAPES = {
+    "135m": (576, 30, 9, 3, 64, 1536, 49152),  # as SmolLM2-135M
     "30m": (512, 8, 8, 4, 64, 1536, 4096),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
@@ -308,6 +311,8 @@ def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 rounds of 32 trajectories")
+    parser.add_argument("--long", action="store_true", help="long rows and a large vocabulary, on the CPU")
+    parser.add_argument("--plain-limit-gb", type=at_least(1), default=8, help="with --long: no plain head beyond it")
     parser.add_argument("--model", choices=("tiny", *SHAPES), default="tiny")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the passes; default: the device's")
@@ -324,6 +329,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--cpu-time needs --device cpu --threads 1")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: PyTorch finds no GPU here")
+    if options.long and options.device == "cuda":
+        parser.error("argument --long: its figures are of a process on the CPU")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     options.micro_batch_tokens = options.micro_batch_tokens or options.context or LearnerConfig().micro_batch_tokens
     fill(options, trajectories=(4, 4) if options.context else (32, 128), rounds=(3, 9))
@@ -332,6 +339,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options, machine = arguments(), environment()
+    if options.long:
+        run_long_rows(options, machine)
+        return
     keep_freed_memory()  # as the learner's process does
     rounds: list[Round] = []
 

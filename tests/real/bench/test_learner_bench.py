@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import weights
+from bench import long_rows, weights
 from tests.support.paths import ROOT
 
 
@@ -21,6 +21,19 @@ def test_the_learner_beside_its_bare_model(tmp_path: Path) -> None:
     assert {"bare_fraction", "padded_speedup", "mfu", "peak_bytes"} < found.keys()
     assert found["tokens_per_s"].keys() == {"learner", "bare", "bare, dense mask", "padded"}
     assert min(found[part] for part in ("bare_fraction", "padded_speedup", "mfu", "peak_bytes")) > 0
+
+
+def test_a_plain_head_is_computed_where_it_would_need_more_than_the_limit() -> None:
+    """The learner is measured in a process of its own; the other one is not even started."""
+    given = {"title": "tiny", "tokens": 64, "dtype": "float32", "threads": 1}
+    learner = long_rows.Case(side="learner", vocabulary=512, **given)
+    plain = long_rows.Case(side="plain", vocabulary=100_000, **given)
+    measured, computed = long_rows.measured([learner, plain], plain_limit_bytes=plain.plain_head_bytes - 1)
+    assert (measured.seconds or 0) > 0
+    assert (measured.peak_bytes or 0) > 100 << 20, "torch alone takes as much"
+    assert (computed.seconds, computed.peak_bytes) == (None, None)
+    assert plain.plain_head_bytes == 3 * 4 * 64 * 100_000
+    assert long_rows.row(computed)[-1].startswith("would need 0.1 GB")
 
 
 def test_weights_beside_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
