@@ -291,7 +291,7 @@ class Config:
 
     @property
     def learning(self) -> LearnerConfig:
-        """With what follows from the dtype of replicas on the CPU, and the steps that a schedule needs."""
+        """With what follows from the dtype of replicas on the CPU."""
         learner = self.learner
         if self.replica.dtype == "bfloat16" and not self.devices:
             exact = learner.mismatch_tolerance == LearnerConfig().mismatch_tolerance
@@ -302,15 +302,16 @@ class Config:
     def training(self, number: int, checkpoint: Path, learner_state: Path | None = None) -> TrainingConfig:
         """Raises ValueError."""
         values = self.values
+        steps = self.stage_of(number).steps
         oversample = values.oversample if self.algorithm == "roc" else 1
         return TrainingConfig(
             checkpoint=checkpoint,
             learner_state=learner_state,
-            steps=self.stage_of(number).steps,
+            steps=steps,
             prompts_per_step=self.prompts_per_step or values.prompts_per_step,
             group=GroupConfig(samples=oversample * self.g),
             rollout=self.rollout_of(number),
-            learner=self.learning,
+            learner=self.learning.for_run(steps),
             replica=self.replica.config(checkpoint, self.longest(number), self.devices),
             devices=DevicePlan(
                 devices=self.devices,

@@ -73,7 +73,6 @@ def _learner() -> LearnerConfig:
         lr=LEARNING_RATE,
         warmup_steps=0,
         schedule="cosine",
-        steps=1,
         decay_to=0.0,
         minibatches=1,
         micro_batch_tokens=8192,
@@ -121,7 +120,7 @@ class Config:
         for name in ("held_out_rows", "format_prompts", "format_temperature", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.learner.schedule != "constant" and self.learner.steps != 1:
+        if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.plan  # noqa: B018  its own checks, before anything starts
 
@@ -135,9 +134,7 @@ class Config:
         fields = {**self.plan.learner_fields, "warmup_steps": self.learner.warmup_steps or round(self.warmup * steps)}
         if self.devices:
             fields["offload_optimizer"] = False  # nothing shares the devices meanwhile
-        if self.learner.schedule != "constant":
-            fields["steps"] = steps
-        return replace(self.learner, **fields)
+        return replace(self.learner, **fields).for_run(steps)
 
 
 async def train(config: Config, run: RunFolder) -> dict[str, Any]:

@@ -98,18 +98,14 @@ def test_nothing_but_arithmetic_is_computed(text):
         evaluate(text, {})
 
 
-NUMBERS = st.integers(0, 10**6) | st.decimals(0, 1000, places=2).map(float)
-EXPRESSIONS = st.recursive(
+NUMBERS = st.integers(0, 1000) | st.decimals(0, 1000, places=2).map(float)
+EXPRESSIONS = st.recursive(  # of so few numbers that no product is too large
     NUMBERS.map(str),
     lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda parts: f"({''.join(parts)})"),
+    max_leaves=4,
 )
 
 
 @given(EXPRESSIONS)
 def test_the_value_is_the_one_that_python_computes(text):
-    try:
-        value = evaluate(text, {})
-    except NoArithmetic:
-        assert abs(eval(text)) > 1e14
-    else:
-        assert repr(value) == repr(eval(text))
+    assert repr(evaluate(text, {})) == repr(eval(text))

@@ -38,7 +38,7 @@ def test_the_learners_fields_are_options(data):
     learner = config.learner_of(10)
     assert config.data == (data, data)
     assert (learner.lr, learner.lora_rank, learner.dtype, learner.steps) == (1e-3, 4, "bfloat16", 10)
-    constant = parse(Config, [*words, "learner.schedule=constant", "learner.steps=none", "learner.warmup_steps=7"])
+    constant = parse(Config, [*words, "learner.schedule=constant", "learner.warmup_steps=7"])
     learner = constant.learner_of(100)
     assert (learner.steps, learner.warmup_steps, learner.lr_at(100)) == (None, 7, 1e-3)
 
