@@ -152,6 +152,9 @@ class TrainingConfig:
     """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
     checkpoint_every: int = 4
     """Steps between checkpoints of the learner; the journal has what follows."""
+    canary_tolerance: float | None = None
+    """How far a replica's log-probabilities of the canary may be from the learner's. None: by dtype and number of
+    layers (`engine.fleet.canary`), which models with large outliers exceed in bfloat16 by rounding alone."""
     full_reward: float = 1.0
     """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
     title: str = ""
@@ -161,6 +164,8 @@ class TrainingConfig:
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.canary_tolerance is not None and not self.canary_tolerance > 0:
+            raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
         if self.max_staleness > self.steps:
             raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
         if not (self.checkpoint / "config.json").is_file():
@@ -418,7 +423,7 @@ class Training:
         config = FleetConfig(
             replicas=replicas,
             block_size=settings.block_size,
-            canary_tolerance=tolerance_of(self.config.checkpoint, settings.dtype),
+            canary_tolerance=self.config.canary_tolerance or tolerance_of(self.config.checkpoint, settings.dtype),
         )
         return Fleet(config, make, self._make_balancer(), timeline, self._canary)
 

@@ -59,6 +59,7 @@ def compare(replica: int, found: Floats, weights: PublishedWeights, tolerance: f
         raise CanaryFailed(
             f"replica {replica} after weight update {weights.version}: log-probability of canary token {at} is "
             f"{found[at]:.6f}, the learner says {weights.canary[at]:.6f} (difference {worst:.2e}, tolerance "
-            f"{tolerance:.0e})"
+            f"{tolerance:.0e}). Fix: if the model's own rounding is so large, a larger "
+            "TrainingConfig.canary_tolerance, or float32 on both sides"
         )
     return worst

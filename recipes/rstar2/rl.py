@@ -195,6 +195,7 @@ class Config:
     eval_max_tokens: Annotated[int | None, "of prompt and response together; none: the protocol's"] = None
     eval_turns: Annotated[int | None, "none: the protocol's"] = None
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
+    canary_tolerance: Annotated[float | None, "of replicas' and learner's log-probabilities; none: by dtype"] = None
     max_staleness: Annotated[int, "versions that a trained token may be old; 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 5
     write_every: Annotated[int, "steps between those whose rollouts are written for people to read"] = 10
@@ -324,6 +325,7 @@ class Config:
             sandbox=self.sandbox.config(),
             seed=self.seed_of(number),
             max_staleness=self.max_staleness,
+            canary_tolerance=self.canary_tolerance,
             checkpoint_every=self.checkpoint_every,
             title=f"{'GRPO-RoC' if self.algorithm == 'roc' else 'GRPO'}, stage {number}",
         )
