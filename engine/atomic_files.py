@@ -12,19 +12,19 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
 
-class DiskFull(RuntimeError):
+class CannotWrite(RuntimeError):
     """The run's folder cannot be written."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Turns a failed write below into DiskFull with the path."""
+    """Turns a failed write below into CannotWrite with the path."""
     try:
         yield path
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise DiskFull(
+        raise CannotWrite(
             f"cannot write {path}: {error.strerror}. Fix that and rerun the same command; the run resumes."
         ) from error
 
@@ -37,7 +37,7 @@ def append(file: int, data: bytes) -> None:
 
 
 def write_whole(path: Path, data: Iterable[bytes]) -> None:
-    """The file holds data, or what it held before, also when the machine loses power. Raises DiskFull."""
+    """The file holds data, or what it held before, also when the machine loses power. Raises CannotWrite."""
     with writing(path):
         draft = path.with_suffix(".draft")
         try:

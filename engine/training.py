@@ -51,7 +51,7 @@ import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
-from engine.atomic_files import DiskFull, write_whole
+from engine.atomic_files import CannotWrite, write_whole
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.display import Display
@@ -107,7 +107,7 @@ class BudgetTooSmall(ValueError):
 EXPECTED = (
     BudgetTooSmall,
     CanaryFailed,
-    DiskFull,
+    CannotWrite,
     LearnerDied,
     NothingToTrain,
     ReplicaDied,

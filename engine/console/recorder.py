@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from engine.atomic_files import DiskFull
+from engine.atomic_files import CannotWrite
 from engine.console.display import Display
 from engine.console.report import Progress, plot
 from engine.run.checkpoints import Unresumable
@@ -83,7 +83,7 @@ class RunRecorder:
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
 
     def draw(self) -> None:
-        """Writes the timeline and the plot. Raises DiskFull."""
+        """Writes the timeline and the plot. Raises CannotWrite."""
         with self._run.writing("timeline.json") as path:
             self._timeline.write(path)
         if self.progress.steps and self.progress.evaluations:
@@ -92,7 +92,7 @@ class RunRecorder:
 
     def draw_what_is_there(self) -> None:
         """As `draw`, for a run that is ended by something else, which is what the user is told."""
-        with suppress(DiskFull):
+        with suppress(CannotWrite):
             self.draw()
 
     def summary(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Journal:
 
     first_step: how many steps the checkpoint covers that the run goes on from; only what follows is read, and what is
     not whole of it is cut off. faults: what was found to be wrong with the segments. Raises Unresumable when it is not
-    known what was drawn before, or for records of another version; DiskFull from every method that writes.
+    known what was drawn before, or for records of another version; CannotWrite from every method that writes.
     """
 
     def __init__(self, folder: Path | None = None, groups_per_step: int = 1, first_step: int = 0) -> None:

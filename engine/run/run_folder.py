@@ -5,7 +5,7 @@ Invariants
   summary, or has one of fewer steps than are wanted now: then it is resumed. Two processes never write in one folder.
   Only a run that failed before it measured anything leaves no folder (but its learner's last words, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
-  that of the machine. A disk that is full raises `DiskFull` naming path and cause.
+  that of the machine. A disk that is full raises `CannotWrite` naming path and cause.
 - A row of metrics.jsonl is plain JSON with its own checksum as the last field, `crc32`: that of the row without it. A
   row that was damaged is never taken for one that was measured.
 """
@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.atomic_files import DiskFull, append, sync_folder, write_whole, writing
+from engine.atomic_files import CannotWrite, append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
 
 _CHECKSUM = b',"crc32":'
@@ -69,7 +69,7 @@ class RunFolder:
 
         steps: how many the run is to have. They are not in `config`: a run that did not end may get another number, and
         one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
-        config None: a new one in any case. Raises DiskFull when the folder cannot be made, and Unresumable for a run
+        config None: a new one in any case. Raises CannotWrite when the folder cannot be made, and Unresumable for a run
         that did not end and has more steps than it is to have, or whose configuration cannot be read.
         """
         there = list(takewhile(Path.exists, _paths(parent, name))) if config else []
@@ -93,7 +93,7 @@ class RunFolder:
             except OSError as error:
                 if isinstance(error, FileExistsError) and parent.is_dir():  # not so: a link to what is not there
                     continue
-                raise DiskFull(f"cannot write to {path}: {error.strerror}") from error
+                raise CannotWrite(f"cannot write to {path}: {error.strerror}") from error
         raise AssertionError
 
     def extend(self, steps: int) -> None:
@@ -164,7 +164,7 @@ class RunFolder:
         os.close(self._lock)
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Turns a failed write below into DiskFull with the path."""
+        """Turns a failed write below into CannotWrite with the path."""
         return writing(self.path / name)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

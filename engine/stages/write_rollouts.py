@@ -90,7 +90,7 @@ def read_rollouts(path: Path) -> Iterator[Rollout]:
 def write_rollouts(folder: Path, leases: Leases, *, every: int) -> StageFunction:
     """Passes the groups of each step on; writes those of the steps (from 1) that `every` divides.
 
-    Raises ValueError for an `every` below 1, and DiskFull.
+    Raises ValueError for an `every` below 1, and CannotWrite.
     """
     if every < 1:
         raise ValueError(f"every must be at least 1, got {every}")

@@ -102,7 +102,7 @@ class Timeline:
             self.idle.flag(cause, -1, self.now())
 
     def write(self, path: Path) -> None:
-        """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises DiskFull."""
+        """Writes the trace, an event at a time, complete or not at all (a second Ctrl-C). Raises CannotWrite."""
         events = (msgspec.json.encode(event, enc_hook=float) for event in self._events())
         first = b'{"displayTimeUnit":"ms","traceEvents":[' + next(events)
         write_whole(path, chain([first], (b",\n" + event for event in events), [b"]}\n"]))

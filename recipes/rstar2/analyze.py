@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine.atomic_files import DiskFull, write_whole
+from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import parse
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.watchdog import exit_process
@@ -128,7 +128,7 @@ def read_entropies(path: Path, key: str) -> Entropies | None:
 
 
 def write_entropies(path: Path, key: str, entropies: Entropies) -> None:
-    """Raises DiskFull."""
+    """Raises CannotWrite."""
     content = io.BytesIO()
     arrays = {name: np.concatenate([each[at] for each in entropies]) for at, name in enumerate(("entropy", "logprob"))}
     np.savez(content, key=np.asarray(key), lengths=np.asarray([len(each[0]) for each in entropies]), **arrays)
@@ -148,7 +148,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 
 def analyze(config: Config, console: Console) -> dict[str, Any]:
-    """Writes the files and returns the figures. Raises ValueError, OSError or DiskFull."""
+    """Writes the files and returns the figures. Raises ValueError, OSError or CannotWrite."""
     steps = {
         step: choose(list(read_rollouts(path_of(config.run, step))), config.rollouts) for step in config.chosen_steps
     }
@@ -269,7 +269,7 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"analyze: {' '.join(str(error).split())}", file=sys.stderr)  # of transformers it may have many lines
         return 2
-    except DiskFull as error:
+    except CannotWrite as error:
         print(f"analyze: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

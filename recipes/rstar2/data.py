@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from engine.atomic_files import DiskFull, write_whole
+from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import flat, parse
 from engine.data import read_prompts
 from engine.errors import BadInput
@@ -101,7 +101,7 @@ class Config:
 def prepare(config: Config, console: Console | None = None, argv: Sequence[str] = ()) -> Mapping[str, Any]:
     """Writes the set, or goes on with it, and returns what report.json holds. argv: the command line, for the report.
 
-    Raises BadInput for what is given, and DiskFull.
+    Raises BadInput for what is given, and CannotWrite.
     """
     console = console or Console()
     started = time.monotonic()
@@ -305,7 +305,7 @@ def main(argv: Sequence[str]) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (DiskFull, OSError) as error:
+    except (CannotWrite, OSError) as error:
         print(f"data: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -50,7 +50,7 @@ class Shards:
         """Writes the shards that are not there yet.
 
         results: of these rows of the source, the id of each and what became of it. on_rows: called with the number of
-        rows that are done. Raises DiskFull.
+        rows that are done. Raises CannotWrite.
         """
         for shard, rows in enumerate(self.ranges):
             if not self.is_done(shard):
@@ -98,7 +98,7 @@ def assemble(shards: Shards, output: Path, *, train_rows: int | None, conversati
     """Writes the rows of all shards to TRAIN and TEST, and what was dropped to DROPPED.
 
     train_rows: how many rows, drawn at random, are for training; the rest is for testing. None: all. A file without
-    rows is not written. Raises DiskFull.
+    rows is not written. Raises CannotWrite.
     """
     draws = [line["draw"] for shard in range(len(shards.ranges)) for line in shards.lines(shard) if "row" in line]
     in_train = split(np.asarray(draws, np.uint64), train_rows)

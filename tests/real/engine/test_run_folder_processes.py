@@ -15,7 +15,7 @@ def test_a_link_to_a_place_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "runs").symlink_to(tmp_path / "nowhere")
     code = f"from engine.run.run_folder import RunFolder, Path\nRunFolder.open(Path({str(tmp_path)!r}) / 'runs', 'run')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
-    assert f"DiskFull: cannot write to {tmp_path}/runs/run: File exists" in done.stderr
+    assert f"CannotWrite: cannot write to {tmp_path}/runs/run: File exists" in done.stderr
 
 
 FULL = """
@@ -23,7 +23,7 @@ import sys
 import zlib
 from pathlib import Path
 from engine.run.checkpoints import Unresumable
-from engine.run.run_folder import DiskFull, RunFolder
+from engine.run.run_folder import CannotWrite, RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
 try:
@@ -38,7 +38,7 @@ try:
         if what == "file":
             with run.writing("timeline.json") as path:
                 path.write_bytes(bytes(1 << 20))
-except DiskFull as error:
+except CannotWrite as error:
     print(error)
     print(sorted(path.name for path in (runs / "run").iterdir()))
     sys.exit(7)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.atomic_files import DiskFull
+from engine.atomic_files import CannotWrite
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
@@ -403,7 +403,7 @@ def test_trajectories_are_kept_by_name(tmp_path):
 def test_a_full_disk_is_named(tmp_path):
     journal = Journal(tmp_path)
     (tmp_path / "step-000000").symlink_to("/dev/full")
-    with pytest.raises(DiskFull, match=r"cannot write .*/step-000000: No space left"):
+    with pytest.raises(CannotWrite, match=r"cannot write .*/step-000000: No space left"):
         journal.draw(0, 0, iter([a_prompt()]))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.atomic_files import DiskFull
+from engine.atomic_files import CannotWrite
 from engine.run.checkpoints import Unresumable
 from engine.run.run_folder import RunFolder
 
@@ -52,7 +52,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFull, match=f"cannot write to {tmp_path}/file/run: Not a directory"):
+    with pytest.raises(CannotWrite, match=f"cannot write to {tmp_path}/file/run: Not a directory"):
         RunFolder.open(tmp_path / "file", "run")
 
 
@@ -213,7 +213,7 @@ def test_a_run_that_fails_while_it_is_resumed_loses_nothing(tmp_path):
     """Nor does one that goes on from before all that it has measured: its journal is there still."""
     begin(tmp_path)
     (tmp_path / "run" / "metrics.draft").symlink_to("/dev/full")
-    with pytest.raises(DiskFull, match="cannot write"), RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with pytest.raises(CannotWrite, match="cannot write"), RunFolder.open(tmp_path, "run", CONFIG) as run:
         run.resume(2)
     with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path, "run", CONFIG) as run:
         1 / len(run.resume(-1))
@@ -228,7 +228,7 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr("engine.run.run_folder.os.open", refused)  # root may open all
     with pytest.raises(
-        DiskFull,
+        CannotWrite,
         match=r"cannot write .*run/lock: Permission denied. Fix that and rerun the same command; the run resumes.",
     ):
         begin(tmp_path)
