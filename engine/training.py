@@ -152,6 +152,9 @@ class TrainingConfig:
     """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
     checkpoint_every: int = 4
     """Steps between checkpoints of the learner; the journal has what follows."""
+    step_deadline_s: float = 600.0
+    """Seconds in which the learner must have trained a step, or saved; half as many more without any progress end the
+    run."""
     canary_tolerance: float | None = None
     """How far a replica's log-probabilities of the canary may be from the learner's. None: by dtype and number of
     layers (`engine.fleet.canary`), which models with large outliers exceed in bfloat16 by rounding alone."""
@@ -164,6 +167,8 @@ class TrainingConfig:
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.step_deadline_s > 0:
+            raise ValueError(f"step_deadline_s must be positive, got {self.step_deadline_s}")
         if self.canary_tolerance is not None and not self.canary_tolerance > 0:
             raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
         if self.max_staleness > self.steps:
@@ -334,7 +339,7 @@ class Training:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     ticking = tasks.create_task(self._display.tick(), name="display")
-                    watching = tasks.create_task(watch(self._tokens_sampled, self.stats), name="watch")
+                    watching = tasks.create_task(self._watch(), name="watch")
                     await self._run(pipeline)
                     ticking.cancel()
                     watching.cancel()
@@ -406,6 +411,9 @@ class Training:
     def _tokens_sampled(self) -> int:
         return sum(rollouts.tokens_sampled for rollouts in self._rollouts)
 
+    async def _watch(self) -> None:
+        await watch(self._tokens_sampled, self.stats, silence_s=1.5 * self.config.step_deadline_s)
+
     def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> None:
         budget = rollouts.config.max_tokens
         shortest = min(len(rollouts.chat.prompt_ids(prompt.messages)) for prompt in prompts)
@@ -433,7 +441,9 @@ class Training:
         config = self.config
         async with AsyncExitStack() as self._stack:
             self._workspace = self._stack.enter_context(workspace())
-            process = config.devices.learner(LearnerProcessConfig(module=config.learner_module))
+            process = config.devices.learner(
+                LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
+            )
             learner = LearnerProcess(process, self._workspace, self.run_folder.path / "learner.log")
             self.learner = await self._stack.enter_async_context(learner)
             if config.sandbox is not None:

@@ -63,7 +63,7 @@ class LearnerProcessConfig:
     ranks: int = 1
     devices: tuple[int, ...] = ()
     launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    start_deadline_s: float = 120.0
+    start_deadline_s: float = 600.0
     step_deadline_s: float = 600.0
 
     def __post_init__(self) -> None:

@@ -195,6 +195,7 @@ class Config:
     eval_max_tokens: Annotated[int | None, "of prompt and response together; none: the protocol's"] = None
     eval_turns: Annotated[int | None, "none: the protocol's"] = None
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
+    step_deadline_s: Annotated[float, "in which the learner must have trained a step"] = 2 * 3600.0
     canary_tolerance: Annotated[float | None, "of replicas' and learner's log-probabilities; none: by dtype"] = None
     max_staleness: Annotated[int, "versions that a trained token may be old; 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 5
@@ -326,6 +327,7 @@ class Config:
             seed=self.seed_of(number),
             max_staleness=self.max_staleness,
             canary_tolerance=self.canary_tolerance,
+            step_deadline_s=self.step_deadline_s,
             checkpoint_every=self.checkpoint_every,
             title=f"{'GRPO-RoC' if self.algorithm == 'roc' else 'GRPO'}, stage {number}",
         )
@@ -477,6 +479,7 @@ def filter_config(config: Config, number: int) -> offline.Config:
 
 # What a run that goes on may have otherwise: where it is computed, how often it is written down, what fits into memory.
 _FREE = {
+    "step_deadline_s",
     *("stage", "steps", "runs", "name", "model", "data", "checkpoint_every", "write_every"),
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
