@@ -4,7 +4,8 @@
     python recipes/rstar2/sft.py model=models/rstar2-base data=data/sft.parquet devices=0,1,2,3,4,5,6,7
 
 The values that are set below are those of the report (arXiv 2508.20722, section 4.1). The form of a row is described in
-conversations.py. `model` must have the chat template already (template.py). In runs/sft, beside what every run has:
+tuning/conversations.py. `model` must have the chat template already (template.py). In runs/sft, beside what every run
+has:
 
     checkpoint/           the trained model, a Hugging Face folder that stands alone
     loss.png              loss of the batches and on held-out conversations
@@ -52,9 +53,9 @@ from engine.run.workspace import workspace
 from engine.telemetry.watchdog import exit_process
 from engine.training import say, seconds_since_start
 from engine.types import Batch
-from recipes.rstar2.conversations import Conversation, Conversations, Lengths, Plan, Renderer
-from recipes.rstar2.format_check import Question, Reply, check_format, names, shares
-from recipes.rstar2.sft_report import LossCurve, Meter, changes, model_card, plot
+from recipes.rstar2.tuning.conversations import Conversation, Conversations, Lengths, Plan, Renderer
+from recipes.rstar2.tuning.format_check import Question, Reply, check_format, names, shares
+from recipes.rstar2.tuning.sft_report import LossCurve, Meter, changes, model_card, plot
 
 # Of the report: 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
 # that follow instructions (Tulu 3) and 27 K of chat (Llama-Nemotron).
