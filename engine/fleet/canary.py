@@ -13,9 +13,10 @@ from engine.types import Floats, PublishedWeights
 # Half the distance from 1 to the next number: the largest relative error of one rounding.
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 # Largest differences of log-probabilities, in units of roundoff * sqrt(layers), with room for other sequences. Measured
-# between vLLM and the learner in float32: 90 to 126 (3 layers, hidden size 128), 110 to 147 (30, 576). Of random Qwen3
-# with logits of deviation 2 against float64: 20 to 42 in float32, 6 to 10 in bfloat16 (2 to 32 layers, 128 to 1024).
-ROOM = {"float32": 600.0, "bfloat16": 20.0}
+# between vLLM and the learner in float32: 90 to 126 (3 layers, hidden size 128), 110 to 147 (30, 576), and up to 735
+# there after 26 steps of training, which made the distributions sharper. Of random Qwen3 with logits of deviation 2
+# against float64: 20 to 42 in float32, 6 to 10 in bfloat16 (2 to 32 layers, 128 to 1024).
+ROOM = {"float32": 1800.0, "bfloat16": 20.0}
 
 
 def tolerance(dtype: str, *, layers: int) -> float:
@@ -27,7 +28,7 @@ def tolerance(dtype: str, *, layers: int) -> float:
     two sets of random weights did. float32 has more room in its own unit, since there the sums round as the layers do.
 
     >>> [round(tolerance(dtype, layers=12), 5) for dtype in ("float32", "bfloat16")]
-    [0.00012, 0.27063]
+    [0.00037, 0.27063]
     """
     if dtype not in ROOM:
         raise ValueError(f"dtype must be {' or '.join(ROOM)}, whose rounding was measured, got {dtype!r}")
@@ -59,7 +60,7 @@ def compare(replica: int, found: Floats, weights: PublishedWeights, tolerance: f
         raise CanaryFailed(
             f"replica {replica} after weight update {weights.version}: log-probability of canary token {at} is "
             f"{found[at]:.6f}, the learner says {weights.canary[at]:.6f} (difference {worst:.2e}, tolerance "
-            f"{tolerance:.0e}). Fix: if the model's own rounding is so large, a larger "
+            f"{tolerance:.1e}). Fix: if the model's own rounding is so large, a larger "
             "TrainingConfig.canary_tolerance, or float32 on both sides"
         )
     return worst

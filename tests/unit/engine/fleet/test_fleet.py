@@ -280,7 +280,7 @@ async def test_a_replica_that_differs_from_the_learner_stops_the_run_with_the_nu
     async with fleet_of(replicas, 2, canary=CANARY) as fleet:
         with pytest.raises(CanaryFailed) as failure:
             await fleet.update_weights(weights(2, (-1.0, -2.0, -3.0)))
-        for part in ("replica 1", "update 2", "token 2", "-3.250000", "-3.000000", "2.50e-01", "1e-04"):
+        for part in ("replica 1", "update 2", "token 2", "-3.250000", "-3.000000", "2.50e-01", "3.0e-04"):
             assert part in str(failure.value)
         async with asyncio.TaskGroup() as group:
             turn = group.create_task(play(fleet))
