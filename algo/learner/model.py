@@ -104,19 +104,22 @@ def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tenso
 class LogProb(torch.autograd.Function):
     """(log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
 
-    Of [M, V] the probabilities alone are kept: a third of what log_softmax and an entropy beside it touch.
+    Overwrites logits that are fp32. Two tensors of [M, V] are there at once, and the probabilities are kept: a third of
+    what log_softmax and an entropy beside it touch.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = logits_MV.float()
         # Relative to the largest logit, where a likely token's log-probability is small: no digits cancel.
-        largest_M1 = logits_MV.amax(-1, keepdim=True)
-        probs_MV = (logits_MV - largest_M1).exp_()
+        logits_MV -= logits_MV.amax(-1, keepdim=True)
+        probs_MV = logits_MV.exp()
         sum_M1 = probs_MV.sum(-1, keepdim=True)
         probs_MV /= sum_M1
-        logprobs_M = (logits_MV.gather(-1, targets_M[:, None]) - largest_M1 - sum_M1.log()).squeeze(-1)
-        entropy_M = (largest_M1 + sum_M1.log()).squeeze(-1) - torch.linalg.vecdot(probs_MV, logits_MV)
+        log_sum_M = sum_M1.log().squeeze(-1)
+        logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - log_sum_M
+        # As matrices: a product of each two numbers first would be a third tensor.
+        entropy_M = log_sum_M - torch.bmm(probs_MV[:, None], logits_MV[:, :, None]).flatten()
         ctx.save_for_backward(probs_MV, targets_M)
         ctx.mark_non_differentiable(entropy_M)
         return logprobs_M, entropy_M

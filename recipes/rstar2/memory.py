@@ -256,8 +256,8 @@ def learner_parts(plan: Plan, tokens: int | None = None) -> dict[str, int]:
     kept = s * shape.hidden * tokens if learner.activation_checkpointing else per_layer
     on_device = 2 if plan.on_gpu and learner.activation_offload else shape.layers  # the others wait in host memory
     saved = on_device * kept + last_norm + chosen
-    # Logits, their float32 copy, the probabilities, and the product of these two that the entropy is the sum of.
-    chunk = min(LOGIT_ROWS, tokens) * shape.vocabulary * (3 * FLOAT32 + (0 if s == FLOAT32 else s))
+    # Logits, their float32 copy, and the probabilities; later these, their gradient and that of the logits.
+    chunk = min(LOGIT_ROWS, tokens) * shape.vocabulary * (2 * FLOAT32 + (0 if s == FLOAT32 else s))
     wide_head = FLOAT32 * head if learner.fp32_head and s != FLOAT32 else 0
     head_moment = chunk + wide_head + chosen + (0 if frozen else (2 * s * head + wide_head))
     in_flight = (4 * s * shape.intermediate + 12 * shape.hidden) * tokens

@@ -328,7 +328,11 @@ def test_cost_counts_what_the_linear_layers_do(trainer):
         subject = trainer(**fields)
         with FlopCounterMode(display=False) as counter:
             subject._update(whole)
-        counted = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+        counted = sum(
+            flops
+            for name, flops in counter.get_flop_counts()["Global"].items()
+            if str(name).endswith((".mm", ".addmm"))
+        )
         linear = dataclasses.replace(subject.cost, square=0.0)
         needed = linear.of(targets=whole.loss_tokens, lengths=whole.lengths)
         assert share * needed <= counted <= needed
