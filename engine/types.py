@@ -160,13 +160,28 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A token sequence of a rollout beside its main one, and the turns that were sampled in it.
+
+    An agent of its own that edits, compacts or branches its history leaves several. Each is what the model saw, and a
+    token is marked as sampled in one of them only: a branch has what it took over as given.
+    """
+
+    token_ids_T: Ids
+    sampled_T: Bools
+    logprobs_T: Floats
+    versions_T: Ids
+    turns: tuple[Turn, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One finished rollout of a prompt.
 
     token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
     after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
-    weights made it begin again.
+    weights made it begin again. segments: further token sequences, of an agent that did not only append to its history.
     """
 
     prompt: Prompt
@@ -185,14 +200,29 @@ class Trajectory:
     error: RolloutError | None = None
     reward: float | None = None
     discarded_tokens: int = 0
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def parts(self) -> list[Trajectory | Segment]:
+        """All token sequences, the main one first."""
+        return [self, *self.segments]
 
     @property
     def tool_uses(self) -> list[ToolUse]:
-        return [use for turn in self.turns for use in turn.tool_uses]
+        return [use for turn in self.all_turns for use in turn.tool_uses]
 
     @property
     def sampled_tokens(self) -> int:
-        return int(self.sampled_T.sum())
+        return sum(int(part.sampled_T.sum()) for part in self.parts)
+
+    @property
+    def all_turns(self) -> list[Turn]:
+        return [turn for part in self.parts for turn in part.turns]
+
+    @property
+    def sampled_versions(self) -> Ids:
+        """The weight version of each sampled token."""
+        return np.concatenate([part.versions_T[part.sampled_T] for part in self.parts])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +255,8 @@ class Group:
 class Batch:
     """What one optimizer step trains, as flat ragged arrays (no padding crosses a process boundary).
 
-    lengths_B says how the N axis splits into trajectories; advantages_B is one number per trajectory.
+    lengths_B says how the N axis splits into token sequences; advantages_B is one number per sequence. A trajectory is
+    one sequence, and one more for each of its segments, all with its advantage.
     """
 
     step: int
@@ -238,20 +269,26 @@ class Batch:
 
     @classmethod
     def of(cls, step: int, trajectories: Sequence[Trajectory], advantages_B: Floats) -> Batch:
-        """Concatenates trajectories in the given order. Raises ValueError on a length mismatch."""
+        """Concatenates trajectories in the given order; advantages_B has one number for each of them.
+
+        A mean over tokens counts each sampled token of a rollout once, however many segments it has; a loss that is a
+        mean over sequences counts each segment as one. Raises ValueError on a length mismatch.
+        """
         if len(trajectories) != len(advantages_B):
             raise ValueError(f"{len(trajectories)} trajectories but {len(advantages_B)} advantages")
+        parts = [part for trajectory in trajectories for part in trajectory.parts]
+        advantages_B = np.repeat(advantages_B, [len(trajectory.parts) for trajectory in trajectories])
 
-        def join(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-            return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+        def join(arrays: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+            return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
 
         return cls(
             step=step,
-            token_ids_N=join([t.token_ids_T for t in trajectories], np.int32),
-            sampled_N=join([t.sampled_T for t in trajectories], np.bool_),
-            logprobs_N=join([t.logprobs_T for t in trajectories], np.float32),
-            versions_N=join([t.versions_T for t in trajectories], np.int32),
-            lengths_B=np.asarray([len(t.token_ids_T) for t in trajectories], np.int32),
+            token_ids_N=join([t.token_ids_T for t in parts], np.int32),
+            sampled_N=join([t.sampled_T for t in parts], np.bool_),
+            logprobs_N=join([t.logprobs_T for t in parts], np.float32),
+            versions_N=join([t.versions_T for t in parts], np.int32),
+            lengths_B=np.asarray([len(t.token_ids_T) for t in parts], np.int32),
             advantages_B=np.asarray(advantages_B, np.float32),
         )
 

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -83,6 +84,7 @@ class Fleet:
         self._scheduled = False
         self._later: asyncio.TimerHandle | None = None  # the next decision if nothing happens
         self._requests = 0
+        self._keys = count(1)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -94,6 +96,10 @@ class Fleet:
     ) -> None:
         self.on_none_left(ReplicaDied("the fleet has ended"))
         await self._supervisor.__aexit__(kind, error, trace)
+
+    def new_key(self) -> int:
+        """The key of a trajectory that begins."""
+        return next(self._keys)
 
     @property
     def version(self) -> int:
@@ -142,7 +148,7 @@ class Fleet:
         prompt_tokens: int | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Generates one turn of trajectory `key`: (replica, delta) until a delta has `finish`.
+        """Generates one turn of trajectory `key` (a `new_key`): (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
         (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for

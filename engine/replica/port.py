@@ -27,6 +27,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool = False
     deliver_at: frozenset[int] | None = None
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

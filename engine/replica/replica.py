@@ -153,6 +153,7 @@ class Replica:
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
+            top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,

@@ -145,7 +145,10 @@ class ChatTemplate:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the rendered messages, ending with the opening of the assistant's turn."""
-        return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
+        try:
+            return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
+        except TypeError:  # messages with calls are not remembered
+            return self._encode(self._render(messages, generate=True))
 
     def tool_ids(self, responses: Sequence[str]) -> list[int]:
         """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn.
@@ -153,6 +156,25 @@ class ChatTemplate:
         Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
         """
         return list(self._tool_response_ids(tuple(responses)))
+
+    @property
+    def kept_prefill(self) -> str:
+        """Of the prefill, what the content of a turn begins with where the template renders it later."""
+        return self.prefill.removesuffix(self._dropped)
+
+    def ids_after_turn(self, messages: Sequence[Message], said: str, new: Sequence[Message]) -> list[int]:
+        """Ids from after the end-of-turn token of a sampled turn to the opening of the next one.
+
+        messages: those before the turn. said: the turn's text, without the prefill. new: what follows it. Raises
+        TemplateError where the template renders what was before the new messages in another way because of them.
+        """
+        if all(message["role"] == "tool" for message in new):
+            return self.tool_ids([message["content"] for message in new])
+        turn: Message = {"role": "assistant", "content": self.kept_prefill + said}
+        rendered = self._render(messages, generate=True).removesuffix(self._dropped) + said + self.end_of_turn_text
+        whole = self._render([*messages, turn, *new], generate=True)
+        _compare(rendered, whole[: len(rendered)])
+        return self._encode(whole[len(rendered) :])
 
     def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
         """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.

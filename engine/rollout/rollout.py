@@ -88,7 +88,7 @@ class RolloutConfig:
         return min(self.max_tokens, prompt_tokens + self.max_response_tokens)
 
 
-def derive_seed(run_seed: int, prompt_id: str, sample: int, turn: int) -> int:
+def derive_seed(run_seed: int, prompt_id: str, sample: int | str, turn: int) -> int:
     """63-bit seed of one turn: blake2b of (run seed, prompt, sample, turn)."""
     digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{sample}/{turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -103,9 +103,8 @@ class Tally:
 
 @dataclass(slots=True)
 class _Counts:
-    """Over all Rollouts that come from one: the trajectories begun, which number the fleet's keys, and the tokens."""
+    """Over all Rollouts that come from one: the tokens that were sampled."""
 
-    trajectories: int = 0
     tokens: int = 0
 
 
@@ -182,8 +181,7 @@ class Rollouts:
         log = log or _NO_JOURNAL.log(0, 0, sample)
         deadline = TrajectoryDeadline(self.config.deadline_s)
         while True:
-            self._counts.trajectories += 1
-            rollout = _Rollout(self, prompt, sample, group, self._counts.trajectories, tally, log)
+            rollout = _Rollout(self, prompt, sample, group, self._fleet.new_key(), tally, log)
             async with AsyncExitStack() as opened:
                 try:
                     return await rollout.run(opened, deadline, started_at)

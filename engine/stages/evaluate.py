@@ -87,7 +87,7 @@ class Evaluation:
             ]
         trajectories = [task.result() for task in running]
         for member in trajectories:
-            if (strange := set(member.versions_T[member.sampled_T].tolist()) - {version}) != set():
+            if (strange := set(member.sampled_versions.tolist()) - {version}) != set():
                 raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
         metrics = measure.evaluation(trajectories) | self._accuracy(trajectories)
         return metrics | {"time/eval_s": self._timeline.now() - started}, trajectories

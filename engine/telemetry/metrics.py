@@ -82,7 +82,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     everyone = [member for group in groups for member in group.trajectories]
     graded = [member for member in everyone if member.error is None]
     trained = [group.trajectories[index] for group in groups for index in group.kept]
-    turns = [turn for member in everyone for turn in member.turns]
+    turns = [turn for member in everyone for turn in member.all_turns]
     uses = [use for turn in turns for use in turn.tool_uses]
     latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
     overlaps = [use.overlap_s for use in uses if use.executed] or [0.0]
@@ -93,7 +93,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     waste = _waste(groups)
     drops = Counter(flat=0, error=0)
     drops.update(group.drop for group in groups if group.drop)
-    staleness = [version - int(member.versions_T[member.sampled_T].min()) for member in trained if member.turns]
+    staleness = [version - int(member.sampled_versions.min()) for member in trained if member.all_turns]
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),

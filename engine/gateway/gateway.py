@@ -1,0 +1,111 @@
+"""The gateway: sessions over a fleet, by key. `engine.gateway.http` is how they are reached.
+
+Invariant: a session that nobody uses ends, and its KV blocks are free; there are never more than the configured ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+
+from engine.fleet.fleet import Fleet
+from engine.gateway.lineage import Chats
+from engine.gateway.requests import BadRequest
+from engine.gateway.session import Counts, Session, SessionRules
+from engine.rollout.chat_template import ChatTemplate
+from engine.telemetry.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayConfig:
+    """max_sessions: open at once. idle_s: after so many seconds without a request one that clients began ends.
+
+    rules: of sessions that clients begin themselves, by a key that is not open; None: they may not.
+    """
+
+    max_sessions: int = 4096
+    idle_s: float = 600.0
+    rules: SessionRules | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "idle_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+class TooManySessions(RuntimeError):
+    """No other session can be opened now."""
+
+
+class Gateway:
+    """`open` and `close` are for who owns a session, `session` and `alone` for requests that name one or none."""
+
+    def __init__(self, fleet: Fleet, chat: ChatTemplate, timeline: Timeline, config: GatewayConfig) -> None:
+        self.fleet = fleet
+        self.chat = chat
+        self.timeline = timeline
+        self.config = config
+        self.counts = Counts()
+        self._chats = Chats(chat)
+        self._sessions: dict[str, Session] = {}
+        self._owned: set[str] = set()
+        self._groups = count(-1, -1)  # of sessions that clients begin: those of training count from 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, key: str, rules: SessionRules) -> Session:
+        """A session that lasts until `close`. Raises ValueError for a key that is in use, and TooManySessions."""
+        session = self._open(key, rules)
+        self._owned.add(key)
+        return session
+
+    def session(self, key: str) -> Session:
+        """The session of this key, or where clients may begin them a new one. Raises KeyError and TooManySessions."""
+        if key not in self._sessions:
+            if self.config.rules is None:
+                raise KeyError(key)
+            return self._open(key, self._rules())
+        return self._sessions[key]
+
+    def alone(self) -> Session:
+        """For a request that names no session; the caller closes it. Raises BadRequest where each must name one."""
+        if self.config.rules is None:
+            raise BadRequest("session", "each request must name the session that it belongs to")
+        return self._made("", self._rules())
+
+    def close(self, key: str) -> None:
+        """Nothing if it is not open."""
+        self._owned.discard(key)
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            session.close()
+
+    def expire(self) -> None:
+        """Ends the sessions of clients that have been idle for too long."""
+        now = self.timeline.now()
+        for key, session in [*self._sessions.items()]:
+            if key not in self._owned and not session.in_flight and now - session.used_at > self.config.idle_s:
+                self.close(key)
+
+    def closing(self) -> None:
+        """Ends all sessions."""
+        for key in [*self._sessions]:
+            self.close(key)
+
+    def _rules(self) -> SessionRules:
+        assert self.config.rules is not None
+        return replace(self.config.rules, group=next(self._groups))
+
+    def _open(self, key: str, rules: SessionRules) -> Session:
+        if key in self._sessions:
+            raise ValueError(f"session {key!r} is open already")
+        if len(self._sessions) >= self.config.max_sessions:
+            self.expire()
+        if len(self._sessions) >= self.config.max_sessions:
+            raise TooManySessions(f"{len(self._sessions)} sessions are open, the most that there may be")
+        session = self._sessions[key] = self._made(key, rules)
+        return session
+
+    def _made(self, key: str, rules: SessionRules) -> Session:
+        return Session(key, rules, self.fleet, self._chats, self.timeline, self.counts)

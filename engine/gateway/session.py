@@ -1,0 +1,279 @@
+"""One agent's requests, answered on the fleet, and the exact trajectory that they leave.
+
+Invariants
+- A turn that was sampled to its end is in one lineage; one that was not leaves nothing there and counts as waste.
+- What the client gets of a turn, it can send back as it got it: the next request is then recognised.
+- A generator that is closed early aborts its request, and its KV blocks are free.
+- With `SessionRules.fixed` the n-th turn of the first lineage is sampled as the n-th turn of a rollout of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from engine.fleet.fleet import Fleet
+from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
+from engine.gateway.reader import TurnReader
+from engine.gateway.requests import BadRequest, ChatRequest, Event, Finished, FinishReason, Knobs, TextRequest
+from engine.replica.port import Delta, Sampling
+from engine.rollout.chat_template import TemplateError
+from engine.rollout.rollout import derive_seed
+from engine.telemetry.timeline import Timeline
+from engine.types import Prompt, RolloutError, StopReason, Trajectory
+
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRules:
+    """What the requests of a session may ask for.
+
+    group: sessions of one group begin with the same prompt, and are placed beside each other. seed, prompt_id, sample:
+    where the seeds of its turns come from; seed None: those that the client gives, or none. max_tokens: of a lineage,
+    prompt included; max_response_tokens: of it without its prompt. max_turns: of the session. fixed: temperature, top_p
+    and seed are those of the rules whatever the client asks for, as training needs it.
+    """
+
+    max_tokens: int
+    group: int = 0
+    seed: int | None = None
+    prompt_id: str = ""
+    sample: int = 0
+    temperature: float = 1.0
+    max_response_tokens: int | None = None
+    max_turns: int | None = None
+    fixed: bool = False
+
+    def longest(self, prompt_tokens: int) -> int:
+        """Tokens that a lineage with this prompt may have in all."""
+        if self.max_response_tokens is None:
+            return self.max_tokens
+        return min(self.max_tokens, prompt_tokens + self.max_response_tokens)
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """Of a session, or of all of a gateway. reused_tokens: of prompts, not rendered anew; cached_tokens: of prompts,
+    found in a replica's cache; wasted_tokens: sampled in turns that were cut off.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    wasted_tokens: int = 0
+    overruled: int = 0
+    """Requests whose temperature, top_p or seed the rules did not follow."""
+
+
+class Session:
+    """Made by `engine.gateway.gateway.Gateway.open`; `on_tokens` is told how many tokens were sampled."""
+
+    def __init__(
+        self,
+        key: str,
+        rules: SessionRules,
+        fleet: Fleet,
+        chats: Chats,
+        timeline: Timeline,
+        counts: Counts,
+        on_tokens: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        self.key = key
+        self.rules = rules
+        self.counts = counts
+        self.turns = 0
+        self.stop: StopReason | None = None
+        """The budget that a request was refused for, if one was."""
+        self.in_flight = 0
+        self.used_at = timeline.now()
+        self._fleet = fleet
+        self._chat = chats.plain
+        self._timeline = timeline
+        self._on_tokens = on_tokens
+        self._lineages = Lineages(chats, fleet.new_key)
+        self._last: Lineage | None = None
+        self._closed = False
+        self.started_at = timeline.now()
+
+    def chat(self, request: ChatRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
+        """The next turn. Raises BadRequest; ReplicaDied and Superseded as `Fleet.turn`. stream: tokens come one by one,
+        not in bundles.
+        """
+        try:
+            opened = self._lineages.open(request.messages, request.tools, self._timeline.now())
+        except (ValueError, TemplateError) as error:
+            raise BadRequest("messages", str(error)) from error
+        lineage = opened.lineage
+        seed = f"{self.key}/{lineage.number}/{lineage.turn_number}"
+        reader = TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=request.knobs.stop)
+        return self._turn(opened, reader, request.knobs, stream=stream)
+
+    def complete(self, request: TextRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
+        """What follows the tokens; else as `chat`."""
+        if not request.prompt_ids:
+            raise BadRequest("prompt", "must have at least one token")
+        opened = self._lineages.open_text(request.prompt_ids)
+        reader = TurnReader(self._chat, self.key, calls=False, stops=request.knobs.stop)
+        return self._turn(opened, reader, request.knobs, stream=stream)
+
+    async def _turn(
+        self, opened: Opened, reader: TurnReader, knobs: Knobs, *, stream: bool
+    ) -> AsyncGenerator[Event, None]:
+        lineage, deltas, closed = opened.lineage, list[Delta](), False
+        queued_at = self._timeline.now()
+        lane: int | None = None
+        try:
+            sampling = self._sampling(opened, knobs, stream=stream or bool(knobs.stop))
+            self._count(opened, knobs)
+            lane = self._timeline.lanes["trajectories"].take()
+            self.in_flight += 1
+            turn = _begun(queued_at)
+            tokens = self._fleet.turn(
+                lineage.key, self.rules.group, opened.ids, sampling, lineage.prompt_tokens or None
+            )
+            async with aclosing(tokens) as generated:
+                async for turn.replica, delta in generated:
+                    if not deltas:
+                        turn.started_at, turn.cached_tokens = self._timeline.now(), delta.cached_tokens
+                    self._on_tokens(len(delta.token_ids))
+                    kept, events = reader.read(delta, self._timeline.now())
+                    deltas.append(kept)
+                    for event in events:
+                        yield event
+                    if reader.stop is not None:
+                        break
+            turn.finished_at = self._timeline.now()
+            for event in reader.finish(turn.finished_at):
+                yield event
+            turn.text, turn.calls = reader.whole, reader.called
+            turn.truncated = deltas[-1].finish != "stop"
+            reason: FinishReason = "length" if turn.truncated else "tool_calls" if reader.calls else "stop"
+            said = reader.message()
+            self._lineages.close(opened, deltas, turn, said)
+            closed = True
+            self.turns += 1
+            self._last = lineage
+            self.counts.cached_tokens += turn.cached_tokens
+            if self._closed:
+                self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
+            else:
+                self._fleet.turn_finished(lineage.key, len(lineage.buffer))
+            yield Finished(
+                reason=reason,
+                message=said,
+                prompt_ids=tuple(opened.ids),
+                token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+                logprobs=tuple(value for delta in deltas for value in delta.logprobs),
+                cached_tokens=turn.cached_tokens,
+                stop=reader.stop,
+            )
+        finally:
+            if lane is not None:
+                self.in_flight -= 1
+                self.used_at = now = self._timeline.now()
+                self._timeline.lanes["trajectories"].give(lane)
+                args = {"session": self.key, "key": lineage.key, "lineage": lineage.number}
+                self._timeline.span("trajectories", "generate", queued_at, now, lane, **args)
+            if not closed:
+                self.counts.wasted_tokens += sum(len(delta.token_ids) for delta in deltas)
+                if lane is not None:  # it was asked for; else it was refused
+                    self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=False)
+                    lineage.key = self._fleet.new_key()
+                lineage.busy = False
+
+    def _sampling(self, opened: Opened, knobs: Knobs, *, stream: bool) -> Sampling:
+        """Raises BadRequest when a budget is used up."""
+        rules, lineage = self.rules, opened.lineage
+        if self._closed:
+            raise BadRequest("session", f"{self.key!r} has ended")
+        if rules.max_turns is not None and self.turns + self.in_flight >= rules.max_turns:
+            self.stop = StopReason.TURNS
+            raise BadRequest("session", f"{rules.max_turns} turns are the most that it may have")
+        longest = rules.longest(lineage.prompt_tokens)
+        left = longest - len(opened.ids)
+        if left <= 0:
+            self.stop = StopReason.LENGTH
+            raise BadRequest("messages", f"{TOO_LONG}: {len(opened.ids)} tokens of at most {longest}, none is left")
+        return Sampling(
+            max_tokens=left if knobs.max_tokens is None else min(left, knobs.max_tokens),
+            temperature=rules.temperature if rules.fixed or knobs.temperature is None else knobs.temperature,
+            top_p=1.0 if rules.fixed or knobs.top_p is None else knobs.top_p,
+            seed=self._seed(lineage, knobs),
+            stop_token_ids=(lineage.chat.end_of_turn,),
+            deliver_at=None if stream else frozenset(),
+        )
+
+    def _seed(self, lineage: Lineage, knobs: Knobs) -> int | None:
+        rules = self.rules
+        if rules.seed is None or (knobs.seed is not None and not rules.fixed):
+            return knobs.seed
+        sample = rules.sample if lineage.number == 0 else f"{rules.sample}.{lineage.number}"
+        return derive_seed(rules.seed, rules.prompt_id, sample, lineage.turn_number)
+
+    def _count(self, opened: Opened, knobs: Knobs) -> None:
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(opened.ids)
+        self.counts.reused_tokens += opened.reused
+        asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, 1.0))
+        self.counts.overruled += self.rules.fixed and any((*asked, knobs.seed is not None))
+
+    def trajectory(self, prompt: Prompt, stop: StopReason, error: RolloutError | None = None) -> Trajectory:
+        """What was sampled so far: the lineage that had the last turn, and the others as segments.
+
+        Raises ValueError when no turn was sampled and there is no error to tell of.
+        """
+        last = self._last
+        if last is None and error is None:
+            raise ValueError(f"session {self.key!r} has no turn")
+        lineage = last or Lineage.unanswered(self._chat, prompt.messages)
+        main = lineage.segment()
+        others = [lineage.segment() for lineage in self._lineages.all if lineage is not last]
+        return Trajectory(
+            prompt=prompt,
+            sample=self.rules.sample,
+            seed=derive_seed(self.rules.seed or 0, self.rules.prompt_id, self.rules.sample, 0),
+            temperature=self.rules.temperature,
+            token_ids_T=main.token_ids_T,
+            sampled_T=main.sampled_T,
+            logprobs_T=main.logprobs_T,
+            versions_T=main.versions_T,
+            turns=main.turns,
+            text=lineage.text,
+            stop=stop,
+            started_at=self.started_at,
+            finished_at=self._timeline.now(),
+            error=error,
+            segments=tuple(others),
+        )
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last turn ended for want of tokens."""
+        return self._last is not None and self._last.turns[-1].truncated
+
+    def close(self) -> None:
+        """Nothing is asked any more; its KV blocks may go. A turn under way ends by itself or with its generator."""
+        if not self._closed:
+            self._closed = True
+            for lineage in self._lineages.all:
+                if not lineage.busy:
+                    self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
+
+
+def _begun(queued_at: float) -> SampledTurn:
+    return SampledTurn(
+        start=0,
+        end=0,
+        messages=0,
+        truncated=False,
+        replica=-1,
+        cached_tokens=0,
+        queued_at=queued_at,
+        started_at=queued_at,
+        finished_at=queued_at,
+        text="",
+    )
