@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from engine.fleet.fleet import Fleet
-from engine.gateway.lineage import Chats
-from engine.gateway.requests import BadRequest
+from engine.gateway.lineage import Chats, Lineages
+from engine.gateway.requests import BadRequest, ChatRequest
 from engine.gateway.session import Counts, Session, SessionRules
-from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.telemetry.timeline import Timeline
 
 
@@ -73,6 +73,13 @@ class Gateway:
         if self.config.rules is None:
             raise BadRequest("session", "each request must name the session that it belongs to")
         return self._made("", self._rules())
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """How many tokens the model would read. Raises BadRequest."""
+        try:
+            return len(Lineages(self._chats, lambda: 0).open(request.messages, request.tools, 0.0).ids)
+        except (ValueError, TemplateError) as error:
+            raise BadRequest("messages", str(error)) from error
 
     def close(self, key: str) -> None:
         """Nothing if it is not open."""

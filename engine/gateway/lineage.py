@@ -38,17 +38,44 @@ class Heard(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Heard:
-        calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or ())
-        return cls(message["role"], (message.get("content") or "").strip(), calls)
+        """message: as `normalize` leaves it."""
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = tuple((each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions)
+        return cls(message["role"], message["content"].strip(), calls)
 
 
-def _call(function: Mapping[str, Any]) -> tuple[str, str]:
-    arguments = function["arguments"]
+def with_text_for_malformed_calls(message: Message) -> Message:
+    """Calls whose arguments are no JSON object, as text after the content: neither templates nor every dialect can say
+    them as calls.
+    """
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    whole = [call for call in calls if not is_malformed(call)]
+    content = message.get("content") or ""
+    for call in calls:
+        if is_malformed(call):
+            content += malformed_text(call["function"]["name"], call["function"]["arguments"])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": content, **({"tool_calls": whole} if whole else {})}
+
+
+def is_malformed(call: Any) -> bool:
+    """Whether a call names a function, and has arguments that are text but not that of a JSON object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return False  # not a call at all, which `normalize` says
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return False
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return not isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
-        return function["name"], str(arguments).strip()
-    return function["name"], json.dumps(arguments, sort_keys=True)
+        return True
+
+
+def malformed_text(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {arguments}}}</tool_call>'
 
 
 @dataclass(kw_only=True, slots=True)
@@ -202,7 +229,7 @@ class Lineages:
         """The lineage that these messages go on with, or a new one. Raises ValueError or TemplateError for messages
         that cannot be rendered.
         """
-        given: list[Message] = [*normalize(messages)]
+        given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in messages])]
         heard = [Heard.of(message) for message in given]
         shown = json.dumps(tools, sort_keys=True) if tools else ""
         chat = self._chats.showing(shown, tools)
@@ -242,7 +269,7 @@ class Lineages:
         turn.end = len(lineage.buffer)
         kept = lineage.chat.kept_prefill + turn.text.removesuffix(lineage.chat.end_of_turn_text)
         lineage.messages = [*opened.messages, {"role": "assistant", "content": kept}]
-        lineage.heard = [*opened.heard, Heard.of(said)]
+        lineage.heard = [*opened.heard, Heard.of(normalize([with_text_for_malformed_calls(said)])[0])]
         turn.messages = len(lineage.messages)
         lineage.turns.append(turn)
         lineage.busy = False

@@ -103,26 +103,34 @@ class Session:
         """The next turn. Raises BadRequest; ReplicaDied and Superseded as `Fleet.turn`. stream: tokens come one by one,
         not in bundles.
         """
-        try:
-            opened = self._lineages.open(request.messages, request.tools, self._timeline.now())
-        except (ValueError, TemplateError) as error:
-            raise BadRequest("messages", str(error)) from error
-        lineage = opened.lineage
-        seed = f"{self.key}/{lineage.number}/{lineage.turn_number}"
-        reader = TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=request.knobs.stop)
-        return self._turn(opened, reader, request.knobs, stream=stream)
+
+        def open_chat() -> tuple[Opened, TurnReader]:
+            try:
+                opened = self._lineages.open(request.messages, request.tools, self._timeline.now())
+            except (ValueError, TemplateError) as error:
+                raise BadRequest("messages", str(error)) from error
+            lineage = opened.lineage
+            seed = f"{self.key}/{lineage.number}/{lineage.turn_number}"
+            stops = request.knobs.stop
+            return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
+
+        return self._turn(open_chat, request.knobs, stream=stream)
 
     def complete(self, request: TextRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
         """What follows the tokens; else as `chat`."""
-        if not request.prompt_ids:
-            raise BadRequest("prompt", "must have at least one token")
-        opened = self._lineages.open_text(request.prompt_ids)
-        reader = TurnReader(self._chat, self.key, calls=False, stops=request.knobs.stop)
-        return self._turn(opened, reader, request.knobs, stream=stream)
+
+        def open_text() -> tuple[Opened, TurnReader]:
+            if not request.prompt_ids:
+                raise BadRequest("prompt", "must have at least one token")
+            reader = TurnReader(self._chat, self.key, calls=False, stops=request.knobs.stop)
+            return self._lineages.open_text(request.prompt_ids), reader
+
+        return self._turn(open_text, request.knobs, stream=stream)
 
     async def _turn(
-        self, opened: Opened, reader: TurnReader, knobs: Knobs, *, stream: bool
+        self, begin: Callable[[], tuple[Opened, TurnReader]], knobs: Knobs, *, stream: bool
     ) -> AsyncGenerator[Event, None]:
+        opened, reader = begin()
         lineage, deltas, closed = opened.lineage, list[Delta](), False
         queued_at = self._timeline.now()
         lane: int | None = None
@@ -158,6 +166,7 @@ class Session:
             self.turns += 1
             self._last = lineage
             self.counts.cached_tokens += turn.cached_tokens
+            self.counts.sampled_tokens += turn.end - turn.start
             if self._closed:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:

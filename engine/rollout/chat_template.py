@@ -254,6 +254,10 @@ class ChatTemplate:
 
         return frozenset(token for token, text in zip(ids, texts, strict=True) if last in text and completes(text))
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text, with what the tokenizer itself puts around it (a beginning-of-text token, say)."""
+        return list(self._fast.encode(text).ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
 

@@ -1,0 +1,219 @@
+"""Anthropic's dialect: /v1/messages, answered whole or as a stream of events.
+
+Fields that are not those of `MessagesBody` are refused by name, but for IGNORED ones, which change nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from engine.gateway.http.openai_api import Share, Temperature, Tokens
+from engine.gateway.lineage import is_malformed, malformed_text
+from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text
+from engine.rollout.chat_template import Message
+
+IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
+STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+
+
+class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request for the next turn of a conversation."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: Tokens
+    model: str = ""
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, msgspec.Meta(le=0)] | None = None
+
+    def request(self) -> ChatRequest:
+        """Raises BadRequest."""
+        kind = (self.tool_choice or {}).get("type", "auto")
+        if kind not in ("auto", "none"):
+            raise BadRequest("tool_choice", f"type must be 'auto' or 'none', got {kind!r}")
+        messages: list[Message] = []
+        if self.system:
+            messages.append({"role": "system", "content": _text(self.system, "system")})
+        for at, message in enumerate(self.messages):
+            messages += _messages(message, f"messages[{at}]")
+        if not messages:
+            raise BadRequest("messages", "must have at least one message")
+        tools = () if kind == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
+        knobs = Knobs(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=tuple(stop for stop in self.stop_sequences or () if stop),
+        )
+        return ChatRequest(messages=tuple(messages), tools=tools, knobs=knobs)
+
+
+def parse(data: bytes) -> MessagesBody:
+    """Raises msgspec.DecodeError and BadRequest."""
+    fields = msgspec.json.decode(data)
+    if not isinstance(fields, dict):
+        raise BadRequest("body", f"must be a JSON object, got {type(fields).__name__}")
+    for name in [*fields]:
+        if name in IGNORED or (fields[name] is None and name != "messages"):
+            del fields[name]
+        elif name not in MessagesBody.__struct_fields__:
+            raise BadRequest(name, "this field is not supported")
+    return msgspec.convert(fields, MessagesBody)
+
+
+def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
+    """A message of blocks as those of our form: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise BadRequest(f"{where}.role", f"must be user or assistant, got {role!r}")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise BadRequest(f"{where}.content", f"must be text or a list of blocks, got {content!r}")
+    texts, calls, results = [], [], []
+    for at, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        place = f"{where}.content[{at}]"
+        if kind == "text":
+            texts.append(_text(block.get("text"), place))
+        elif kind == "tool_use" and role == "assistant":
+            calls.append(_call(block, place))
+        elif kind == "tool_result" and role == "user":
+            results.append(_result(block, place))
+        elif kind not in ("thinking", "redacted_thinking"):  # which we never gave
+            raise BadRequest(place, f"a {role}'s message cannot have a block of type {kind!r}")
+    text = "".join(texts)
+    if role == "assistant":
+        return [{"role": role, "content": text, **({"tool_calls": calls} if calls else {})}]
+    return [*results, *([{"role": role, "content": text}] if text or not results else [])]
+
+
+def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:
+    if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
+        raise BadRequest(place, "a tool_use block must have a name and an input, which is an object")
+    function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+    return {"id": str(block.get("id", "")), "type": "function", "function": function}
+
+
+def _result(block: Mapping[str, Any], place: str) -> Message:
+    content = _text(block.get("content") or "", place)
+    failed = bool(block.get("is_error", False))
+    return {"role": "tool", "content": content, "tool_call_id": str(block.get("tool_use_id", "")), "is_error": failed}
+
+
+def _text(content: Any, place: str) -> str:
+    """Of a string, or of blocks that are all text."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise BadRequest(place, f"only text is supported, got {kind!r}")
+    return "".join(block["text"] for block in blocks)
+
+
+def _tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """In OpenAI's form, as templates show them."""
+    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
+        raise BadRequest(f"tools[{at}]", "must be a tool of yours, with a name and an input_schema")
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description", ""),
+        "parameters": tool.get("input_schema", {"type": "object", "properties": {}}),
+    }
+    return {"type": "function", "function": function}
+
+
+class Reply:
+    """The response to one request. Arguments that are no JSON object come as text: a block cannot hold them."""
+
+    def __init__(self, model: str) -> None:
+        self.id = f"msg_{uuid.uuid4().hex[:24]}"
+        self._model = model
+        self._blocks = 0
+        self._open = False
+
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        blocks: list[dict[str, Any]] = []
+        if finished.message["content"]:
+            blocks.append({"type": "text", "text": finished.message["content"]})
+        for call in finished.message.get("tool_calls", ()):
+            blocks.append(_block(call))
+        return {**self._head(), "content": blocks, **_stop(finished), "usage": _usage(finished)}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
+
+    def opening(self) -> bytes:
+        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        return _event({"type": "message_start", "message": {**message, "usage": usage}})
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case Text():
+                return self._text(event.text) if event.text else b""
+            case Call():
+                function = {"name": event.name, "arguments": event.arguments}
+                block = _block({"id": event.id, "function": function})
+                if block["type"] == "text":
+                    return self._text(block["text"])
+                delta = {"type": "input_json_delta", "partial_json": event.arguments}
+                return self._close() + self._start({**block, "input": {}}) + self._delta(delta) + self._close()
+            case Finished():
+                end = {"type": "message_delta", "delta": _stop(event), "usage": _usage(event)}
+                return self._close() + _event(end) + _event({"type": "message_stop"})
+
+    def _text(self, text: str) -> bytes:
+        start = b"" if self._open else self._start({"type": "text", "text": ""})
+        return start + self._delta({"type": "text_delta", "text": text})
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._open = True
+        return _event({"type": "content_block_start", "index": self._blocks, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        self._blocks += 1
+        return _event({"type": "content_block_stop", "index": self._blocks - 1})
+
+
+def _block(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if is_malformed(call):
+        return {"type": "text", "text": malformed_text(function["name"], function["arguments"])}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+
+
+def _stop(finished: Finished) -> dict[str, Any]:
+    reason = "stop_sequence" if finished.stop is not None else STOPS[finished.reason]
+    return {"stop_reason": reason, "stop_sequence": finished.stop}
+
+
+def _usage(finished: Finished) -> dict[str, Any]:
+    return {
+        "input_tokens": len(finished.prompt_ids) - finished.cached_tokens,
+        "output_tokens": len(finished.token_ids),
+        "cache_read_input_tokens": finished.cached_tokens,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))

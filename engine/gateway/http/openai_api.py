@@ -1,0 +1,321 @@
+"""OpenAI's dialect: /v1/chat/completions and /v1/completions.
+
+Which fields are taken: those of `ChatBody` and `CompletionBody`. IGNORED ones change nothing here and clients send them
+by habit. Of NEUTRAL ones only the value that changes nothing is taken. Any other field is refused by its name, since a
+client that asks for something should not get something else.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
+from engine.rollout.chat_template import ChatTemplate, Message
+
+IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+)
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "top_k": (-1, 0),
+    "min_p": (0, 0.0),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "top_logprobs": (0,),
+}
+N = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: N = 1
+    seed: int | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    max_tokens: Tokens | None = None
+    stop: str | list[str] | None = None
+    return_token_ids: bool = False
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def knobs(self, sample: int, max_tokens: int | None) -> Knobs:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Knobs(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=None if self.seed is None else self.seed + sample,
+            stop=tuple(stop for stop in stops if stop),
+        )
+
+
+class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
+    """A request for the next turn of a conversation."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+
+    def requests(self) -> list[ChatRequest]:
+        """One for each of the n samples. Raises BadRequest."""
+        if not self.messages:
+            raise BadRequest("messages", "must have at least one message")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise BadRequest("tool_choice", f"must be 'auto' or 'none', got {self.tool_choice!r}")
+        messages = tuple(message_of(each, at) for at, each in enumerate(self.messages))
+        tools = () if self.tool_choice == "none" else tuple(_tool(each, at) for at, each in enumerate(self.tools or ()))
+        limit = self.max_completion_tokens or self.max_tokens
+        return [ChatRequest(messages=messages, tools=tools, knobs=self.knobs(n, limit)) for n in range(self.n)]
+
+
+class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
+    """A request for what follows a text or tokens."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
+
+    def requests(self, chat: ChatTemplate) -> list[TextRequest]:
+        """n for each prompt. Raises BadRequest."""
+        if not self.prompt:
+            raise BadRequest("prompt", "must not be empty")
+        kinds = {type(each) for each in self.prompt}
+        if len(kinds) > 1:
+            raise BadRequest("prompt", "must be text, a list of texts, token ids, or a list of token ids")
+        prompts: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) or kinds == {int} else self.prompt
+        limit = self.max_tokens or 16  # the API's default
+        return [
+            TextRequest(
+                prompt_ids=tuple(chat.encode(prompt) if isinstance(prompt, str) else prompt),
+                knobs=self.knobs(sample, limit),
+            )
+            for prompt in prompts
+            for sample in range(self.n)
+        ]
+
+
+def parse_chat(data: bytes) -> ChatBody:
+    """Raises msgspec.DecodeError and BadRequest."""
+    return _parse(data, ChatBody)
+
+
+def parse_completion(data: bytes) -> CompletionBody:
+    """Raises msgspec.DecodeError and BadRequest."""
+    return _parse(data, CompletionBody)
+
+
+def _parse(data: bytes, body: type[Any]) -> Any:
+    fields = msgspec.json.decode(data)
+    if not isinstance(fields, dict):
+        raise BadRequest("body", f"must be a JSON object, got {type(fields).__name__}")
+    for name in [*fields]:
+        if name in body.__struct_fields__:
+            if fields[name] is None and name not in ("messages", "prompt"):
+                del fields[name]  # as clients write what they leave out
+        elif name in IGNORED or fields[name] is None or any(fields[name] == value for value in NEUTRAL.get(name, ())):
+            del fields[name]
+        elif name in NEUTRAL:
+            raise BadRequest(name, f"only {NEUTRAL[name][0]!r} is supported, got {fields[name]!r}")
+        else:
+            raise BadRequest(name, "this field is not supported")
+    return msgspec.convert(fields, body)
+
+
+def message_of(message: dict[str, Any], at: int) -> Message:
+    """With its content as text. Raises BadRequest naming the message."""
+    where = f"messages[{at}]"
+    role = message.get("role")
+    role = "system" if role == "developer" else role
+    if role not in ("system", "user", "assistant", "tool"):
+        raise BadRequest(f"{where}.role", f"must be system, developer, user, assistant or tool, got {role!r}")
+    found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+    if role == "assistant" and message.get("tool_calls"):
+        found["tool_calls"] = message["tool_calls"]
+    if role == "tool":
+        found["is_error"] = bool(message.get("is_error", False))
+    return found
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise BadRequest(f"{where}.content", f"must be text or a list of parts, got {content!r}")
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest(f"{where}.content[{number}]", f"only parts of text are supported, got {kind!r}")
+    return "".join(part["text"] for part in content)
+
+
+def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"tools[{at}]", "must be a function with a name")
+    return tool
+
+
+class Answer:
+    """The response to one request, in pieces or whole. model: as the client is told."""
+
+    kind = "chatcmpl"
+    object = "chat.completion"
+
+    def __init__(self, model: str, chat: ChatTemplate, *, logprobs: bool, token_ids: bool) -> None:
+        self.id = f"{self.kind}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self._model = model
+        self._chat = chat
+        self._logprobs = logprobs
+        self._token_ids = token_ids
+        head = {"id": self.id, "object": f"{self.object}.chunk", "created": self.created, "model": model}
+        self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":[{"index":'
+
+    def whole(self, choices: Sequence[Finished], shown: Sequence[str]) -> dict[str, Any]:
+        """shown: the texts that the client reads, of plain completions."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self._model,
+            "choices": [self._choice(index, each, shown[index]) for index, each in enumerate(choices)],
+            "usage": usage(choices),
+            **({"prompt_token_ids": choices[0].prompt_ids} if self._token_ids else {}),
+        }
+
+    def _choice(self, index: int, finished: Finished, shown: str) -> dict[str, Any]:
+        message = dict(finished.message)
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._content(finished.token_ids, finished.logprobs) if self._logprobs else None,
+            "finish_reason": finished.reason,
+            "stop_reason": finished.stop,
+            **({"token_ids": finished.token_ids} if self._token_ids else {}),
+        }
+
+    def _content(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        return {
+            "content": [
+                {
+                    "token": (text := self._chat.decode([token])),
+                    "logprob": value,
+                    "bytes": [*text.encode()],
+                    "top_logprobs": [],
+                }
+                for token, value in zip(token_ids, logprobs, strict=True)
+            ],
+            "refusal": None,
+        }
+
+    def chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        """One event of the stream."""
+        rest = {"delta": delta, "logprobs": None, "finish_reason": finish, **more}
+        return b"%b%d,%b]}\n\n" % (self._head, index, msgspec.json.encode(rest)[1:])
+
+    def opening(self, index: int) -> bytes:
+        return self.chunk(index, {"role": "assistant", "content": ""})
+
+    def event(self, index: int, event: Event) -> bytes:
+        """What the stream says of an event; b"" for none."""
+        match event:
+            case Text():
+                more: dict[str, Any] = {}
+                if self._token_ids:
+                    more["token_ids"] = event.token_ids
+                if self._logprobs and event.token_ids:
+                    more["logprobs"] = self._content(event.token_ids, event.logprobs)
+                if not event.text and not more:
+                    return b""
+                return self.chunk(index, {"content": event.text}, **more)
+            case Call():
+                function = {"name": event.name, "arguments": event.arguments}
+                call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+                return self.chunk(index, {"tool_calls": [call]})
+            case Finished():
+                return self.chunk(index, {}, event.reason, stop_reason=event.stop)
+
+    def usage_chunk(self, choices: Sequence[Finished]) -> bytes:
+        """The last event where the client asked for it."""
+        head = {"id": self.id, "object": f"{self.object}.chunk", "created": self.created, "model": self._model}
+        return b"data: " + msgspec.json.encode({**head, "choices": [], "usage": usage(choices)}) + b"\n\n"
+
+
+class TextAnswer(Answer):
+    """The response to a request for a plain completion."""
+
+    kind = "cmpl"
+    object = "text_completion"
+
+    def __init__(self, model: str, chat: ChatTemplate, *, logprobs: bool, token_ids: bool) -> None:
+        super().__init__(model, chat, logprobs=logprobs, token_ids=token_ids)
+        self._head = self._head.replace(b".chunk", b"")
+
+    def _choice(self, index: int, finished: Finished, shown: str) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": shown,
+            "logprobs": self._content(finished.token_ids, finished.logprobs) if self._logprobs else None,
+            "finish_reason": "length" if finished.reason == "length" else "stop",
+            "stop_reason": finished.stop,
+            **({"token_ids": finished.token_ids} if self._token_ids else {}),
+        }
+
+    def _content(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        tokens = [self._chat.decode([token]) for token in token_ids]
+        return {"tokens": tokens, "token_logprobs": [*logprobs], "top_logprobs": None, "text_offset": []}
+
+    def chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        rest = {"text": delta.get("content", ""), "logprobs": None, "finish_reason": finish, **more}
+        return b"%b%d,%b]}\n\n" % (self._head, index, msgspec.json.encode(rest)[1:])
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+
+DONE: Literal[b"data: [DONE]\n\n"] = b"data: [DONE]\n\n"
+
+
+def usage(choices: Sequence[Finished]) -> dict[str, Any]:
+    prompts = sum({id(each.prompt_ids): len(each.prompt_ids) for each in choices}.values())
+    prompts = len(choices[0].prompt_ids) if len({each.prompt_ids for each in choices}) == 1 else prompts
+    sampled = sum(len(each.token_ids) for each in choices)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": sampled,
+        "total_tokens": prompts + sampled,
+        "prompt_tokens_details": {"cached_tokens": max(each.cached_tokens for each in choices)},
+    }

@@ -1,0 +1,340 @@
+"""The gateway over HTTP: the paths of both dialects, by themselves and under /sessions/{key}.
+
+    async with serve(gateway, ServerConfig(model="tiny")) as address:
+        client = AsyncOpenAI(base_url=f"{address}/sessions/mine/v1", api_key="none")
+
+Invariants
+- It listens beyond loopback only with a token, which every request must then carry. TLS is a proxy's.
+- An error has its dialect's form, also in the middle of a stream; what is a bug of ours is logged and says 500.
+- A client that goes away ends its request, and the KV blocks of it are free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from engine.errors import first_error
+from engine.gateway.gateway import Gateway
+from engine.gateway.http import anthropic_api, openai_api
+from engine.gateway.http.errors import Dialect, Problem, Refused, problem_of
+from engine.gateway.http.metrics import Metrics
+from engine.gateway.requests import Event, Finished, Text
+from engine.gateway.session import Session
+
+MAX_BODY = 8 << 20  # bytes
+BACKLOG = 4096  # clients that connect at the same instant
+SESSION_PREFIX = "session-"
+"""An API key that begins so is the key of a session."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EXPIRE_S = 10.0  # between two looks for idle sessions
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """model: the name that clients give, and are given. port 0: any free one. token: "" for none."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.token and self.host not in LOOPBACK:
+            raise ValueError(
+                f"host {self.host!r} can be reached from other machines. Fix: give a token, or stay on 127.0.0.1"
+            )
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
+
+
+class CannotListen(Exception):
+    """One line: the address, the cause, and what to do about it."""
+
+
+@asynccontextmanager
+async def serve(gateway: Gateway, config: ServerConfig) -> AsyncIterator[str]:
+    """The address at which it is reached, as http://host:port. Raises CannotListen."""
+    runner = web.AppRunner(
+        make_app(gateway, config), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, lingering_time=0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            place = f"{config.host} port {config.port}"
+            raise CannotListen(
+                f"cannot listen on {place}: {error.strerror}. Fix: choose another port (0: any)"
+            ) from None
+        async with asyncio.TaskGroup() as tasks:
+            expiring = tasks.create_task(_expire(gateway), name="gateway-expire")
+            host, port = runner.addresses[0][:2]
+            try:
+                yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            finally:
+                expiring.cancel()
+    finally:
+        await runner.cleanup()
+        gateway.closing()
+
+
+async def _expire(gateway: Gateway) -> None:
+    while True:
+        await asyncio.sleep(EXPIRE_S)
+        gateway.expire()
+
+
+def make_app(gateway: Gateway, config: ServerConfig) -> web.Application:
+    app = web.Application(client_max_size=MAX_BODY)
+    endpoints = Endpoints(gateway, config)
+    for prefix in ("", "/sessions/{session}"):
+        app.router.add_get(f"{prefix}/v1/models", endpoints.answer("openai", endpoints.models))
+        app.router.add_post(f"{prefix}/v1/chat/completions", endpoints.answer("openai", endpoints.chat))
+        app.router.add_post(f"{prefix}/v1/completions", endpoints.answer("openai", endpoints.completions))
+        app.router.add_post(f"{prefix}/v1/messages", endpoints.answer("anthropic", endpoints.messages))
+        app.router.add_post(f"{prefix}/v1/messages/count_tokens", endpoints.answer("anthropic", endpoints.count))
+    app.router.add_get("/health", endpoints.answer("openai", endpoints.health))
+    app.router.add_get("/metrics", endpoints.answer("openai", endpoints.metrics))
+    app.router.add_route("*", "/{anything:.*}", endpoints.answer("openai", endpoints.nothing))
+    return app
+
+
+class Endpoints:
+    """The handlers of one gateway."""
+
+    def __init__(self, gateway: Gateway, config: ServerConfig) -> None:
+        self._gateway = gateway
+        self._config = config
+        self._metrics = Metrics(gateway)
+
+    def answer(self, dialect: Dialect, handler: Handler) -> Handler:
+        """The handler, with errors in the dialect's form."""
+
+        async def answered(request: web.Request) -> web.StreamResponse:
+            try:
+                self._authorize(request)
+                return await handler(request)
+            except Exception as error:
+                cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+                problem = problem_of(cause)
+                if problem is None:
+                    log.exception("a request failed")
+                    problem = Problem(500, "an error of the gateway; its log has more")
+                return problem.response(dialect)
+
+        return answered
+
+    def _authorize(self, request: web.Request) -> None:
+        if not self._config.token:
+            return
+        sent = _key(request)
+        if not hmac.compare_digest(sent.encode(errors="surrogateescape"), self._config.token.encode()):
+            raise Refused(401, "the request must carry the gateway's token, as `Authorization: Bearer` or `x-api-key`")
+
+    @contextmanager
+    def _session(self, request: web.Request) -> Iterator[Session]:
+        """The session that the request names, or one of its own."""
+        key = request.match_info.get("session") or _key(request)
+        if "session" not in request.match_info and not key.startswith(SESSION_PREFIX):
+            session = self._gateway.alone()
+            try:
+                yield session
+            finally:
+                session.close()
+            return
+        try:
+            session = self._gateway.session(key)
+        except KeyError:
+            raise Refused(404, f"there is no session {key!r}") from None
+        yield session
+
+    def _check_model(self, model: str) -> None:
+        if model and model != self._config.model:
+            raise Refused(404, f"model: there is no {model!r}, only {self._config.model!r}", "model")
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models."""
+        model = {"id": self._config.model, "object": "model", "created": 0, "owned_by": "rocstar"}
+        return _json({"object": "list", "data": [model]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """GET /health: 503 while no replica is there."""
+        fleet = self._gateway.fleet
+        body = {"replicas": fleet.live, "weight_version": fleet.version, "sessions": len(self._gateway)}
+        return _json(body, status=200 if fleet.live else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics, for Prometheus."""
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def nothing(self, request: web.Request) -> web.Response:
+        raise Refused(404, f"there is no {request.method} {request.path}")
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        body = openai_api.parse_chat(await request.read())
+        self._check_model(body.model)
+        answer = openai_api.Answer(
+            self._config.model, self._gateway.chat, logprobs=bool(body.logprobs), token_ids=body.return_token_ids
+        )
+        with self._session(request) as session:
+            turns = [session.chat(each, stream=body.stream) for each in body.requests()]
+            return await self._openai(request, turns, answer, body)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        body = openai_api.parse_completion(await request.read())
+        self._check_model(body.model)
+        answer = openai_api.TextAnswer(
+            self._config.model,
+            self._gateway.chat,
+            logprobs=body.logprobs is not None,
+            token_ids=body.return_token_ids,
+        )
+        with self._session(request) as session:
+            turns = [session.complete(each, stream=body.stream) for each in body.requests(self._gateway.chat)]
+            return await self._openai(request, turns, answer, body)
+
+    async def _openai(
+        self,
+        request: web.Request,
+        turns: Sequence[AsyncGenerator[Event, None]],
+        answer: openai_api.Answer,
+        body: openai_api.ChatBody | openai_api.CompletionBody,
+    ) -> web.StreamResponse:
+        finished: dict[int, Finished] = {}
+        if not body.stream:
+            shown = [""] * len(turns)
+            async with aclosing(_merged(turns)) as events:
+                async for index, event in events:
+                    if isinstance(event, Finished):
+                        finished[index] = event
+                    elif isinstance(event, Text):
+                        shown[index] += event.text
+            return _json(answer.whole([finished[index] for index in range(len(turns))], shown))
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            opened: set[int] = set()
+            async with aclosing(_merged(turns)) as events:
+                async for index, event in events:
+                    if index not in opened:
+                        opened.add(index)
+                        yield answer.opening(index)
+                    if isinstance(event, Finished):
+                        finished[index] = event
+                    yield answer.event(index, event)
+            if body.include_usage:
+                yield answer.usage_chunk([finished[index] for index in range(len(turns))])
+            yield openai_api.DONE
+
+        def failed(problem: Problem) -> bytes:
+            return b"data: " + msgspec.json.encode(problem.body("openai")) + b"\n\n" + openai_api.DONE
+
+        return await _stream(request, chunks(), failed)
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        body = anthropic_api.parse(await request.read())
+        self._check_model(body.model)
+        reply = anthropic_api.Reply(self._config.model)
+        with self._session(request) as session:
+            turn = session.chat(body.request(), stream=body.stream)
+            if not body.stream:
+                async with aclosing(turn) as events:
+                    [finished] = [event async for event in events if isinstance(event, Finished)]
+                return _json(reply.whole(finished))
+
+            async def chunks() -> AsyncGenerator[bytes, None]:
+                opened = False
+                async with aclosing(turn) as events:
+                    async for event in events:
+                        if not opened:
+                            opened = True
+                            yield reply.opening()
+                        yield reply.event(event)
+
+            def failed(problem: Problem) -> bytes:
+                return b"event: error\ndata: " + msgspec.json.encode(problem.body("anthropic")) + b"\n\n"
+
+            return await _stream(request, chunks(), failed)
+
+    async def count(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens."""
+        fields = msgspec.json.decode(await request.read())
+        body = anthropic_api.parse(msgspec.json.encode({"max_tokens": 1, **fields}))
+        asked = body.request()
+        return _json({"input_tokens": self._gateway.count_tokens(asked)})
+
+
+async def _stream(
+    request: web.Request, chunks: AsyncGenerator[bytes, None], failed: Callable[[Problem], bytes]
+) -> web.StreamResponse:
+    """Server-sent events. What fails before the first one is an ordinary error."""
+    async with aclosing(chunks):
+        first = await anext(chunks)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        try:
+            await response.write(first)
+            async for chunk in chunks:
+                if chunk:
+                    await response.write(chunk)
+        except ConnectionError:  # the client has gone
+            return response
+        except Exception as error:
+            cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+            problem = problem_of(cause)
+            if problem is None:
+                log.exception("a request failed in the middle of its stream")
+                problem = Problem(500, "an error of the gateway; its log has more")
+            await response.write(failed(problem))
+        await response.write_eof()
+        return response
+
+
+async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of several turns as they come, each with its turn's number."""
+    if len(turns) == 1:
+        async with aclosing(turns[0]) as events:
+            async for event in events:
+                yield 0, event
+        return
+    found: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=4 * len(turns))
+
+    async def follow(index: int, turn: AsyncGenerator[Event, None]) -> None:
+        async with aclosing(turn) as events:
+            async for event in events:
+                await found.put((index, event))
+
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        running = [tasks.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
+        stack.callback(lambda: [task.cancel() for task in running])
+        left = len(turns)
+        while left:
+            index, event = await found.get()
+            left -= isinstance(event, Finished)
+            yield index, event
+
+
+def _key(request: web.Request) -> str:
+    """What the client was told is its API key."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _json(body: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json", status=status)

@@ -1,0 +1,333 @@
+"""The gateway over real connections, by the clients that people use: what they get is what the replica sampled."""
+
+import asyncio
+import io
+import json
+from contextlib import asynccontextmanager
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from engine.gateway.gateway import Gateway, GatewayConfig
+from engine.gateway.http.server import MAX_BODY, CannotListen, ServerConfig, serve
+from engine.gateway.session import SessionRules
+from engine.replica.port import ReplicaDied
+from engine.types import StopReason
+from tests.support.fakes import Gate, a_prompt, settle
+from tests.support.node import CHAT, END, Setup, call
+
+QUESTION = {"role": "user", "content": "What is 6 * 7?"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Runs Python.",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    },
+}
+ANTHROPIC_TOOL = {
+    "name": "python",
+    "description": "Runs Python.",
+    "input_schema": TOOL["function"]["parameters"],
+}
+RULES = SessionRules(max_tokens=400, seed=3)
+TURNS = (["I compute. " + call("1") + END], [f"It is 42.{END}"])
+
+
+@asynccontextmanager
+async def served(*turns, token="", rules=RULES, **options):
+    async with Setup(*turns, **options) as node:
+        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(rules=rules))
+        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
+            node.gateway, node.address = gateway, address
+            yield node
+
+
+def of_openai(node, key="none", path=""):
+    return AsyncOpenAI(base_url=f"{node.address}{path}/v1", api_key=key, max_retries=0)
+
+
+def of_anthropic(node, key="none", path=""):
+    return AsyncAnthropic(base_url=f"{node.address}{path}", api_key=key, max_retries=0)
+
+
+async def until(condition):
+    """Connections take their time, of which no event tells."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.smoke
+async def test_a_conversation_of_openais_client_leaves_the_exact_trajectory():
+    async with served(*TURNS) as node, of_openai(node, path="/sessions/mine") as client:
+        messages = [QUESTION]
+        first = await client.chat.completions.create(
+            model="tiny", messages=messages, tools=[TOOL], logprobs=True, extra_body={"return_token_ids": True}
+        )
+        [choice] = first.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I compute.")
+        [called] = choice.message.tool_calls
+        assert (called.function.name, json.loads(called.function.arguments)) == ("python", {"code": "1"})
+        messages += [choice.message, {"role": "tool", "tool_call_id": called.id, "content": "1"}]
+        second = await client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
+        assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", "It is 42.")
+        assert second.usage.prompt_tokens_details.cached_tokens == second.usage.prompt_tokens
+        trajectory = node.gateway.session("mine").trajectory(a_prompt(), StopReason.ANSWER)
+        start, end = trajectory.turns[0].start, trajectory.turns[0].end
+        assert choice.token_ids == trajectory.token_ids_T[start:end].tolist()
+        assert first.prompt_token_ids == trajectory.token_ids_T[:start].tolist()
+        assert [each.logprob for each in choice.logprobs.content] == trajectory.logprobs_T[start:end].tolist()
+        assert trajectory.segments == ()
+        assert [use.response for use in trajectory.tool_uses] == ["1"]
+
+
+async def test_a_stream_of_openais_client_has_the_same_text_calls_and_ids():
+    async with served(TURNS[0]) as node, of_openai(node) as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[QUESTION],
+            tools=[TOOL],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+        text, calls, ids, reasons, usage = "", [], [], [], None
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                calls += choice.delta.tool_calls or []
+                ids += getattr(choice, "token_ids", None) or []
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+        assert (text, reasons) == ("I compute.", ["tool_calls"])
+        assert [(each.index, each.function.name) for each in calls] == [(0, "python")]
+        assert CHAT.decode(ids) == TURNS[0][0]
+        assert usage.completion_tokens == len(ids)
+
+
+@pytest.mark.smoke
+async def test_a_conversation_of_anthropics_client_leaves_the_exact_trajectory():
+    async with served(*TURNS) as node, of_anthropic(node, path="/sessions/mine") as client:
+        messages = [QUESTION]
+        first = await client.messages.create(model="tiny", max_tokens=100, messages=messages, tools=[ANTHROPIC_TOOL])
+        text, used = first.content
+        assert (first.stop_reason, text.text, used.name, used.input) == (
+            "tool_use",
+            "I compute.",
+            "python",
+            {"code": "1"},
+        )
+        result = {"type": "tool_result", "tool_use_id": used.id, "content": "1", "is_error": True}
+        messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        second = await client.messages.create(model="tiny", max_tokens=100, messages=messages, tools=[ANTHROPIC_TOOL])
+        assert (second.stop_reason, second.content[0].text) == ("end_turn", "It is 42.")
+        assert second.usage.cache_read_input_tokens > 0
+        trajectory = node.gateway.session("mine").trajectory(a_prompt(), StopReason.ANSWER)
+        assert trajectory.segments == ()
+        assert [(use.response, use.outcome) for use in trajectory.tool_uses] == [("1", "error")]
+
+
+async def test_a_stream_of_anthropics_client_is_the_same_message():
+    async with served(TURNS[0]) as node, of_anthropic(node) as client:
+        arguments = {"model": "tiny", "max_tokens": 100, "messages": [QUESTION], "tools": [ANTHROPIC_TOOL]}
+        async with client.messages.stream(**arguments) as stream:
+            texts = [text async for text in stream.text_stream]
+            message = await stream.get_final_message()
+        text, used = message.content
+        assert ("".join(texts), text.text, used.input) == ("I compute.", "I compute.", {"code": "1"})
+        assert message.stop_reason == "tool_use"
+        assert message.usage.output_tokens == len(CHAT._encode(TURNS[0][0]))
+        counted = await client.messages.count_tokens(model="tiny", messages=[QUESTION], tools=[ANTHROPIC_TOOL])
+        assert counted.input_tokens == len(CHAT.prompt_ids([QUESTION]))
+
+
+async def test_a_malformed_call_goes_on_in_each_dialect_as_the_client_sends_it_back():
+    bad = '<tool_call>{"name": "python", "arguments": {"code": }}</tool_call>'
+    async with served([bad + END], [f"Sorry.{END}"]) as node:
+        async with of_openai(node, path="/sessions/one") as client:
+            first = await client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[TOOL])
+            [called] = first.choices[0].message.tool_calls
+            assert called.function.arguments == '{"code": }'
+            reply = {"role": "tool", "tool_call_id": called.id, "content": "no JSON"}
+            messages = [QUESTION, first.choices[0].message, reply]
+            await client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
+        async with of_anthropic(node, path="/sessions/two") as client:
+            arguments = {"model": "tiny", "max_tokens": 100, "tools": [ANTHROPIC_TOOL]}
+            first = await client.messages.create(messages=[QUESTION], **arguments)
+            assert [block.type for block in first.content] == ["text"]
+            messages = [
+                QUESTION,
+                {"role": "assistant", "content": first.content},
+                {"role": "user", "content": "no JSON"},
+            ]
+            await client.messages.create(messages=messages, **arguments)
+        for key in ("one", "two"):
+            trajectory = node.gateway.session(key).trajectory(a_prompt(), StopReason.ANSWER)
+            assert trajectory.segments == (), key
+            assert [use.outcome for use in trajectory.tool_uses] == ["malformed"]
+
+
+async def test_several_samples_of_a_request_are_turns_of_their_own():
+    async with served([f"same{END}"]) as node, of_openai(node) as client:
+        answer = await client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, seed=5)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        assert sorted(sampling.seed for _, sampling, _ in node.replicas.made[0].requests) == [5, 6, 7]
+        stream = await client.chat.completions.create(model="tiny", messages=[QUESTION], n=2, stream=True)
+        texts = {0: "", 1: ""}
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == {0: "same", 1: "same"}
+
+
+async def test_text_and_ids_are_completed():
+    async with served([f"It is 42.{END}"]) as node, of_openai(node) as client:
+        ids = CHAT.prompt_ids([QUESTION])
+        answer = await client.completions.create(model="tiny", prompt=ids, logprobs=1, max_tokens=50)
+        assert answer.choices[0].text == "It is 42."
+        assert answer.usage.prompt_tokens == len(ids)
+        both = await client.completions.create(model="tiny", prompt=[CHAT.decode(ids)] * 2, max_tokens=2, stream=True)
+        texts = {0: "", 1: ""}
+        async for chunk in both:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        assert texts[0] == texts[1] == "It is 42."[: len(texts[0])] != ""
+
+
+async def test_the_key_of_a_session_may_be_the_api_key():
+    async with served(*TURNS) as node, of_openai(node, key="session-7") as client:
+        await client.chat.completions.create(model="tiny", messages=[QUESTION])
+        assert node.gateway.session("session-7").turns == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        (b"{", 400, "JSON"),
+        (b"[]", 400, "object"),
+        (b"{}", 400, "messages"),
+        (b'{"messages": []}', 400, "messages"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "wat": 1}', 400, "wat"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "n": 0}', 400, "$.n"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "hot"}', 400, "$.temperature"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "presence_penalty": 1}', 400, "presence_penalty"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "tool_choice": "required"}', 400, "tool_choice"),
+        (b'{"messages": [{"role": "wizard", "content": "hi"}]}', 400, "messages[0].role"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages[0].content[0]"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "model": "other"}', 404, "other"),
+        (b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * MAX_BODY), 413, ""),
+    ],
+)
+async def test_a_wrong_request_is_refused_in_the_dialects_form(body, status, named):
+    async with served() as node, aiohttp.ClientSession() as client:
+        async with client.post(f"{node.address}/v1/chat/completions", data=io.BytesIO(body)) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error.keys()) == (status, {"message", "type", "param", "code"})
+            assert named in error["message"]
+        async with client.post(f"{node.address}/v1/messages", data=io.BytesIO(body)) as response:
+            found = await response.json()
+            assert (response.status in (status, 400), found["type"]) == (True, "error")
+            assert found["error"].keys() == {"type", "message"}
+
+
+async def test_fields_that_clients_send_by_habit_are_taken():
+    async with served([f"hi{END}"]) as node, of_openai(node) as client:
+        await client.chat.completions.create(
+            model="tiny", messages=[QUESTION], user="me", metadata={"a": "b"}, store=False, presence_penalty=0
+        )
+
+
+async def test_a_token_keeps_others_out_and_a_bind_beyond_loopback_needs_one():
+    async with served([f"hi{END}"], token="secret") as node:
+        async with of_openai(node, key="wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+        async with of_anthropic(node, key="wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.messages.create(model="tiny", max_tokens=5, messages=[QUESTION])
+        async with of_openai(node, key="secret") as client:
+            assert [model.id async for model in client.models.list()] == ["tiny"]
+    with pytest.raises(ValueError, match="token"):
+        ServerConfig(model="tiny", host="0.0.0.0")
+
+
+async def test_a_session_that_is_not_open_is_named_where_clients_may_not_begin_one():
+    async with served(rules=None) as node, of_openai(node, path="/sessions/nobody") as client:
+        with pytest.raises(openai.NotFoundError, match="nobody"):
+            await client.chat.completions.create(model="tiny", messages=[QUESTION])
+
+
+async def test_a_client_that_vanishes_ends_its_request():
+    gate = Gate()
+    async with served(["one", gate, f" two{END}"]) as node:
+        client = of_openai(node)
+        stream = await client.chat.completions.create(model="tiny", messages=[QUESTION], stream=True)
+        async for _ in stream:
+            break
+        await client.close()
+        replica = node.replicas.made[0]
+        await until(lambda: not replica.in_flight)
+        assert replica.in_flight == 0
+        assert node.gateway.counts.wasted_tokens == 2, "'one' is two tokens"
+
+
+async def test_replicas_that_die_in_the_middle_of_a_stream_are_an_error_event():
+    gate = Gate()
+    async with served(["one", gate, f" two{END}"]) as node, of_openai(node) as client:
+        stream = await client.chat.completions.create(model="tiny", messages=[QUESTION], stream=True)
+        await gate.started.wait()
+        node.fleet.on_none_left(ReplicaDied("all of them are gone"))
+        node.replicas.made[0].die()
+        with pytest.raises(openai.APIError, match="gone"):
+            async for _ in stream:
+                pass
+        with pytest.raises(openai.InternalServerError) as failure:
+            await client.chat.completions.create(model="tiny", messages=[QUESTION])
+        assert failure.value.status_code == 503
+
+
+async def test_health_and_metrics_tell_of_replicas_and_sessions():
+    async with served([f"hi{END}"]) as node, of_openai(node, path="/sessions/a") as client:
+        await client.chat.completions.create(model="tiny", messages=[QUESTION])
+        async with aiohttp.ClientSession() as other:
+            async with other.get(f"{node.address}/health") as response:
+                assert (response.status, await response.json()) == (
+                    200,
+                    {"replicas": [0], "weight_version": 0, "sessions": 1},
+                )
+            async with other.get(f"{node.address}/metrics") as response:
+                page = await response.text()
+                assert "rocstar_gateway_requests_total 1.0" in page
+                assert "rocstar_gateway_sessions 1.0" in page
+            async with other.get(f"{node.address}/nothing") as response:
+                assert response.status == 404
+
+
+async def test_a_port_in_use_is_named():
+    async with served() as node:
+        port = int(node.address.rpartition(":")[2])
+        with pytest.raises(CannotListen, match=str(port)):
+            async with serve(node.gateway, ServerConfig(model="tiny", port=port)):
+                pass
+
+
+async def test_a_thousand_connections_are_answered_and_leave_nothing():
+    async with served([f"hi{END}"]) as node:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as client:
+
+            async def ask():
+                body = {"model": "tiny", "messages": [QUESTION]}
+                async with client.post(f"{node.address}/v1/chat/completions", json=body) as response:
+                    return response.status
+
+            assert await asyncio.gather(*(ask() for _ in range(1000))) == [200] * 1000
+        await settle()
+        assert node.replicas.made[0].in_flight == 0
+        assert len(node.gateway) == 0
