@@ -1,0 +1,187 @@
+"""The whole agent behind one chat request: the server runs the calls of the model and gives back its last message.
+
+A sample is a rollout by `Rollouts`, as in training: calls are dispatched while the turn goes on, and what was sampled
+is never tokenised again.
+
+Invariants
+- A failure of ours (a replica, the sandbox) is Unavailable: it never becomes an answer, and of several samples none is
+  given back without the others.
+- A request that is cancelled ends its samples: their KV is freed and their calls are killed.
+- Every answer ends, by its budgets of tokens, turns and seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from engine.errors import first_error
+from engine.gateway.requests import BadRequest, ChatRequest, Finished, Knobs
+from engine.rollout.chat_template import Message, TemplateError
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.types import Boundary, Prompt, StopReason, ToolUse, Trajectory, Turn
+
+
+class Unavailable(RuntimeError):
+    """Our infrastructure failed, at this boundary; the same request may be answered later."""
+
+    def __init__(self, boundary: Boundary, message: str) -> None:
+        super().__init__(f"{boundary}: {message}")
+        self.boundary = boundary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One sample. finished: its last turn, with all that the model had read before it as `prompt_ids`.
+
+    prompt_tokens: what the model read and did not sample, the prompt and the replies of the tools. sampled_tokens: of
+    all turns. Both together are the length of the conversation. trace: for people and programs that want to know how
+    the answer came about, as JSON has it: `stop` (a `StopReason`), and `turns` with their texts and calls.
+    """
+
+    finished: Finished
+    prompt_tokens: int
+    sampled_tokens: int
+    trace: Mapping[str, Any]
+
+
+class ToolLoop:
+    """Answers requests with the tools of these rollouts, whose configuration has the budgets.
+
+    max_samples: of one request.
+    """
+
+    def __init__(self, rollouts: Rollouts, *, max_samples: int = 128) -> None:
+        self._rollouts = rollouts
+        self._max_samples = max_samples
+        self._groups = count()
+
+    async def answer(self, request: ChatRequest, *, n: int = 1) -> list[Answer]:
+        """n samples. Under a seed they are the same each time, else they differ.
+
+        `max_tokens` of the request is of the whole answer: all turns and the replies between them. `stop` cuts the
+        last message and ends no turn. Raises BadRequest; Unavailable.
+        """
+        if not 1 <= n <= self._max_samples:
+            raise BadRequest("n", f"must be from 1 to {self._max_samples}, got {n}")
+        rollouts = self._rollouts.with_config(_budget(self._rollouts.config, request.knobs))
+        prompt, group = self._prompt(request), next(self._groups)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                samples = [
+                    tasks.create_task(_rolled_out(rollouts, prompt, sample, group), name=f"answer-{group}-{sample}")
+                    for sample in range(n)
+                ]
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        return [self._answer(sample.result(), request.knobs.stop) for sample in samples]
+
+    def _prompt(self, request: ChatRequest) -> Prompt:
+        """Raises BadRequest for messages that cannot be rendered, or leave no room for an answer."""
+        seed = request.knobs.seed
+        _check_no_calls(request.messages)
+        try:
+            prompt = Prompt(
+                id=secrets.token_hex(8) if seed is None else f"seed-{seed}",
+                messages=tuple(dict(message) for message in request.messages),
+                answer="",
+            )
+            tokens = len(self._rollouts.chat.prompt_ids(prompt.messages))
+        except (ValueError, TemplateError) as error:
+            raise BadRequest("messages", str(error)) from error
+        if tokens >= self._rollouts.config.max_tokens:
+            room = self._rollouts.config.max_tokens
+            raise BadRequest("messages", f"they have {tokens} tokens, and a conversation has room for {room} in all")
+        return prompt
+
+    def _answer(self, trajectory: Trajectory, stop: Sequence[str]) -> Answer:
+        turns = trajectory.turns
+        begin = turns[-1].start if turns else len(trajectory.token_ids_T)
+        texts = [self._text(trajectory, turn) for turn in turns]
+        content, stopped_by = _cut(texts[-1] if texts else "", stop)
+        finished = Finished(
+            reason="stop" if stopped_by is not None or trajectory.stop is StopReason.ANSWER else "length",
+            message={"role": "assistant", "content": content},
+            prompt_ids=tuple(trajectory.token_ids_T[:begin].tolist()),
+            token_ids=tuple(trajectory.token_ids_T[begin:].tolist()),
+            logprobs=tuple(trajectory.logprobs_T[begin:].tolist()),
+            cached_tokens=turns[0].cached_tokens if turns else 0,
+            stop=stopped_by,
+        )
+        sampled = trajectory.sampled_tokens
+        return Answer(
+            finished=finished,
+            prompt_tokens=len(trajectory.token_ids_T) - sampled,
+            sampled_tokens=sampled,
+            trace={
+                "stop": str(trajectory.stop),
+                "seconds": round(trajectory.finished_at - trajectory.started_at, 3),
+                "turns": [_traced(turn, text) for turn, text in zip(turns, texts, strict=True)],
+            },
+        )
+
+    def _text(self, trajectory: Trajectory, turn: Turn) -> str:
+        chat = self._rollouts.chat
+        return chat.decode(trajectory.token_ids_T[turn.start : turn.end].tolist()).removesuffix(chat.end_of_turn_text)
+
+
+async def _rolled_out(rollouts: Rollouts, prompt: Prompt, sample: int, group: int) -> Trajectory:
+    """Raises Unavailable, which ends the other samples of the request."""
+    trajectory = await rollouts.run(prompt, sample, group)
+    if trajectory.error is not None:
+        raise Unavailable(trajectory.error.boundary, trajectory.error.message)
+    return trajectory
+
+
+def _budget(config: RolloutConfig, knobs: Knobs) -> RolloutConfig:
+    """What a request may ask for, within what the server allows."""
+    if knobs.max_tokens is not None:
+        allowed = config.max_response_tokens or knobs.max_tokens
+        config = replace(config, max_response_tokens=min(knobs.max_tokens, allowed))
+    if knobs.temperature is not None:
+        config = replace(config, temperature=knobs.temperature)
+    return config
+
+
+def _check_no_calls(messages: Sequence[Message]) -> None:
+    for at, message in enumerate(messages):
+        if message.get("tool_calls") or message.get("role") == "tool":
+            cause = "has calls of the client's or a reply to one, and the server calls the tools itself"
+            raise BadRequest("messages", f"messages[{at}] {cause}. Fix: give the client's tools in the field 'tools'")
+
+
+def _cut(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first of these, and which it was.
+
+    >>> _cut("one. Two? Three.", ["Three", "?"])
+    ('one. Two', '?')
+    """
+    found = [(text.index(mark), mark) for mark in stop if mark in text]
+    if not found:
+        return text, None
+    at, mark = min(found)
+    return text[:at], mark
+
+
+def _traced(turn: Turn, text: str) -> dict[str, Any]:
+    return {
+        "text": text,
+        "tokens": turn.end - turn.start,
+        "cached_tokens": turn.cached_tokens,
+        "calls": [_traced_call(use) for use in turn.tool_uses],
+    }
+
+
+def _traced_call(use: ToolUse) -> dict[str, Any]:
+    return {
+        "name": use.name,
+        "arguments": json.loads(use.arguments),
+        "outcome": use.outcome,
+        "reply": use.response,
+        "seconds": round(use.finished_at - use.dispatched_at, 3),
+    }
