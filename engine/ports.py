@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 
-from engine.types import Trajectory
+from engine.types import Prompt, Trajectory
 from sandbox.wire import Limits, Outcome, ToolResult
+
+if TYPE_CHECKING:
+    from engine.rollout.rollout import Tally
+    from engine.run.journal import Log
 
 OUTCOMES = (*get_args(Outcome), "malformed")  # of a ToolReply
 
@@ -109,6 +113,33 @@ class SessionRunner(Protocol):
     """Opens sessions; `sandbox.Sandbox` is one."""
 
     def session(self) -> AbstractAsyncContextManager[Session]: ...
+
+
+class RolloutSource(Protocol):
+    """Makes trajectories of prompts: `engine.rollout.rollout.Rollouts`, `engine.gateway.agent.AgentRollouts`.
+
+    class Recorded:  # replays what was rolled out before
+        config = RolloutConfig()
+        tokens_sampled = 0
+        async def run(self, prompt, sample, group, *, tally=None, log=None):
+            return self.trajectories[prompt.id][sample]
+    """
+
+    @property
+    def tokens_sampled(self) -> int:
+        """So far, whatever became of them."""
+        ...
+
+    async def run(
+        self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
+    ) -> Trajectory:
+        """One trajectory. Never raises for what the model, a tool or a replica did; its error says it. Cancelled, it
+        leaves nothing behind.
+
+        group: that of trajectories which begin with the same prompt. tally: counts sampled tokens as they come. log:
+        what a journal holds of it.
+        """
+        ...
 
 
 class Reward(Protocol):

@@ -62,11 +62,14 @@ from engine.errors import first_error
 from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
+from engine.gateway.agent import Agent, AgentRollouts
+from engine.gateway.gateway import Gateway, GatewayConfig
+from engine.gateway.http.server import ServerConfig, serve
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
-from engine.ports import Reward, StatefulTool, Tool
+from engine.ports import Reward, RolloutSource, StatefulTool, Tool
 from engine.replica.port import KvSample, ReplicaDied
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
@@ -233,7 +236,8 @@ class Training:
         self._make_balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
         self._sandbox: Sandbox | None = None
         self._prompts: Iterator[Prompt] = iter(())
-        self._rollouts: list[Rollouts] = []
+        self._rollouts: list[RolloutSource] = []
+        self._gateway: tuple[Gateway, str] | None = None  # and the address at which agents reach it
         self._evaluations: Sequence[ScheduledEvaluation] = ()
         self._train: TrainStage | None = None
         self._display: Display | None = None
@@ -252,12 +256,24 @@ class Training:
         self._rollouts.append(made)
         return made
 
+    async def agents(self, agent: Agent) -> AgentRollouts:
+        """Trajectories that an agent of its own makes with the run's replicas, through a gateway on this machine."""
+        if self._gateway is None:
+            gateway = Gateway(self.fleet, self.chat, self.timeline, GatewayConfig(max_sessions=1 << 20))
+            server = ServerConfig(model=self.config.checkpoint.name)
+            self._gateway = gateway, await self._stack.enter_async_context(serve(gateway, server))
+        gateway, address = self._gateway
+        model, seed = self.config.checkpoint.name, self.config.seed
+        made = AgentRollouts(agent, self.config.rollout, gateway, address=address, model=model, seed=seed)
+        self._rollouts.append(made)
+        return made
+
     async def evaluation(
         self,
         prompts: Sequence[Prompt],
         reward: Reward,
         *,
-        rollouts: Rollouts,
+        rollouts: Rollouts | AgentRollouts,
         estimate: Callable[[NDArray[np.float64]], Estimate],
         every: int,
         samples: int = 1,
@@ -272,6 +288,8 @@ class Training:
         if not replicas:
             evaluation = Evaluation(prompts, samples, rollouts, reward, estimate, self.timeline)
             return ScheduledEvaluation(evaluation=evaluation, every=every)
+        if isinstance(rollouts, AgentRollouts):
+            raise ValueError("replicas must be 0 for rollouts of agents, which the training replicas evaluate")
         timeline = Timeline()  # not written: its replicas have the same numbers as those that train
         fleet = await self._stack.enter_async_context(self._fleet(replicas, timeline, pinned=False))
         apart = rollouts.on(fleet, timeline)
@@ -286,7 +304,7 @@ class Training:
         self._prompts = self.journal.after(prompts)
         return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal))
 
-    def group(self, rollouts: Rollouts, reward: Reward, select: Callable[[Group], Group]) -> Stage:
+    def group(self, rollouts: RolloutSource, reward: Reward, select: Callable[[Group], Group]) -> Stage:
         """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
         run = groups(rollouts, reward, select, self._prompts, self.config.group, self.timeline, self.journal)
         return Stage(name="groups", run=run, workers=self.config.prompts_per_step)
@@ -414,7 +432,7 @@ class Training:
     async def _watch(self) -> None:
         await watch(self._tokens_sampled, self.stats, silence_s=1.5 * self.config.step_deadline_s)
 
-    def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> None:
+    def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts | AgentRollouts) -> None:
         budget = rollouts.config.max_tokens
         shortest = min(len(rollouts.chat.prompt_ids(prompt.messages)) for prompt in prompts)
         if shortest >= budget:

@@ -37,6 +37,7 @@ class Boundary(StrEnum):
     """The boundary whose failure ended a trajectory; such a trajectory is never trained."""
 
     REPLICA = "replica"
+    AGENT = "agent"
     SANDBOX = "sandbox"
     REWARD = "reward"
 
@@ -182,6 +183,7 @@ class Trajectory:
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
     after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
     weights made it begin again. segments: further token sequences, of an agent that did not only append to its history.
+    answer: what an agent of its own gave as its answer.
     """
 
     prompt: Prompt
@@ -201,6 +203,12 @@ class Trajectory:
     reward: float | None = None
     discarded_tokens: int = 0
     segments: tuple[Segment, ...] = ()
+    answer: str | None = None
+
+    @property
+    def final_text(self) -> str:
+        """What a reward grades: an agent's own answer where there is one, else what the model wrote."""
+        return self.text if self.answer is None else self.answer
 
     @property
     def parts(self) -> list[Trajectory | Segment]:

@@ -43,7 +43,7 @@ class MathReward:
         """1.0 or 0.0. Raises GraderUnavailable."""
         if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
             return 0.0
-        answer, reference = boxed_answer(trajectory.text), trajectory.prompt.answer
+        answer, reference = boxed_answer(trajectory.final_text), trajectory.prompt.answer
         if answer is None:
             return 0.0
         verdict = self._verdict(answer, reference)

@@ -5,6 +5,7 @@ Invariant: a session that nobody uses ends, and its KV blocks are free; there ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -54,9 +55,11 @@ class Gateway:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, key: str, rules: SessionRules) -> Session:
-        """A session that lasts until `close`. Raises ValueError for a key that is in use, and TooManySessions."""
-        session = self._open(key, rules)
+    def open(self, key: str, rules: SessionRules, *, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
+        """A session that lasts until `close`. on_tokens: told how many tokens were sampled, as they come. Raises
+        ValueError for a key that is in use, and TooManySessions.
+        """
+        session = self._open(key, rules, on_tokens)
         self._owned.add(key)
         return session
 
@@ -104,15 +107,15 @@ class Gateway:
         assert self.config.rules is not None
         return replace(self.config.rules, group=next(self._groups))
 
-    def _open(self, key: str, rules: SessionRules) -> Session:
+    def _open(self, key: str, rules: SessionRules, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
         if key in self._sessions:
             raise ValueError(f"session {key!r} is open already")
         if len(self._sessions) >= self.config.max_sessions:
             self.expire()
         if len(self._sessions) >= self.config.max_sessions:
             raise TooManySessions(f"{len(self._sessions)} sessions are open, the most that there may be")
-        session = self._sessions[key] = self._made(key, rules)
+        session = self._sessions[key] = self._made(key, rules, on_tokens)
         return session
 
-    def _made(self, key: str, rules: SessionRules) -> Session:
-        return Session(key, rules, self.fleet, self._chats, self.timeline, self.counts)
+    def _made(self, key: str, rules: SessionRules, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
+        return Session(key, rules, self.fleet, self._chats, self.timeline, self.counts, on_tokens)

@@ -9,15 +9,17 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
-from engine.fleet.fleet import Fleet
+from engine.fleet.fleet import Fleet, Superseded
 from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
 from engine.gateway.reader import TurnReader
 from engine.gateway.requests import BadRequest, ChatRequest, Event, Finished, FinishReason, Knobs, TextRequest
-from engine.replica.port import Delta, Sampling
+from engine.replica.port import Delta, ReplicaDied, Sampling
 from engine.rollout.chat_template import TemplateError
 from engine.rollout.rollout import derive_seed
 from engine.telemetry.timeline import Timeline
@@ -88,6 +90,9 @@ class Session:
         self.turns = 0
         self.stop: StopReason | None = None
         """The budget that a request was refused for, if one was."""
+        self.failure: ReplicaDied | Superseded | None = None
+        """Of our own, for which a turn could not be sampled."""
+        self.sampled_tokens = 0
         self.in_flight = 0
         self.used_at = timeline.now()
         self._fleet = fleet
@@ -96,6 +101,7 @@ class Session:
         self._on_tokens = on_tokens
         self._lineages = Lineages(chats, fleet.new_key)
         self._last: Lineage | None = None
+        self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
         self.started_at = timeline.now()
 
@@ -110,7 +116,7 @@ class Session:
             except (ValueError, TemplateError) as error:
                 raise BadRequest("messages", str(error)) from error
             lineage = opened.lineage
-            seed = f"{self.key}/{lineage.number}/{lineage.turn_number}"
+            seed = f"{self.rules.prompt_id or self.key}/{self.rules.sample}/{lineage.number}/{lineage.turn_number}"
             stops = request.knobs.stop
             return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
 
@@ -134,11 +140,14 @@ class Session:
         lineage, deltas, closed = opened.lineage, list[Delta](), False
         queued_at = self._timeline.now()
         lane: int | None = None
+        task = asyncio.current_task()
+        assert task is not None
         try:
             sampling = self._sampling(opened, knobs, stream=stream or bool(knobs.stop))
             self._count(opened, knobs)
             lane = self._timeline.lanes["trajectories"].take()
             self.in_flight += 1
+            self._running.add(task)
             turn = _begun(queued_at)
             tokens = self._fleet.turn(
                 lineage.key, self.rules.group, opened.ids, sampling, lineage.prompt_tokens or None
@@ -148,6 +157,7 @@ class Session:
                     if not deltas:
                         turn.started_at, turn.cached_tokens = self._timeline.now(), delta.cached_tokens
                     self._on_tokens(len(delta.token_ids))
+                    self.sampled_tokens += len(delta.token_ids)
                     kept, events = reader.read(delta, self._timeline.now())
                     deltas.append(kept)
                     for event in events:
@@ -180,9 +190,13 @@ class Session:
                 cached_tokens=turn.cached_tokens,
                 stop=reader.stop,
             )
+        except (ReplicaDied, Superseded) as error:
+            self.failure = error
+            raise
         finally:
             if lane is not None:
                 self.in_flight -= 1
+                self._running.discard(task)
                 self.used_at = now = self._timeline.now()
                 self._timeline.lanes["trajectories"].give(lane)
                 args = {"session": self.key, "key": lineage.key, "lineage": lineage.number}
@@ -260,14 +274,23 @@ class Session:
         )
 
     @property
-    def truncated(self) -> bool:
-        """Whether the last turn ended for want of tokens."""
-        return self._last is not None and self._last.turns[-1].truncated
+    def ended_by(self) -> StopReason:
+        """Why it ended, if it ended now: as of a rollout of ours, whose calls were answered as its agent's were."""
+        if self.stop is not None:
+            return self.stop
+        if self._last is None:
+            return StopReason.ANSWER
+        last = self._last.turns[-1]
+        if last.truncated:
+            return StopReason.LENGTH
+        return StopReason.TURNS if any(call.outcome is None for call in last.calls) else StopReason.ANSWER
 
     def close(self) -> None:
-        """Nothing is asked any more; its KV blocks may go. A turn under way ends by itself or with its generator."""
+        """Nothing is asked any more, and what is under way is cancelled; its KV blocks may go."""
         if not self._closed:
             self._closed = True
+            for task in self._running - {asyncio.current_task()}:
+                task.cancel()
             for lineage in self._lineages.all:
                 if not lineage.busy:
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
-from engine.ports import Reward
-from engine.rollout.rollout import Rollouts
+from engine.ports import Reward, RolloutSource
 from engine.stages.grading import graded
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
@@ -58,7 +57,7 @@ class Evaluation:
         self,
         prompts: Sequence[Prompt],
         samples: int,
-        rollouts: Rollouts,
+        rollouts: RolloutSource,
         reward: Reward,
         estimate: Callable[[NDArray[np.float64]], Estimate],
         timeline: Timeline,

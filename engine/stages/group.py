@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
-from engine.ports import Reward
-from engine.rollout.rollout import Rollouts, Tally
+from engine.ports import Reward, RolloutSource
+from engine.rollout.rollout import Tally
 from engine.run.journal import Journal, Log
 from engine.stages.admit import AdmittedPrompt
 from engine.stages.grading import graded
@@ -113,7 +113,7 @@ class GroupProgress:
 
 
 def groups(
-    rollouts: Rollouts,
+    rollouts: RolloutSource,
     reward: Reward,
     select: Callable[[Group], Group],
     prompts: Iterator[Prompt],
@@ -147,7 +147,7 @@ def groups(
 
 @dataclass(frozen=True, kw_only=True)
 class _GroupRunner:
-    rollouts: Rollouts
+    rollouts: RolloutSource
     reward: Reward
     select: Callable[[Group], Group]
     prompts: Iterator[Prompt]

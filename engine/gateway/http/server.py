@@ -312,22 +312,26 @@ async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerato
             async for event in events:
                 yield 0, event
         return
-    found: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=4 * len(turns))
+    found: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
 
     async def follow(index: int, turn: AsyncGenerator[Event, None]) -> None:
         async with aclosing(turn) as events:
             async for event in events:
-                await found.put((index, event))
+                found.put_nowait((index, event))
 
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         running = [tasks.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
         stack.callback(lambda: [task.cancel() for task in running])
-        left = len(turns)
-        while left:
-            index, event = await found.get()
-            left -= isinstance(event, Finished)
-            yield index, event
+        for index, task in enumerate(running):
+            task.add_done_callback(lambda _, index=index: found.put_nowait((index, None)))  # type: ignore[misc]
+        ended = 0
+        while ended < len(turns):
+            index, sampled = await found.get()
+            if sampled is None:
+                raise Refused(503, "the session has ended")
+            ended += isinstance(sampled, Finished)
+            yield index, sampled
 
 
 def _key(request: web.Request) -> str:

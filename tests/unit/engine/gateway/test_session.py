@@ -229,7 +229,7 @@ async def test_a_turn_is_cut_at_the_tokens_that_the_client_allows():
         session = gateway_of(node).open("s", RULES)
         finished = (await answered(session, asked(QUESTION, max_tokens=2)))[-1]
         assert (finished.reason, len(finished.token_ids)) == ("length", 2)
-        assert session.truncated
+        assert session.ended_by is StopReason.LENGTH
         session.close()
 
 

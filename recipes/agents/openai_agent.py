@@ -1,0 +1,49 @@
+"""Trains an agent that knows nothing of rocstar: plain code on the `openai` package, with a tool of its own.
+
+python recipes/agents/openai_agent.py [field=value ...]      (the fields of recipes/quickstart.py)
+"""
+
+import json
+from functools import partial
+
+from openai import AsyncOpenAI
+
+from algo.group.batch import make_batch, select_and_score
+from algo.reward.math_reward import MathReward
+from engine.console.main import main
+from engine.rollout.python_tool import PythonTool, schema
+from engine.telemetry.watchdog import exit_process
+from engine.training import training
+from recipes.quickstart import Config
+from recipes.tiny.task import prompts
+
+
+async def converse(prompt, endpoint, python):
+    """The agent: it asks the model, runs what it calls, and answers it, until it calls no more."""
+    messages = [*prompt.messages]
+    async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key) as client:
+        while True:
+            answer = await client.chat.completions.create(
+                model=endpoint.model, messages=messages, tools=[schema(python)]
+            )
+            messages.append(said := answer.choices[0].message)
+            if not said.tool_calls:
+                return
+            for call in said.tool_calls:
+                try:
+                    reply = (await python(json.loads(call.function.arguments))).text
+                except json.JSONDecodeError as error:
+                    reply = f"FormatError: {error.msg}"
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": reply})
+
+
+async def train(config, run):
+    async with training(config.training(), run) as job:
+        rollouts = await job.agents(partial(converse, python=PythonTool(job.sandbox)))
+        groups = job.group(rollouts, MathReward(integers_only=True), select_and_score(config.selector, config.seed))
+        stages = [job.admit(prompts("train", config.seed)), groups, job.batch(), job.write_rollouts(every=1)]
+        return await job.run([*stages, job.train(make_batch)])
+
+
+if __name__ == "__main__":
+    exit_process(main(Config, train))
