@@ -166,7 +166,8 @@ class Trajectory:
     token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
     after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
-    weights made it begin again.
+    weights made it begin again. scores: by name, what the reward is made of and what was only looked at; None where
+    that could not be had.
     """
 
     prompt: Prompt
@@ -185,6 +186,7 @@ class Trajectory:
     error: RolloutError | None = None
     reward: float | None = None
     discarded_tokens: int = 0
+    scores: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def tool_uses(self) -> list[ToolUse]:
