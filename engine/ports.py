@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from engine.types import Prompt, Trajectory
+from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, ToolResult
-
-if TYPE_CHECKING:
-    from engine.rollout.rollout import Tally
-    from engine.run.journal import Log
 
 OUTCOMES = (*get_args(Outcome), "malformed")  # of a ToolReply
 
@@ -115,31 +111,21 @@ class SessionRunner(Protocol):
     def session(self) -> AbstractAsyncContextManager[Session]: ...
 
 
-class RolloutSource(Protocol):
-    """Makes trajectories of prompts: `engine.rollout.rollout.Rollouts`, `engine.gateway.agent.AgentRollouts`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grade:
+    """A reward and, by name, what it is made of (`Trajectory.scores`). None: a score that could not be had.
 
-    class Recorded:  # replays what was rolled out before
-        config = RolloutConfig()
-        tokens_sampled = 0
-        async def run(self, prompt, sample, group, *, tally=None, log=None):
-            return self.trajectories[prompt.id][sample]
+    >>> Grade(reward=0.8, scores={"correct": 1.0, "style": -0.2, "words": 120.0}).reward
+    0.8
     """
 
-    @property
-    def tokens_sampled(self) -> int:
-        """So far, whatever became of them."""
-        ...
+    reward: float
+    scores: Mapping[str, float | None] = field(default_factory=dict)
 
-    async def run(
-        self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
-    ) -> Trajectory:
-        """One trajectory. Never raises for what the model, a tool or a replica did; its error says it. Cancelled, it
-        leaves nothing behind.
-
-        group: that of trajectories which begin with the same prompt. tally: counts sampled tokens as they come. log:
-        what a journal holds of it.
-        """
-        ...
+    @classmethod
+    def of(cls, found: float | Grade) -> Grade:
+        """What a reward answered: a number is a grade without scores."""
+        return found if isinstance(found, Grade) else cls(reward=float(found))
 
 
 class Reward(Protocol):
@@ -150,9 +136,31 @@ class Reward(Protocol):
             return 1.0 if trajectory.sampled_tokens < 64 else 0.0
     """
 
-    async def __call__(self, trajectory: Trajectory) -> float:
+    async def __call__(self, trajectory: Trajectory) -> float | Grade:
         """A finite number; above 0 the answer counts as correct (in accuracies, and for RoC). Raises GraderUnavailable
         when it could not grade: that is never a reward of 0.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """Grades the finished trajectories of one prompt together: comparisons, tournaments, judges.
+
+    class Shortest:  # the shortest answer of a group is right
+        sees_group = True
+        async def __call__(self, trajectories):
+            lengths = [member.sampled_tokens for member in trajectories]
+            return [float(length == min(lengths)) for length in lengths]
+
+    `sees_group` tells it from a Reward. It is asked once a group is complete, and never about a trajectory that failed.
+    """
+
+    sees_group: Literal[True]
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[float | Grade | None]:
+        """One for each trajectory, in order, as of a Reward; None: this one could not be graded. Raises
+        GraderUnavailable when none of them could.
         """
         ...
 

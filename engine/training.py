@@ -69,11 +69,12 @@ from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
-from engine.ports import Reward, RolloutSource, StatefulTool, Tool
+from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.replica.port import KvSample, ReplicaDied
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.rollout.source import RolloutSource
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder, versions
@@ -271,7 +272,7 @@ class Training:
     async def evaluation(
         self,
         prompts: Sequence[Prompt],
-        reward: Reward,
+        reward: Reward | GroupReward,
         *,
         rollouts: Rollouts | AgentRollouts,
         estimate: Callable[[NDArray[np.float64]], Estimate],
@@ -285,8 +286,11 @@ class Training:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self._check_budget(prompts, rollouts)
+        deadline_s = self.config.group.grade_deadline_s
         if not replicas:
-            evaluation = Evaluation(prompts, samples, rollouts, reward, estimate, self.timeline)
+            evaluation = Evaluation(
+                prompts, samples, rollouts, reward, estimate, self.timeline, grade_deadline_s=deadline_s
+            )
             return ScheduledEvaluation(evaluation=evaluation, every=every)
         if isinstance(rollouts, AgentRollouts):
             raise ValueError("replicas must be 0 for rollouts of agents, which the training replicas evaluate")
@@ -294,7 +298,7 @@ class Training:
         fleet = await self._stack.enter_async_context(self._fleet(replicas, timeline, pinned=False))
         apart = rollouts.on(fleet, timeline)
         self._rollouts.append(apart)
-        evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline)
+        evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline, grade_deadline_s=deadline_s)
         evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self._workspace)
         await self._stack.enter_async_context(evaluator)
         return ScheduledEvaluation(evaluation=evaluation, every=every, evaluator=evaluator)
@@ -304,7 +308,7 @@ class Training:
         self._prompts = self.journal.after(prompts)
         return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal))
 
-    def group(self, rollouts: RolloutSource, reward: Reward, select: Callable[[Group], Group]) -> Stage:
+    def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
         run = groups(rollouts, reward, select, self._prompts, self.config.group, self.timeline, self.journal)
         return Stage(name="groups", run=run, workers=self.config.prompts_per_step)

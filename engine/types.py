@@ -184,6 +184,8 @@ class Trajectory:
     after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
     weights made it begin again. segments: further token sequences, of an agent that did not only append to its history.
     answer: what an agent of its own gave as its answer.
+    scores: by name, what the reward is made of and what was only looked at; None where
+    that could not be had.
     """
 
     prompt: Prompt
@@ -202,6 +204,7 @@ class Trajectory:
     error: RolloutError | None = None
     reward: float | None = None
     discarded_tokens: int = 0
+    scores: Mapping[str, float | None] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     answer: str | None = None
 

@@ -20,6 +20,16 @@ MAY_IMPORT = {
     "engine/training": ("engine", "sandbox"),
     "engine/serving": ("engine", "sandbox"),
     "engine/stages": ("engine",),
+    "engine/gateway/__main__": ("engine", "sandbox"),
+    "engine/gateway": (
+        "engine.types",
+        "engine.errors",
+        "engine.fleet",
+        "engine.replica.port",
+        "engine.rollout",
+        "engine.run",
+        "engine.telemetry",
+    ),
     "engine/rollout": (
         "engine.types",
         "engine.ports",

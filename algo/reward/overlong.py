@@ -10,9 +10,9 @@ factor below 1 keeps right answers above 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.ports import Reward
+from engine.ports import Grade, Reward
 from engine.types import Trajectory
 
 
@@ -33,9 +33,13 @@ class OverlongPenalty:
     def __post_init__(self) -> None:
         self._penalty(0)
 
-    async def __call__(self, trajectory: Trajectory) -> float:
+    async def __call__(self, trajectory: Trajectory) -> float | Grade:
         """Raises GraderUnavailable."""
-        return await self.reward(trajectory) + self._penalty(trajectory.sampled_tokens)
+        found = await self.reward(trajectory)
+        penalty = self._penalty(trajectory.sampled_tokens)
+        if isinstance(found, Grade):
+            return replace(found, reward=found.reward + penalty)
+        return found + penalty
 
     def _penalty(self, length: int) -> float:
         return overlong_penalty(length, longest=self.longest, buffer=self.buffer, factor=self.factor)

@@ -47,7 +47,10 @@ def panel(row: Rollout) -> Panel:
         f"advantage {row.advantage:+.2f}" if row.advantage is not None else f"not trained ({row.drop or 'not kept'})"
     )
     calls = [f"[dim]{escape(call.name)} ({escape(call.outcome)}):[/] {escape(call.reply)}" for call in row.calls]
+    scores = [f"{name} {'-' if score is None else f'{score:g}'}" for name, score in row.scores.items()]
     body = [f"[bold]{escape(row.question)}[/]  [dim]answer: {escape(row.answer)}[/]", escape(row.text.strip()), *calls]
+    if scores:
+        body.append(escape("scores: " + ", ".join(scores)))
     title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
     return Panel(Group(*body), title=escape(title), title_align="left")
 

@@ -188,6 +188,7 @@ class AgentRollouts:
                 continue
             finally:
                 self._gateway.close(key)
+                await session.settled()
             return replace(trajectory, discarded_tokens=log.discarded)
 
     def _rules(self, prompt: Prompt, sample: int, group: int) -> SessionRules:

@@ -295,6 +295,11 @@ class Session:
                 if not lineage.busy:
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
 
+    async def settled(self) -> None:
+        """Returns when nothing of a closed session is under way any more."""
+        if running := self._running - {asyncio.current_task()}:
+            await asyncio.wait(running)
+
 
 def _begun(queued_at: float) -> SampledTurn:
     return SampledTurn(

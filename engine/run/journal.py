@@ -66,7 +66,7 @@ class Log:
     """One trajectory in the journal: what it holds of it, and where its progress goes.
 
     pieces, discarded: of a trajectory that has not ended; what it was when the journal was opened. tokens: sampled
-    until then. finished: it has ended, graded, without its prompt.
+    until then. finished: it has ended, without its prompt; it was graded, unless its group is to be graded together.
     """
 
     __slots__ = ("_journal", "_key", "_mark", "discarded", "finished", "pieces", "tokens")
@@ -98,7 +98,9 @@ class Log:
             self._journal.write(Grown(lease=lease, attempt=attempt, sample=sample, piece=piece, tokens=tokens))
 
     def end(self, trajectory: Trajectory, tokens: int) -> None:
-        """It has ended and was graded."""
+        """It has ended and was graded. Or it waits for the other members of its group, with which it is graded: then
+        this is called again with the reward.
+        """
         if self.on:
             lease, attempt, sample = self._key
             rest = replace(after(trajectory, self._mark), prompt=_NOBODY)

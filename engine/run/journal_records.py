@@ -69,7 +69,9 @@ class Began(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 class Ended(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """The trajectory ended and was graded; of its tokens, turns and text only what no piece holds, and no prompt."""
+    """The trajectory ended; of its tokens, turns and text only what no piece holds, and no prompt. A later one of the
+    same trajectory, with its reward, is in place of the first.
+    """
 
     sample: int
     trajectory: Trajectory

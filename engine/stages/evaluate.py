@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
-from engine.ports import Reward, RolloutSource
-from engine.stages.grading import graded
+from engine.ports import GroupReward, Reward
+from engine.rollout.source import RolloutSource
+from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry import metrics as measure
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, PublishedWeights, Trajectory
@@ -47,7 +48,8 @@ class Estimate(Protocol):
 
 class Evaluation:
     """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.eval_stats.avg_at_k`. graders:
-    trajectories graded at once; the others wait, which no deadline of a grade covers.
+    trajectories graded at once, or problems by a GroupReward; the others wait, which grade_deadline_s, the seconds of
+    one grade, does not cover.
 
     Budgets and temperature are those of the rollouts: `rollouts.with_config(RolloutConfig(temperature=0.6, ...))` gives
     an evaluation its own. (Only what is trained needs temperature 1.)
@@ -58,10 +60,11 @@ class Evaluation:
         prompts: Sequence[Prompt],
         samples: int,
         rollouts: RolloutSource,
-        reward: Reward,
+        reward: Reward | GroupReward,
         estimate: Callable[[NDArray[np.float64]], Estimate],
         timeline: Timeline,
         graders: int = 8,
+        grade_deadline_s: float = GRADE_DEADLINE_S,
     ) -> None:
         if min(len(prompts), samples, graders) < 1:
             given = f"{len(prompts)}, {samples} and {graders}"
@@ -69,6 +72,7 @@ class Evaluation:
         self.prompts, self.samples = list(prompts), samples
         self._rollouts, self._reward, self._estimate = rollouts, reward, estimate
         self._timeline = timeline
+        self._grade_deadline_s = grade_deadline_s
         self._grading = asyncio.Semaphore(graders)
 
     async def run(self, version: int) -> tuple[dict[str, float], list[Trajectory]]:
@@ -85,6 +89,8 @@ class Evaluation:
                 for sample in range(self.samples)
             ]
         trajectories = [task.result() for task in running]
+        if isinstance(self._reward, GroupReward):
+            trajectories = await self._graded_together(trajectories, self._reward)
         for member in trajectories:
             if (strange := set(member.sampled_versions.tolist()) - {version}) != set():
                 raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
@@ -92,14 +98,33 @@ class Evaluation:
         return metrics | {"time/eval_s": self._timeline.now() - started}, trajectories
 
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
+        """One sample of a problem: graded, unless that is done for all of them together."""
         trajectory = await self._rollouts.run(prompt, sample, -1 - number)
+        if isinstance(self._reward, GroupReward):
+            return trajectory
         async with self._grading:
-            return await graded(trajectory, self._reward, self._timeline)
+            return await graded(trajectory, self._reward, self._timeline, self._grade_deadline_s)
+
+    async def _graded_together(self, trajectories: Sequence[Trajectory], reward: GroupReward) -> list[Trajectory]:
+        """The samples of each problem, graded together."""
+
+        async def grade(row: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+            async with self._grading:
+                return await graded_together(row, reward, self._timeline, self._grade_deadline_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(grade(row), name=f"grade-{row[0].prompt.id}") for row in self._rows(trajectories)
+            ]
+        return [member for task in running for member in task.result()]
+
+    def _rows(self, trajectories: Sequence[Trajectory]) -> list[Sequence[Trajectory]]:
+        """The samples of each problem."""
+        return [trajectories[first : first + self.samples] for first in range(0, len(trajectories), self.samples)]
 
     def _accuracy(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """avg@K of the problems that were graded throughout."""
-        rows = [trajectories[first : first + self.samples] for first in range(0, len(trajectories), self.samples)]
-        graded = [row for row in rows if all(member.error is None for member in row)]
+        graded = [row for row in self._rows(trajectories) if all(member.error is None for member in row)]
         if not graded:
             raise RuntimeError(f"evaluation: no problem was graded; the first error: {trajectories[0].error}")
         scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)

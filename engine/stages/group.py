@@ -1,4 +1,6 @@
-"""The life of a group: its rollouts start at once, are graded as they end, and those that no longer matter are stopped.
+"""The life of a group: its rollouts start at once, are graded, and those that no longer matter are stopped.
+
+A Reward grades each rollout as it ends. A GroupReward grades the members together, once they have all ended.
 
 Invariants
 - Each lease gives exactly one group, whatever its rollouts do and in whichever order they end.
@@ -16,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
-from engine.ports import Reward, RolloutSource
+from engine.ports import GroupReward, Reward
 from engine.rollout.rollout import Tally
+from engine.rollout.source import RolloutSource
 from engine.run.journal import Journal, Log
 from engine.stages.admit import AdmittedPrompt
-from engine.stages.grading import graded
+from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, Trajectory
 
@@ -28,6 +31,8 @@ from engine.types import Group, Prompt, Trajectory
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupConfig:
     """samples: trajectories per group. graders: trajectories graded at once, over all groups; the others wait.
+    grade_deadline_s: seconds in which a trajectory must be graded, or a group by a GroupReward; without the wait for a
+    grader.
 
     The rest is off by default. It buys time or fuller batches with a bias, and groups then depend on which rollout ends
     first, so that a seed no longer repeats a run.
@@ -43,11 +48,14 @@ class GroupConfig:
     stop_flat_after: int | None = None
     refills: int = 0
     graders: int = 8
+    grade_deadline_s: float = GRADE_DEADLINE_S
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("extra_samples", 0), ("refills", 0), ("graders", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.grade_deadline_s > 0:
+            raise ValueError(f"grade_deadline_s must be positive, got {self.grade_deadline_s}")
         if self.stop_flat_after is not None and not 2 <= self.stop_flat_after <= self.samples:
             raise ValueError(
                 f"stop_flat_after must be from 2 to the {self.samples} samples of a group, got {self.stop_flat_after}"
@@ -78,7 +86,8 @@ class GroupProgress:
     """Decides about one prompt's rollouts. Pure: the rewards go in as they come, at some point a decision comes out.
 
     A group is decided when `samples` rollouts were graded, when its first `stop_flat_after` rewards are equal, or when
-    every rollout has ended: failed ones then fill up what is missing.
+    every rollout has ended: failed ones then fill up what is missing. Where a GroupReward is to grade them, a rollout
+    that ended well counts as graded.
 
     >>> progress = GroupProgress(GroupConfig(samples=2, extra_samples=1))
     >>> progress.rollout_ended(2, 1.0), progress.rollout_ended(1, None), progress.rollout_ended(0, 0.0)
@@ -114,7 +123,7 @@ class GroupProgress:
 
 def groups(
     rollouts: RolloutSource,
-    reward: Reward,
+    reward: Reward | GroupReward,
     select: Callable[[Group], Group],
     prompts: Iterator[Prompt],
     config: GroupConfig,
@@ -125,8 +134,14 @@ def groups(
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
     from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
-    journal holds is not done again.
+    journal holds is not done again. Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards
+    as the rollouts end.
     """
+    if isinstance(reward, GroupReward) and config.stop_flat_after is not None:
+        raise ValueError(
+            f"stop_flat_after={config.stop_flat_after} needs rewards before the group is complete, and "
+            f"{type(reward).__name__} grades whole groups. Fix: leave stop_flat_after out"
+        )
     runner = _GroupRunner(
         rollouts=rollouts,
         reward=reward,
@@ -148,7 +163,7 @@ def groups(
 @dataclass(frozen=True, kw_only=True)
 class _GroupRunner:
     rollouts: RolloutSource
-    reward: Reward
+    reward: Reward | GroupReward
     select: Callable[[Group], Group]
     prompts: Iterator[Prompt]
     config: GroupConfig
@@ -187,7 +202,7 @@ class _GroupRunner:
             if progress.decision is not None:
                 return  # its end and its cancellation crossed
             ended[sample] = trajectory
-            if progress.rollout_ended(sample, trajectory.reward) is not None:
+            if progress.rollout_ended(sample, self._value(trajectory)) is not None:
                 for other, task in tasks.items():
                     if other != sample:
                         task.cancel()
@@ -200,19 +215,35 @@ class _GroupRunner:
         decision = progress.decision
         assert decision is not None, prompt.id
         members = tuple(ended[sample] for sample in decision.members)
+        if isinstance(self.reward, GroupReward):
+            async with self.grading:
+                members = await graded_together(members, self.reward, self.timeline, self.config.grade_deadline_s)
+            for member in members:
+                logs[member.sample].end(member, tallies[member.sample].tokens)
         waste = _waste(decision, ended, tallies)
         group = Group(prompt=prompt, trajectories=members, lease=lease, drop=decision.drop, waste=waste)
         self.journal.decide(group, refills)
         return group
 
     async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally, log: Log) -> Trajectory:
-        if log.finished is not None and log.finished.error is None:  # what failed by our fault gets another chance
-            return replace(log.finished, prompt=prompt)
-        trajectory = await self.rollouts.run(prompt, sample, number, tally=tally, log=log)
-        async with self.grading:
-            trajectory = await graded(trajectory, self.reward, self.timeline)
+        """A rollout that has ended: graded, unless that is done for the whole group."""
+        if log.finished is None or log.finished.error is not None:  # what failed by our fault gets another chance
+            trajectory = await self.rollouts.run(prompt, sample, number, tally=tally, log=log)
+        else:
+            trajectory = replace(log.finished, prompt=prompt)
+            if trajectory.reward is not None or isinstance(self.reward, GroupReward):
+                return trajectory
+        if not isinstance(self.reward, GroupReward):
+            async with self.grading:
+                trajectory = await graded(trajectory, self.reward, self.timeline, self.config.grade_deadline_s)
         log.end(trajectory, tally.tokens)
         return trajectory
+
+    def _value(self, trajectory: Trajectory) -> float | None:
+        """What the decision about the group is told of a rollout."""
+        if isinstance(self.reward, GroupReward):
+            return 0.0 if trajectory.error is None else None  # that there is one: its reward is not known yet
+        return trajectory.reward
 
 
 def _waste(decision: GroupDecision, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:

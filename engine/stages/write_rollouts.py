@@ -36,7 +36,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     text: all that the model sampled, with the end-of-turn tokens between its turns; calls: of all turns, in order.
     token_ids: of the whole trajectory, the prompt first, as zlib-compressed little-endian int32 (base64 in JSON), a
     third of the size of a list of numbers; `ids` is the array. turns: the sampled spans [start, end) of it. Both are
-    empty in files that were written before they were recorded.
+    empty in files that were written before they were recorded. scores: as of the trajectory.
     """
 
     step: int
@@ -54,6 +54,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     token_ids: bytes = b""
     turns: tuple[tuple[int, int], ...] = ()
+    scores: dict[str, float | None] = {}
 
     @property
     def ids(self) -> Ids:
@@ -136,4 +137,5 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                 tokens=member.sampled_tokens,
                 token_ids=zlib.compress(member.token_ids_T.astype("<i4").tobytes()),
                 turns=tuple((turn.start, turn.end) for turn in member.turns),
+                scores=dict(member.scores),
             )

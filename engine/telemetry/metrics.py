@@ -53,6 +53,24 @@ def by_source(name: str, values: Iterable[tuple[str, float]]) -> dict[str, float
     return {f"{name}/{source}": float(np.mean(found)) for source, found in sorted(of.items())}
 
 
+def scores(prefix: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each score under `{prefix}/{name}`, over the trajectories that have it; where some could not be had,
+    their number under `{prefix}_missing/{name}`.
+    """
+    of: dict[str, list[float | None]] = defaultdict(list)
+    for trajectory in trajectories:
+        for name, score in trajectory.scores.items():
+            of[name].append(score)
+    found: dict[str, float] = {}
+    for name, values in sorted(of.items()):
+        there = [value for value in values if value is not None]
+        if there:
+            found[f"{prefix}/{name}"] = float(np.mean(there))
+        if len(there) < len(values):
+            found[f"{prefix}_missing/{name}"] = len(values) - len(there)
+    return found
+
+
 def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """pass@1 with its interval, and how tools were used. Trajectories with an infrastructure error do not count."""
     graded = [trajectory for trajectory in trajectories if trajectory.error is None]
@@ -68,6 +86,7 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "eval/tokens": sum(trajectory.sampled_tokens for trajectory in trajectories),
         "eval/tool_calls": sum(use.executed for trajectory in trajectories for use in trajectory.tool_uses),
         "eval/tool_calls_jailed": sum(use.jailed for trajectory in trajectories for use in trajectory.tool_uses),
+        **scores("eval/score", graded),
     }
 
 
@@ -97,6 +116,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
+        **scores("score", graded),
         "tools/error_share_correct": tool_error_share(correct(graded)),
         "tools/error_share": tool_error_share(graded),
         "tools/rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),

@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
+from engine.ports import ToolReply
 from engine.rollout.python_tool import PythonTool, schema
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
@@ -31,10 +32,11 @@ async def converse(prompt, endpoint, python):
                 return
             for call in said.tool_calls:
                 try:
-                    reply = (await python(json.loads(call.function.arguments))).text
+                    reply = await python(json.loads(call.function.arguments))
                 except json.JSONDecodeError as error:
-                    reply = f"FormatError: {error.msg}"
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": reply})
+                    reply = ToolReply(outcome="malformed", text=f"FormatError: {error.msg}")
+                failed = reply.outcome != "ok"  # what RoC looks at
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text, "is_error": failed})
 
 
 async def train(config, run):

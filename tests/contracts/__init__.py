@@ -21,7 +21,18 @@ from typing import Any, get_args
 import numpy as np
 
 from engine.balancing.balancer import Balancer, Place
-from engine.ports import GraderUnavailable, Reward, Selector, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
+from engine.ports import (
+    Grade,
+    GraderUnavailable,
+    GroupReward,
+    Reward,
+    Selector,
+    SessionRunner,
+    StatefulTool,
+    Tool,
+    ToolReply,
+    ToolRunner,
+)
 from engine.replica.port import Generator, KvSample, ReplicaPort, Sampling
 from engine.rollout.python_tool import schema
 from engine.types import Trajectory
@@ -116,17 +127,50 @@ async def check_tool_runner(runner: ToolRunner) -> None:
 
 async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> None:
     """A finite number, the same each time, also for trajectories without an answer; the trajectory is not changed."""
+    assert not isinstance(reward, GroupReward), "what has `sees_group` is given whole groups"
     for trajectory in trajectories:
-        before = trajectory.token_ids_T.copy(), trajectory.text
+        before = _content(trajectory)
         try:
-            values = [await reward(trajectory) for _ in range(2)]
+            grades = [await reward(trajectory) for _ in range(2)]
         except GraderUnavailable:
             continue
-        assert all(isinstance(value, int | float) for value in values), f"a reward is a number, not {values!r}"
-        assert all(math.isfinite(value) for value in values), f"a reward is finite, not {values!r}"
-        assert values[0] == values[1], "the same trajectory has the same reward"
-        assert trajectory.text == before[1]
-        np.testing.assert_array_equal(trajectory.token_ids_T, before[0])
+        for grade in grades:
+            _check_grade(grade)
+        assert grades[0] == grades[1], "the same trajectory has the same reward"
+        assert _content(trajectory) == before, "a reward does not change the trajectory"
+
+
+async def check_group_reward(reward: GroupReward, groups: Sequence[Sequence[Trajectory]]) -> None:
+    """A grade or None for each trajectory, in order; the same each time; a group of one and a group of any size are
+    graded, and no trajectory is changed.
+    """
+    assert isinstance(reward, GroupReward), "`sees_group` tells it from a reward of one trajectory"
+    assert reward.sees_group is True
+    for group in [*groups, *(group[:1] for group in groups)]:
+        before = [_content(member) for member in group]
+        try:
+            answers = [await reward(group) for _ in range(2)]
+        except GraderUnavailable:
+            continue
+        for grades in answers:
+            assert len(grades) == len(group), f"one grade for each of {len(group)} trajectories, not {len(grades)}"
+            for grade in grades:
+                if grade is not None:
+                    _check_grade(grade)
+        assert list(answers[0]) == list(answers[1]), "the same group has the same rewards"
+        assert [_content(member) for member in group] == before, "a reward does not change the trajectories"
+
+
+def _content(trajectory: Trajectory) -> tuple[bytes, str]:
+    return trajectory.token_ids_T.tobytes(), trajectory.text
+
+
+def _check_grade(found: Any) -> None:
+    assert isinstance(found, int | float | Grade), f"a reward is a number or a Grade, not {found!r}"
+    grade = Grade.of(found)
+    values = [grade.reward, *(score for score in grade.scores.values() if score is not None)]
+    assert all(isinstance(value, int | float) for value in values), f"a reward is made of numbers, not of {values!r}"
+    assert all(math.isfinite(value) for value in values), f"a reward is finite, not {values!r}"
 
 
 def check_selector(selector: Selector, groups: Sequence[Sequence[Trajectory]]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import textwrap
+from itertools import count
 
 import pytest
 
@@ -27,6 +28,7 @@ TRAJECTORIES = [
     a_trajectory(2, reward=1.0, sampled=90, stop=StopReason.LENGTH),
     a_trajectory(3, reward=0.0, stop=StopReason.DEADLINE),
 ]
+CALLS = count()
 GROUPS = [TRAJECTORIES, TRAJECTORIES[::-1], TRAJECTORIES[:2]]
 
 
@@ -81,6 +83,10 @@ async def test_stateful_tools(tool):
 @pytest.mark.parametrize("reward", [example(ports.Reward)(), MathReward(), MathReward(integers_only=True)])
 async def test_rewards(reward):
     await contracts.check_reward(reward, TRAJECTORIES)
+
+
+async def test_group_rewards():
+    await contracts.check_group_reward(example(ports.GroupReward)(), GROUPS)
 
 
 @pytest.mark.parametrize("selector", [example(ports.Selector)(), KeepAll(), RandomSubset(keep=2), RoC(keep=2)])
@@ -182,6 +188,34 @@ async def test_a_bad_reward_is_found(value):
 
     with pytest.raises(AssertionError, match="a reward is"):
         await contracts.check_reward(reward, TRAJECTORIES)
+
+
+async def test_a_reward_of_groups_is_not_taken_for_one_of_a_trajectory():
+    with pytest.raises(AssertionError, match="sees_group"):
+        await contracts.check_reward(example(ports.GroupReward)(), TRAJECTORIES)
+    with pytest.raises(AssertionError, match="sees_group"):
+        await contracts.check_group_reward(example(ports.Reward)(), GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("grades", "message"),
+    [
+        (lambda group: [1.0], "one grade for each"),
+        (lambda group: [float("nan")] * len(group), "finite"),
+        (lambda group: ["1"] * len(group), "a number or a Grade"),
+        (lambda group: [ports.Grade(reward=1.0, scores={"style": float("inf")})] * len(group), "finite"),
+        (lambda group: [float(next(CALLS))] * len(group), "same rewards"),
+    ],
+)
+async def test_a_bad_reward_of_groups_is_found(grades, message):
+    class Bad:
+        sees_group = True
+
+        async def __call__(self, trajectories):
+            return grades(trajectories)
+
+    with pytest.raises(AssertionError, match=message):
+        await contracts.check_group_reward(Bad(), GROUPS)
 
 
 @pytest.mark.parametrize(

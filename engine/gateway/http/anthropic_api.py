@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from engine.gateway.http.openai_api import Share, Temperature, Tokens
 from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text
+from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
 
 IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
@@ -151,6 +152,17 @@ class Reply:
         for call in finished.message.get("tool_calls", ()):
             blocks.append(_block(call))
         return {**self._head(), "content": blocks, **_stop(finished), "usage": _usage(finished)}
+
+    def of_agent(self, answer: AgentAnswer) -> dict[str, Any]:
+        """The answer of the whole agent, with its trace."""
+        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
+        return {**self.whole(answer.finished), "usage": usage, "trace": answer.trace}
+
+    async def as_stream(self, answer: AgentAnswer) -> AsyncGenerator[bytes, None]:
+        """The same as a stream."""
+        yield self.opening()
+        yield self.event(Text(text=answer.finished.message["content"], token_ids=(), logprobs=()))
+        yield self.event(answer.finished)
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self._model}

@@ -13,6 +13,7 @@ from engine.fleet.fleet import Superseded
 from engine.gateway.gateway import TooManySessions
 from engine.gateway.requests import BadRequest
 from engine.gateway.session import TOO_LONG
+from engine.gateway.tool_loop import Unavailable
 from engine.replica.port import ReplicaDied
 
 Dialect = Literal["openai", "anthropic"]
@@ -86,7 +87,7 @@ def problem_of(error: BaseException) -> Problem | None:
             return Problem(400, f"the body must be JSON: {error}")
         case TooManySessions():
             return Problem(429, str(error))
-        case ReplicaDied() | Superseded():
+        case ReplicaDied() | Superseded() | Unavailable():
             return Problem(503, str(error))
         case web.HTTPException():
             return Problem(error.status, error.text or error.reason)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
+from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import ChatTemplate, Message
 
 IGNORED = (
@@ -213,6 +214,28 @@ class Answer:
             "usage": usage(choices),
             **({"prompt_token_ids": choices[0].prompt_ids} if self._token_ids else {}),
         }
+
+    def of_agent(self, answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        """Answers of the whole agent, each with its trace; the usage is that of all their turns."""
+        whole = self.whole([answer.finished for answer in answers], [""] * len(answers))
+        for choice, answer in zip(whole["choices"], answers, strict=True):
+            choice["trace"] = answer.trace
+        prompts = sum(answer.prompt_tokens for answer in answers)
+        sampled = sum(answer.sampled_tokens for answer in answers)
+        whole["usage"] = {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
+        return whole
+
+    async def as_stream(self, whole: dict[str, Any], body: ChatBody) -> AsyncGenerator[bytes, None]:
+        """A response that is there, as a stream."""
+        for choice in whole["choices"]:
+            yield self.opening(choice["index"])
+            yield self.chunk(choice["index"], {"content": choice["message"]["content"]})
+            yield self.chunk(choice["index"], {}, choice["finish_reason"], trace=choice["trace"])
+        if body.include_usage:
+            head = {key: whole[key] for key in ("id", "created", "model", "usage")}
+            end = {**head, "object": f"{self.object}.chunk", "choices": []}
+            yield b"data: " + msgspec.json.encode(end) + b"\n\n"
+        yield DONE
 
     def _choice(self, index: int, finished: Finished, shown: str) -> dict[str, Any]:
         message = dict(finished.message)

@@ -29,6 +29,7 @@ from engine.gateway.http.errors import Dialect, Problem, Refused, problem_of
 from engine.gateway.http.metrics import Metrics
 from engine.gateway.requests import Event, Finished, Text
 from engine.gateway.session import Session
+from engine.gateway.tool_loop import ToolLoop
 
 MAX_BODY = 8 << 20  # bytes
 BACKLOG = 4096  # clients that connect at the same instant
@@ -64,11 +65,12 @@ class CannotListen(Exception):
 
 
 @asynccontextmanager
-async def serve(gateway: Gateway, config: ServerConfig) -> AsyncIterator[str]:
-    """The address at which it is reached, as http://host:port. Raises CannotListen."""
-    runner = web.AppRunner(
-        make_app(gateway, config), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, lingering_time=0
-    )
+async def serve(gateway: Gateway, config: ServerConfig, *, tool_loop: ToolLoop | None = None) -> AsyncIterator[str]:
+    """The address at which it is reached, as http://host:port. tool_loop: answers chats that bring no tools. Raises
+    CannotListen.
+    """
+    app = make_app(gateway, config, tool_loop)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, lingering_time=0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
@@ -97,9 +99,9 @@ async def _expire(gateway: Gateway) -> None:
         gateway.expire()
 
 
-def make_app(gateway: Gateway, config: ServerConfig) -> web.Application:
+def make_app(gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY)
-    endpoints = Endpoints(gateway, config)
+    endpoints = Endpoints(gateway, config, tool_loop)
     for prefix in ("", "/sessions/{session}"):
         app.router.add_get(f"{prefix}/v1/models", endpoints.answer("openai", endpoints.models))
         app.router.add_post(f"{prefix}/v1/chat/completions", endpoints.answer("openai", endpoints.chat))
@@ -115,8 +117,9 @@ def make_app(gateway: Gateway, config: ServerConfig) -> web.Application:
 class Endpoints:
     """The handlers of one gateway."""
 
-    def __init__(self, gateway: Gateway, config: ServerConfig) -> None:
+    def __init__(self, gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None) -> None:
         self._gateway = gateway
+        self._tool_loop = tool_loop
         self._config = config
         self._metrics = Metrics(gateway)
 
@@ -190,8 +193,15 @@ class Endpoints:
         answer = openai_api.Answer(
             self._config.model, self._gateway.chat, logprobs=bool(body.logprobs), token_ids=body.return_token_ids
         )
+        requests = body.requests()
+        if self._tool_loop is not None and not body.tools:
+            answers = await self._tool_loop.answer(requests[0], n=len(requests))
+            whole = answer.of_agent(answers)
+            return (
+                await _stream(request, answer.as_stream(whole, body), _openai_failed) if body.stream else _json(whole)
+            )
         with self._session(request) as session:
-            turns = [session.chat(each, stream=body.stream) for each in body.requests()]
+            turns = [session.chat(each, stream=body.stream) for each in requests]
             return await self._openai(request, turns, answer, body)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -240,16 +250,18 @@ class Endpoints:
                 yield answer.usage_chunk([finished[index] for index in range(len(turns))])
             yield openai_api.DONE
 
-        def failed(problem: Problem) -> bytes:
-            return b"data: " + msgspec.json.encode(problem.body("openai")) + b"\n\n" + openai_api.DONE
-
-        return await _stream(request, chunks(), failed)
+        return await _stream(request, chunks(), _openai_failed)
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
         body = anthropic_api.parse(await request.read())
         self._check_model(body.model)
         reply = anthropic_api.Reply(self._config.model)
+        if self._tool_loop is not None and not body.tools:
+            [answer] = await self._tool_loop.answer(body.request())
+            if not body.stream:
+                return _json(reply.of_agent(answer))
+            return await _stream(request, reply.as_stream(answer), _anthropic_failed)
         with self._session(request) as session:
             turn = session.chat(body.request(), stream=body.stream)
             if not body.stream:
@@ -266,10 +278,7 @@ class Endpoints:
                             yield reply.opening()
                         yield reply.event(event)
 
-            def failed(problem: Problem) -> bytes:
-                return b"event: error\ndata: " + msgspec.json.encode(problem.body("anthropic")) + b"\n\n"
-
-            return await _stream(request, chunks(), failed)
+            return await _stream(request, chunks(), _anthropic_failed)
 
     async def count(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens."""
@@ -277,6 +286,14 @@ class Endpoints:
         body = anthropic_api.parse(msgspec.json.encode({"max_tokens": 1, **fields}))
         asked = body.request()
         return _json({"input_tokens": self._gateway.count_tokens(asked)})
+
+
+def _openai_failed(problem: Problem) -> bytes:
+    return b"data: " + msgspec.json.encode(problem.body("openai")) + b"\n\n" + openai_api.DONE
+
+
+def _anthropic_failed(problem: Problem) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode(problem.body("anthropic")) + b"\n\n"
 
 
 async def _stream(

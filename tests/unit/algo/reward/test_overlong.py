@@ -6,6 +6,7 @@ import pytest
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, KeepFinished, RandomSubset
 from algo.reward.overlong import OverlongPenalty, overlong_penalty
+from engine.ports import Grade
 from engine.types import StopReason
 from tests.support.algo_fakes import trajectory
 
@@ -33,6 +34,17 @@ async def test_a_reward_loses_for_the_tokens_that_were_sampled(sampled, expected
     assert await reward(replace(trajectory(), sampled_T=marks_T)) == expected
     with pytest.raises(ValueError, match=r"buffer must be in .* got 17"):
         OverlongPenalty(reward=Right(), longest=16, buffer=17)
+
+
+async def test_the_scores_of_a_reward_stay():
+    class Scored:
+        async def __call__(self, trajectory):
+            return Grade(reward=1.0, scores={"style": 0.5})
+
+    reward = OverlongPenalty(reward=Scored(), longest=16, buffer=8, factor=0.5)
+    marks_T = np.asarray([False] * 5 + [True] * 12)
+    found = await reward(replace(trajectory(), sampled_T=marks_T))
+    assert found == Grade(reward=0.75, scores={"style": 0.5})
 
 
 @pytest.mark.parametrize(("factor", "failures"), [(1.0, 3), (0.5, 0)])

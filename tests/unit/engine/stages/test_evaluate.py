@@ -1,5 +1,6 @@
 """Evaluation: all held-out prompts under one version, beside training, and loud when it fails."""
 
+import asyncio
 import os
 from contextlib import AsyncExitStack
 
@@ -166,6 +167,71 @@ async def test_so_many_are_graded_at_once(tmp_path):
         await node.evaluator.drain()
     assert slow.most == 8
     assert node.done[0][1]["eval/n"] == 12
+
+
+class First:
+    """The first sample of each problem is right. asked: the samples of each problem that it saw."""
+
+    sees_group = True
+
+    def __init__(self, gone=()):
+        self.gone = gone
+        self.asked = []
+        self.running = self.most = 0
+        self.gate = Gate()
+
+    async def __call__(self, trajectories):
+        prompt = trajectories[0].prompt.id
+        self.asked.append((prompt, [member.sample for member in trajectories]))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.gate.passed()
+        self.running -= 1
+        if prompt in self.gone:
+            raise GraderUnavailable("the judge died")
+        return [float(member.sample == 0) for member in trajectories]
+
+
+async def test_the_samples_of_a_problem_are_graded_together_by_a_reward_of_groups(tmp_path):
+    reward = First()
+    reward.gate.release()
+    async with Setup(tmp_path, samples=3, reward=reward) as node:
+        metrics, trajectories = await node.evaluation.run(0)
+    assert sorted(reward.asked) == [("p0", [0, 1, 2]), ("p1", [0, 1, 2])]
+    assert [member.reward for member in trajectories] == [1.0, 0.0, 0.0] * 2
+    assert (metrics["eval/accuracy"], metrics["eval/n"]) == (pytest.approx(1 / 3), 6)
+
+
+async def test_a_problem_whose_group_could_not_be_graded_does_not_count(tmp_path):
+    reward = First(gone=("p1",))
+    reward.gate.release()
+    async with Setup(tmp_path, samples=2, reward=reward) as node:
+        metrics, _ = await node.evaluation.run(0)
+    assert (metrics["eval/accuracy"], metrics["eval/n"]) == (0.5, 2)
+
+
+async def test_so_many_problems_are_graded_together_at_once(tmp_path):
+    reward = First()
+    async with Setup(tmp_path, samples=1, reward=reward) as node:
+        node.evaluation = Evaluation(
+            PROMPTS, 1, node.evaluation._rollouts, reward, avg_at_k, node.evaluation._timeline, graders=1
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(node.evaluation.run(0))
+            await reward.gate.started.wait()
+            await settle()
+            reward.gate.release()
+    assert (reward.most, len(reward.asked)) == (1, 2)
+
+
+async def test_a_grade_of_an_evaluation_has_the_deadline_that_it_was_given(tmp_path):
+    async def hangs(trajectory):
+        await asyncio.Event().wait()
+
+    async with Setup(tmp_path, samples=1) as node:
+        parts = node.evaluation._rollouts, hangs, avg_at_k, node.evaluation._timeline
+        with pytest.raises(RuntimeError, match=r"no problem was graded; the first error: .*0\.01 s"):
+            await Evaluation(PROMPTS, 1, *parts, grade_deadline_s=0.01).run(0)
 
 
 @pytest.mark.parametrize(("samples", "waiting"), [(0, 2), (1, 0)])

@@ -118,3 +118,18 @@ def test_rows_of_before_the_token_ids_are_read_and_damaged_ids_are_named(tmp_pat
 def test_a_step_that_nothing_divides_is_refused(tmp_path):
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         write_rollouts(tmp_path, Leases(2, 0), every=0)
+
+
+def test_the_scores_of_a_reward_are_written_and_shown(tmp_path, capsys):
+    group = a_group(0, [1.0, 0.0])
+    scored = replace(group.trajectories[0], scores={"style": 0.25, "words": None})
+    file = path_of(tmp_path, 1)
+    file.parent.mkdir()
+    members = (scored, *group.trajectories[1:])
+    file.write_bytes(
+        b"".join(msgspec.json.encode(row) + b"\n" for row in rows(1, [replace(group, trajectories=members)]))
+    )
+    assert [row.scores for row in read_rollouts(file)] == [{"style": 0.25, "words": None}, {}]
+    assert main([str(tmp_path), "step=1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("style 0.25, words -") == 1

@@ -1,0 +1,237 @@
+"""Agents as a source of rollouts: what they ask for is their trajectory, and nothing of them is left when it is out."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from engine.fleet.fleet import Superseded
+from engine.gateway.agent import AgentRollouts, Command
+from engine.gateway.gateway import Gateway, GatewayConfig
+from engine.gateway.http.server import ServerConfig, serve
+from engine.replica.port import ReplicaDied
+from engine.rollout.rollout import RolloutConfig, Tally
+from engine.types import Boundary, StopReason
+from tests.support.fakes import Gate, a_prompt
+from tests.support.node import CHAT, END, Setup, call
+
+ANSWER = f"<answer>42</answer>{END}"
+
+
+@asynccontextmanager
+async def agents(agent, *turns, deadline_s=60.0, **budget):
+    async with Setup(*turns) as node:
+        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig())
+        async with serve(gateway, ServerConfig(model="tiny")) as address:
+            config = RolloutConfig(max_tokens=400, deadline_s=deadline_s, **budget)
+            node.rollouts = AgentRollouts(agent, config, gateway, address=address, model="tiny", seed=3)
+            node.gateway = gateway
+            yield node
+            assert len(gateway) == 0, "a session is left"
+
+
+async def ask(prompt, endpoint, times=1, **options):
+    """An agent that asks so many times."""
+    messages = [*prompt.messages]
+    async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key, max_retries=0) as client:
+        for _ in range(times):
+            answer = await client.chat.completions.create(model=endpoint.model, messages=messages, **options)
+            messages += [answer.choices[0].message, {"role": "user", "content": "go on"}]
+    return answer.choices[0].message.content
+
+
+async def test_what_an_agent_asks_for_is_its_trajectory():
+    async with agents(ask, [ANSWER]) as node:
+        tally = Tally()
+        trajectory = await node.rollouts.run(a_prompt(text="What is 6 * 7?"), 0, 0, tally=tally)
+        assert (trajectory.stop, trajectory.error) == (StopReason.ANSWER, None)
+        assert trajectory.answer == trajectory.final_text == "<answer>42</answer>"
+        assert trajectory.sampled_tokens == tally.tokens == node.rollouts.tokens_sampled > 0
+
+
+async def test_sub_agents_at_once_are_segments_of_one_trajectory():
+    async def agent(prompt, endpoint):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(ask(prompt, endpoint))
+
+    async with agents(agent, [ANSWER]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert len(trajectory.parts) == 3
+        assert trajectory.sampled_tokens == 3 * len(CHAT._encode(ANSWER))
+
+
+async def test_an_agent_that_raises_is_an_error_of_its_own_boundary(caplog):
+    async def agent(prompt, endpoint):
+        await ask(prompt, endpoint)
+        raise KeyError("the agent's own bug")
+
+    async with agents(agent, [ANSWER]) as node:
+        for _ in range(2):
+            trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+            assert (trajectory.stop, trajectory.error.boundary) == (StopReason.ERROR, Boundary.AGENT)
+            assert "own bug" in trajectory.error.message
+    assert sum("an agent failed" in record.message for record in caplog.records) == 1, "the first traceback only"
+
+
+async def test_an_agent_that_never_asks_is_an_error():
+    async def agent(prompt, endpoint):
+        return "42"
+
+    async with agents(agent) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.error.boundary) == (StopReason.ERROR, Boundary.AGENT)
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop"), [({"max_turns": 1}, StopReason.TURNS), ({"max_turns": 100}, StopReason.LENGTH)]
+)
+async def test_an_agent_that_is_refused_a_turn_has_used_its_budget_up(budget, stop):
+    turns = [["a" * 40 + END]] * 40
+    async with agents(partial(ask, times=40), *turns, **budget) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.error) == (stop, None)
+
+
+async def test_at_the_deadline_the_request_ends_and_what_there_is_counts():
+    gate = Gate()
+    async with agents(partial(ask, times=2), [ANSWER], ["one", gate, ANSWER], deadline_s=0.5) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.error) == (StopReason.DEADLINE, None)
+        assert trajectory.text == ANSWER
+        assert node.replicas.made[0].in_flight == 0
+
+
+async def test_a_request_that_outlives_its_agent_is_cut_off_with_it():
+    gate = Gate()
+
+    async def agent(prompt, endpoint):
+        await ask(prompt, endpoint)
+        more = asyncio.ensure_future(ask(prompt, endpoint, times=2))
+        left.append(more)
+        await gate.started.wait()
+
+    left = []
+    async with agents(agent, [ANSWER], ["one", gate, ANSWER]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert trajectory.stop is StopReason.ANSWER
+        assert node.replicas.made[0].in_flight == 0
+        with suppress(Exception):
+            await left[0]
+
+
+async def test_replicas_that_die_are_our_error_and_not_the_agents():
+    async with agents(ask, [ANSWER]) as node:
+        node.fleet.on_none_left(ReplicaDied("all gone"))
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.error.boundary, trajectory.reward) == (Boundary.REPLICA, None)
+
+
+async def test_an_agent_whose_weights_were_superseded_begins_again(monkeypatch):
+    times = []
+
+    async def agent(prompt, endpoint):
+        times.append(endpoint.key)
+        return await ask(prompt, endpoint)
+
+    async with agents(agent, [ANSWER]) as node:
+        whole = node.fleet.turn
+
+        async def turn(*arguments, **options):
+            if len(times) == 1:
+                raise Superseded("new weights")
+            async for found in whole(*arguments, **options):
+                yield found
+
+        monkeypatch.setattr(node.fleet, "turn", turn)
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, len(times)) == (StopReason.ANSWER, 2)
+        assert len(set(times)) == 2
+
+
+PROGRAM = """
+import json, os, subprocess, sys, time, urllib.request
+task = json.load(sys.stdin)
+assert "answer" not in task
+if "sleep" in sys.argv:
+    subprocess.Popen(["sleep", "1000"])
+    print(os.getpgid(0), file=open(sys.argv[2], "w"))
+    time.sleep(1000)
+if "fail" in sys.argv:
+    sys.exit("no luck today")
+body = json.dumps({"model": os.environ["ROCSTAR_MODEL"], "messages": task["messages"]}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
+print("thinking")
+print(answer["choices"][0]["message"]["content"])
+"""
+
+
+async def test_a_program_is_an_agent():
+    async with agents(Command(argv=(sys.executable, "-c", PROGRAM)), [ANSWER]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWER, "<answer>42</answer>")
+
+
+async def test_a_program_that_fails_is_named_with_its_last_line():
+    async with agents(Command(argv=(sys.executable, "-c", PROGRAM, "fail"))) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert trajectory.error.boundary is Boundary.AGENT
+        assert "no luck today" in trajectory.error.message
+    async with agents(Command(argv=("/no/such/program",))) as node:
+        assert "/no/such/program" in (await node.rollouts.run(a_prompt(), 0, 0)).error.message
+
+
+async def test_a_program_ends_with_its_children_when_its_rollout_is_cancelled(tmp_path):
+    file = tmp_path / "group"
+    async with agents(Command(argv=(sys.executable, "-c", PROGRAM, "sleep", str(file)))) as node:
+        task = asyncio.ensure_future(node.rollouts.run(a_prompt(), 0, 0))
+        for _ in range(500):
+            if file.exists() and file.read_text().strip():
+                break
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        group = int(file.read_text())
+        for _ in range(300):
+            if not alive(group):
+                break
+            await asyncio.sleep(0.01)
+        assert not alive(group)
+
+
+def alive(group):
+    """Whether a process of the group runs; one that nobody has waited for is dead all the same."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            state, _, number = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                return True
+    return False
+
+
+async def test_calls_of_an_agent_are_told_by_its_replies():
+    async def agent(prompt, endpoint):
+        messages = [*prompt.messages]
+        tool = {"type": "function", "function": {"name": "python", "parameters": {}}}
+        async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key) as client:
+            for failed in (True, False):
+                answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=[tool])
+                [used] = answer.choices[0].message.tool_calls
+                reply = {"role": "tool", "tool_call_id": used.id, "content": "x", "is_error": failed}
+                messages += [answer.choices[0].message, reply]
+            await client.chat.completions.create(model=endpoint.model, messages=messages, tools=[tool])
+
+    async with agents(agent, [call("1") + END], [call("2") + END], [call("3") + END]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        uses = [(json.loads(use.arguments)["code"], use.outcome) for use in trajectory.tool_uses]
+        assert uses == [("1", "error"), ("2", "ok"), ("3", "killed")]
+        assert trajectory.stop is StopReason.TURNS, "its last call was not answered"
