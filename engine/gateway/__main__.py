@@ -49,7 +49,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", default="", help="GPUs, by commas (default: none, the CPU)")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of a replica (default: %(default)s)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="on the CPU")
-    parser.add_argument("--kv-blocks", type=int, help="KV cache blocks of 32 tokens (default: what a GPU holds)")
+    parser.add_argument(
+        "--kv-blocks",
+        type=int,
+        help="of 32 tokens (default: what a GPU holds; on the CPU 8 conversations)",
+    )
     parser.add_argument("--max-tokens", type=int, default=4096, help="of a conversation (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="where a request has none (%(default)s)")
     parser.add_argument("--seed", type=int, help="of sampling (default: a request is sampled anew each time)")
@@ -75,6 +79,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def serving_config(options: argparse.Namespace) -> ServingConfig:
     """Raises ValueError naming an option."""
+    devices = tuple(int(device) for device in options.devices.split(",") if device)
+    kv_blocks = options.kv_blocks or (None if devices else 8 * -(-options.max_tokens // BLOCK))
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)
     return ServingConfig(
         checkpoint=options.checkpoint,
@@ -88,11 +94,11 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
         replica=ReplicaConfig(
             checkpoint=str(options.checkpoint),
             max_model_len=options.max_tokens + BLOCK,
-            kv_blocks=options.kv_blocks,
+            kv_blocks=kv_blocks,
             dtype=options.dtype,
         ),
         replicas=options.replicas,
-        devices=tuple(int(device) for device in options.devices.split(",") if device),
+        devices=devices,
         tensor_parallel=options.tensor_parallel,
         chat=ChatConfig(system=options.system),
         sandbox=SandboxConfig(slots=options.slots, limits=limits) if options.tools else None,

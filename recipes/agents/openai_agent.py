@@ -19,29 +19,29 @@ from recipes.quickstart import Config
 from recipes.tiny.task import prompts
 
 
-async def converse(prompt, endpoint, python):
+async def converse(prompt, endpoint, client, python):
     """The agent: it asks the model, runs what it calls, and answers it, until it calls no more."""
+    client = client.with_options(base_url=endpoint.openai_url, api_key=endpoint.key)
     messages = [*prompt.messages]
-    async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key) as client:
-        while True:
-            answer = await client.chat.completions.create(
-                model=endpoint.model, messages=messages, tools=[schema(python)]
-            )
-            messages.append(said := answer.choices[0].message)
-            if not said.tool_calls:
-                return
-            for call in said.tool_calls:
-                try:
-                    reply = await python(json.loads(call.function.arguments))
-                except json.JSONDecodeError as error:
-                    reply = ToolReply(outcome="malformed", text=f"FormatError: {error.msg}")
-                failed = reply.outcome != "ok"  # what RoC looks at
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text, "is_error": failed})
+    while True:
+        request = {"model": endpoint.model, "messages": messages, "tools": [schema(python)]}
+        answer = await client.chat.completions.create(**request)
+        messages.append(answer.choices[0].message)
+        if not messages[-1].tool_calls:
+            return
+        for call in messages[-1].tool_calls:
+            try:
+                reply = await python(json.loads(call.function.arguments))
+            except json.JSONDecodeError as error:
+                reply = ToolReply(outcome="malformed", text=f"FormatError: {error.msg}")
+            failed = reply.outcome != "ok"  # what RoC looks at
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text, "is_error": failed})
 
 
 async def train(config, run):
-    async with training(config.training(), run) as job:
-        rollouts = await job.agents(partial(converse, python=PythonTool(job.sandbox)))
+    client = AsyncOpenAI(base_url="http://endpoint", api_key="none")  # each rollout has its own; connections are shared
+    async with client, training(config.training(), run) as job:
+        rollouts = await job.agents(partial(converse, client=client, python=PythonTool(job.sandbox)))
         groups = job.group(rollouts, MathReward(integers_only=True), select_and_score(config.selector, config.seed))
         stages = [job.admit(prompts("train", config.seed)), groups, job.batch(), job.write_rollouts(every=1)]
         return await job.run([*stages, job.train(make_batch)])

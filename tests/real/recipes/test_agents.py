@@ -1,0 +1,45 @@
+"""An agent on the plain openai client trains on the tokens of the built-in loop, id for id."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from engine.stages.write_rollouts import path_of, read_rollouts
+from tests.support.paths import ROOT
+
+OPTIONS = ("steps=2", "prompts_per_step=4", "group_size=4", "eval_every=1", "eval_problems=4")
+
+
+def rolled_out(recipe, folder):
+    """Rollouts and metrics of a run of two steps."""
+    command = [sys.executable, str(ROOT / recipe), *OPTIONS, f"runs={folder}", "name=run"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run = folder / "run"
+    rows = [row for step in (1, 2) for row in read_rollouts(path_of(run, step))]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return rows, [row for row in steps if "reward" in row]
+
+
+@pytest.mark.timeout(450)
+def test_the_openai_agent_trains_on_what_the_built_in_loop_trains_on(tmp_path):
+    found = []
+    for recipe in ("recipes/quickstart.py", "recipes/agents/openai_agent.py"):
+        folder = tmp_path / recipe.replace("/", "-")
+        folder.mkdir()
+        found.append(rolled_out(recipe, folder))
+    (built, built_steps), (agent, agent_steps) = found
+    assert len(built) == 2 * 4 * 8
+    for one, other in zip(built, agent, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert (one.turns, one.text, one.reward, one.kept, one.stop) == (
+            other.turns,
+            other.text,
+            other.reward,
+            other.kept,
+            other.stop,
+        )
+    losses = [[row["learner/loss"] for row in steps] for steps in (built_steps, agent_steps)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
