@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from engine.tables import Order, Table, open_table, shown
-from engine.types import Prompt
+from engine.types import Prompt, PromptLimits
 
 Field = str | Callable[[Mapping[str, Any]], Any]
 """Where a value comes from: a column, or a function of the row. "reward_model.ground_truth" is a field in a column."""
@@ -51,6 +51,7 @@ def read_prompts(
     reward: Field | None = None,
     source: Field | None = None,
     metadata: Sequence[str] | None = None,
+    limits: Field | None = None,
     system: str | None = None,
     name: str | None = None,
     start: int = 0,
@@ -62,7 +63,8 @@ def read_prompts(
 
     question: text, or a list of chat messages. answer: text or a number. tools, reward, source: as of `Prompt`. What is
     not given comes from the column in which data sets have it (QUESTIONS, ANSWERS, REWARD, SOURCE, METADATA); source
-    is `name` where there is none. metadata: columns that the prompt keeps, for a reward of yours.
+    is `name` where there is none. metadata: columns that the prompt keeps, for a reward of yours. limits: an object
+    with fields of `PromptLimits`.
     system: a system message for conversations that have none of their own. name: what ids begin with; the file's name
     if not given. start, limit: rows from this one on, and how many; with two streams that do not overlap some rows are
     held out. seed: shuffles each epoch anew; None: in the order of the file. epochs: None repeats for ever.
@@ -87,6 +89,7 @@ def read_prompts(
         reward=reward or _if_there(REWARD, columns),
         source=source or _if_there(SOURCE, columns),
         metadata=[column for column in METADATA if column in columns] if metadata is None else list(metadata),
+        limits=limits,
     )
     _select(table, fields, path)
     prompts = Prompts(table, fields, name=name, system=system, rows=rows, seed=seed, epochs=epochs)
@@ -117,6 +120,7 @@ class Fields:
     reward: Field | None
     source: Field | None
     metadata: Sequence[str]
+    limits: Field | None = None
 
 
 def _conventional(option: str, known: Sequence[str], columns: Sequence[str], path: Path) -> str:
@@ -139,7 +143,8 @@ def _select(table: Table, fields: Fields, path: Path) -> None:
 
     Raises ValueError for a column that is not there.
     """
-    given = [fields.question, fields.answer, fields.tools, fields.reward, fields.source, *fields.metadata]
+    given = [fields.question, fields.answer, fields.tools, fields.reward, fields.source, fields.limits]
+    given += fields.metadata
     columns: dict[str, None] = {}
     for field in given:
         if isinstance(field, str):
@@ -154,6 +159,15 @@ def _select(table: Table, fields: Fields, path: Path) -> None:
 def _column(field: str, columns: Sequence[str]) -> str | None:
     """The column that a field is in, if it is there: "reward_model" of "reward_model.ground_truth"."""
     return next((column for column in (field, field.partition(".")[0]) if column in columns), None)
+
+
+@runtime_checkable
+class Skips(Protocol):
+    """A stream that can pass over prompts without making them."""
+
+    def skip(self, count: int) -> int:
+        """Returns over how many, which are fewer where it ends."""
+        ...
 
 
 class Prompts(Iterator[Prompt]):
@@ -217,6 +231,7 @@ class Prompts(Iterator[Prompt]):
             reward=read.text("reward", fields.reward) if fields.reward else "",
             source=read.text("source", fields.source) if fields.source else self.name,
             metadata={column: read.plain(column) for column in fields.metadata},
+            limits=read.limits(fields.limits),
         )
 
     def _shuffled(self, epoch: int) -> Order:
@@ -274,6 +289,17 @@ class _RowReader:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise self._wrong(option, field, "must be a list of names", value)
         return tuple(value)
+
+    def limits(self, field: Field | None) -> PromptLimits | None:
+        value = None if field is None else self._value("limits", field)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong("limits", field, "must be an object", value)
+        try:
+            return PromptLimits(**{name: limit for name, limit in value.items() if limit is not None})
+        except (TypeError, ValueError) as error:
+            raise self._wrong("limits", field, str(error), value) from error
 
     def plain(self, column: str) -> Any:
         value = self._value(column, column)
@@ -340,63 +366,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"cannot be kept with the prompt, being of type {type(value).__name__}")
 
 
-def mixture(weights: Mapping[Iterator[Prompt], float]) -> Mixture:
-    """One stream of several: mixture({read_prompts("a.jsonl"): 3, read_prompts("b.parquet"): 1}).
-
-    Their shares are as their weights in any stretch of the stream; nothing is left to chance. When one ends the others
-    go on without it. Raises ValueError for a weight that is not positive, or two streams of one name.
-    """
-    return Mixture(weights)
-
-
-class Mixture(Iterator[Prompt]):
-    """The stream that `mixture` gives."""
-
-    def __init__(self, weights: Mapping[Iterator[Prompt], float]) -> None:
-        if not weights:
-            raise ValueError("a mixture needs at least one stream of prompts")
-        if wrong := [weight for weight in weights.values() if not 0 < weight < np.inf]:
-            raise ValueError(f"weights must be positive, got {wrong[0]}")
-        names = [stream.name for stream in weights if isinstance(stream, Prompts)]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"streams of a mixture must have different names, got {names}. Fix: give read_prompts name="
-            )
-        self._weights = dict(weights)
-        self._given = dict.fromkeys(weights, 0)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Prompt:
-        while self._weights:
-            stream = self._following()
-            prompt = next(stream, None)
-            if prompt is not None:
-                self._given[stream] += 1
-                return prompt
-            del self._weights[stream]
-        raise StopIteration
-
-    def skip(self, count: int) -> int:
-        """Passes over this many prompts, without reading those of files. Returns over how many."""
-        passed = 0
-        while passed < count and self._weights:
-            stream = self._following()
-            if skip(stream, 1):
-                self._given[stream] += 1
-                passed += 1
-            else:
-                del self._weights[stream]
-        return passed
-
-    def _following(self) -> Iterator[Prompt]:
-        """The stream that is furthest behind its share, by the method of Sainte-Laguë; of equals the first."""
-        return min(self._weights, key=lambda stream: (self._given[stream] + 0.5) / self._weights[stream])
-
-
 def skip(prompts: Iterator[Prompt], count: int) -> int:
-    """Passes over this many prompts of any stream, cheaply where it can. Returns over how many."""
-    if isinstance(prompts, Prompts | Mixture):
+    """Passes over this many prompts of any stream, by its own `skip` where it has one. Returns over how many."""
+    if isinstance(prompts, Skips):
         return prompts.skip(count)
     return sum(1 for _ in zip(range(count), prompts, strict=False))

@@ -251,6 +251,10 @@ class Training:
             raise ValueError("TrainingConfig.sandbox must be set for a sandbox, got None")
         return self._sandbox
 
+    def steps(self) -> Sequence[Mapping[str, float]]:
+        """The metrics of all steps so far, those before a resume included."""
+        return self.recorder.progress.steps
+
     def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
         """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget."""
         made = Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
@@ -347,7 +351,7 @@ class Training:
             train_s=self.recorder.progress.train_s,
             replicas_rest=self.config.devices.rests,
             full_reward=self.config.full_reward,
-            enough=lambda: enough(self.recorder.progress.steps),
+            enough=lambda: enough(self.steps()),
         )
         return Stage(name="learn", run=self._train)
 

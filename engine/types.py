@@ -51,6 +51,26 @@ class RolloutError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLimits:
+    """Budgets of one prompt's trajectories, as in `engine.rollout.rollout.RolloutConfig`; None: those of the run.
+
+    >>> PromptLimits(max_tokens=2048, max_turns=4).max_calls_per_turn is None
+    True
+    """
+
+    max_tokens: int | None = None
+    max_response_tokens: int | None = None
+    max_turns: int | None = None
+    max_calls_per_turn: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_response_tokens", "max_turns", "max_calls_per_turn"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"limits.{name} must be a positive whole number or None, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One problem: chat messages for the model, a reference answer for the reward.
 
@@ -58,7 +78,8 @@ class Prompt:
     under the same one it is rolled out with the same random numbers.
     tools: names of the tools that the model may call; None: all that the rollouts have. reward: how it is to be graded,
     for a reward that knows several ways. source: the data set, by which metrics are reported; "" reports none.
-    metadata: what a reward needs besides, as JSON has it (no tuples, integers of 64 bits).
+    metadata: what a reward needs besides, as JSON has it (no tuples, integers of 64 bits). limits: where they differ
+    from those of the run.
 
     >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
     'train-7'
@@ -71,6 +92,7 @@ class Prompt:
     reward: str = ""
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    limits: PromptLimits | None = None
 
     def __post_init__(self) -> None:  # Early, since the journal would take other types, and no resume could read them.
         texts = [text for message in self.messages for part in message.items() for text in part]
@@ -87,6 +109,8 @@ class Prompt:
         if type(self.metadata) is not dict:
             raise ValueError(f"metadata must be a dict, got {self.metadata!r}")
         _check_json(self.metadata, "metadata")
+        if self.limits is not None and not isinstance(self.limits, PromptLimits):
+            raise ValueError(f"limits must be PromptLimits or None, got {self.limits!r}")
 
 
 def _check_text(value: Any, name: str) -> None:

@@ -192,15 +192,16 @@ class AgentRollouts:
             return replace(trajectory, discarded_tokens=log.discarded)
 
     def _rules(self, prompt: Prompt, sample: int, group: int) -> SessionRules:
+        config = self.config.limited_for(prompt)
         return SessionRules(
             group=group,
             seed=self.seed,
             prompt_id=prompt.id,
             sample=sample,
-            temperature=self.config.temperature,
-            max_tokens=self.config.max_tokens,
-            max_response_tokens=self.config.max_response_tokens,
-            max_turns=self.config.max_turns,
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            max_response_tokens=config.max_response_tokens,
+            max_turns=config.max_turns,
             fixed=True,
         )
 

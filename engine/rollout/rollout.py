@@ -24,7 +24,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from engine.errors import first_error
@@ -76,6 +76,23 @@ class RolloutConfig:
             raise ValueError(f"surplus_calls must be one of {get_args(SurplusCalls)}, got {self.surplus_calls!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+
+    def limited_for(self, prompt: Prompt) -> RolloutConfig:
+        """With the limits of the prompt. Raises ValueError for more tokens than the run has room for.
+
+        >>> from engine.types import PromptLimits
+        >>> prompt = Prompt(id="p", messages=(), answer="", limits=PromptLimits(max_turns=2))
+        >>> RolloutConfig(max_tokens=100).limited_for(prompt).max_turns
+        2
+        """
+        if prompt.limits is None:
+            return self
+        given = {field.name: getattr(prompt.limits, field.name) for field in fields(prompt.limits)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given.get("max_tokens", 0) > self.max_tokens:
+            room = f"the run has room for {self.max_tokens}"
+            raise ValueError(f"prompt {prompt.id}: limits.max_tokens is {given['max_tokens']}, and {room}")
+        return replace(self, **given)
 
     def longest(self, prompt_tokens: int) -> int:
         """Tokens that a trajectory with this prompt may have in all.
@@ -210,14 +227,14 @@ class _Rollout:
         self.key = key
         self.tally = tally
         self.log = log
-        self.config = owner.config
+        self.config = owner.config.limited_for(prompt)
         self.fleet = owner._fleet
         self.offer = owner._offer(prompt.tools, prompt.id)
         self.chat = self.offer.chat
         self.timeline = owner._timeline
         self.buffer = TokenBuffer(self.chat.prompt_ids(prompt.messages))
         self.prompt_tokens = len(self.buffer)
-        self.longest = owner.config.longest(self.prompt_tokens)
+        self.longest = self.config.longest(self.prompt_tokens)
         self.turns: list[Turn] = []
         self.text: list[str] = []
         self.tools: dict[str, Tool] = {}

@@ -13,6 +13,8 @@ import numpy as np
 
 from engine.types import Group, StopReason, Trajectory
 
+SOURCES = 32  # data sets that get metrics of their own, the first ones by name
+
 
 def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
     """Failed calls / calls over the given trajectories; 0 when they made none."""
@@ -116,6 +118,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     return {
         "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
         **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
+        **_by_source(groups, full_reward),
         **scores("score", graded),
         "tools/error_share_correct": tool_error_share(correct(graded)),
         "tools/error_share": tool_error_share(graded),
@@ -143,6 +146,29 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
         "tools/latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
         "tools/overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
     }
+
+
+def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:
+    """Of each source what of all of them is under the same names."""
+    of: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.prompt.source:
+            of[group.prompt.source].append(group)
+    found: dict[str, float] = {}
+    for source, theirs in sorted(of.items())[:SOURCES]:
+        everyone = [member for group in theirs for member in group.trajectories]
+        graded = [member for member in everyone if member.error is None]
+        kept = sum(group.trajectories[index].sampled_tokens for group in theirs for index in group.kept)
+        sampled = sum(member.sampled_tokens for member in everyone)
+        found |= {
+            f"rollout/response_tokens/{source}": sampled / max(1, len(everyone)),
+            f"tools/error_share/{source}": tool_error_share(graded),
+            f"tokens/goodput/{source}": kept / max(1, kept + _waste(theirs).total()),
+            f"groups/all/{source}": len(theirs),
+            f"groups/flat/{source}": sum(group.drop == "flat" for group in theirs),
+            f"groups/solved/{source}": sum(solved(group, full_reward) for group in theirs),
+        }
+    return found
 
 
 def _waste(groups: Sequence[Group]) -> Counter[str]:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from engine import tables
-from engine.data import after_hashes, mixture, read_prompts, skip
+from engine.data import after_hashes, read_prompts, skip
+from engine.mixture import mixture
 from engine.run.journal import Journal
 from tests.support.fakes import a_prompt
 from tests.support.paths import ROOT
