@@ -16,6 +16,7 @@ streams.prepare_descriptors()  # before other imports open files
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -54,7 +55,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=int,
         help="of 32 tokens (default: what a GPU holds; on the CPU 8 conversations)",
     )
-    parser.add_argument("--max-tokens", type=int, default=4096, help="of a conversation (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, help="of a conversation (default: 4096, or what the model has room for)"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="where a request has none (%(default)s)")
     parser.add_argument("--seed", type=int, help="of sampling (default: a request is sampled anew each time)")
     parser.add_argument("--host", default="127.0.0.1", help="beyond loopback a token is required, and TLS is a proxy's")
@@ -77,15 +80,35 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def room(checkpoint: Path) -> int:
+    """Tokens that the model can read. Raises ValueError for a folder that is no checkpoint."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--checkpoint {str(checkpoint)!r} has no readable config.json: {error}") from error
+    return int(config.get("text_config", config).get("max_position_embeddings", 1 << 20))
+
+
+def max_tokens(options: argparse.Namespace) -> int:
+    """Raises ValueError for more than the model has room for."""
+    most = room(options.checkpoint) - BLOCK
+    if options.max_tokens is None:
+        return min(4096, most)
+    if options.max_tokens > most:
+        raise ValueError(f"--max-tokens must be at most {most} for this model, got {options.max_tokens}")
+    return options.max_tokens
+
+
 def serving_config(options: argparse.Namespace) -> ServingConfig:
     """Raises ValueError naming an option."""
     devices = tuple(int(device) for device in options.devices.split(",") if device)
-    kv_blocks = options.kv_blocks or (None if devices else 8 * -(-options.max_tokens // BLOCK))
+    tokens = max_tokens(options)
+    kv_blocks = options.kv_blocks or (None if devices else 8 * -(-tokens // BLOCK))
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)
     return ServingConfig(
         checkpoint=options.checkpoint,
         rollout=RolloutConfig(
-            max_tokens=options.max_tokens,
+            max_tokens=tokens,
             max_turns=options.turns,
             max_calls_per_turn=options.calls_per_turn,
             temperature=options.temperature,
@@ -93,7 +116,7 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
         ),
         replica=ReplicaConfig(
             checkpoint=str(options.checkpoint),
-            max_model_len=options.max_tokens + BLOCK,
+            max_model_len=tokens + BLOCK,
             kv_blocks=kv_blocks,
             dtype=options.dtype,
         ),
@@ -132,7 +155,9 @@ async def run(options: argparse.Namespace) -> str | None:
         parts = "vLLM engine" if options.replicas == 1 else f"{options.replicas} vLLM engines"
         print(f"starting {parts} with {options.checkpoint}{' and the sandbox' if options.tools else ''}", flush=True)
         async with serving(config) as served:
-            rules = SessionRules(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+            rules = SessionRules(
+                max_tokens=config.rollout.max_tokens, temperature=options.temperature, seed=options.seed
+            )
             gateway = Gateway(served.fleet, served.chat, served.timeline, GatewayConfig(rules=rules))
             async with serve(gateway, server, tool_loop=tool_loop(options, served)) as address:
                 print(f"{model} at {address}/v1 (OpenAI) and {address} (Anthropic)", flush=True)
