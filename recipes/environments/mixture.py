@@ -3,8 +3,8 @@
     pip install reasoning-gym
     python recipes/environments/mixture.py [field=value ...]      (the fields of recipes/quickstart.py, and these)
 
-What is solved nearly always, or nearly never, is drawn less. metrics.jsonl has reward, length, tool errors and goodput of
-each source.
+What is solved nearly always, or nearly never, is drawn less. metrics.jsonl has reward, length, tool errors and goodput
+of each source.
 """
 
 from __future__ import annotations
