@@ -69,7 +69,15 @@ MAY_IMPORT = {
         "engine.atomic_files",
         "engine.process.heap",
     ),
-    "algo": ("algo", "engine.types", "engine.ports", "engine.learner.messages", "engine.atomic_files", "sandbox.wire"),
+    "algo": (
+        "algo",
+        "engine.types",
+        "engine.ports",
+        "engine.errors",
+        "engine.learner.messages",
+        "engine.atomic_files",
+        "sandbox.wire",
+    ),
 }
 NEVER = {"sandbox/client": "sandbox.inside", "sandbox/http": "sandbox.inside"}
 HEAVY = {

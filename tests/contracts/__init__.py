@@ -136,7 +136,7 @@ async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> No
             continue
         for grade in grades:
             _check_grade(grade)
-        assert grades[0] == grades[1], "the same trajectory has the same reward"
+        assert Grade.of(grades[0]).reward == Grade.of(grades[1]).reward, "the same trajectory has the same reward"
         assert _content(trajectory) == before, "a reward does not change the trajectory"
 
 
@@ -157,7 +157,8 @@ async def check_group_reward(reward: GroupReward, groups: Sequence[Sequence[Traj
             for grade in grades:
                 if grade is not None:
                     _check_grade(grade)
-        assert list(answers[0]) == list(answers[1]), "the same group has the same rewards"
+        rewards = [[None if grade is None else Grade.of(grade).reward for grade in grades] for grades in answers]
+        assert rewards[0] == rewards[1], "the same group has the same rewards"
         assert [_content(member) for member in group] == before, "a reward does not change the trajectories"
 
 

@@ -1,0 +1,195 @@
+"""Rewards made of rewards: a weighted sum with monitors beside it, and one that is chosen by the prompt.
+
+Invariants
+- Each part is a score of the trajectory (`Grade.scores`) under its name, and what a part itself reports under
+  `name/score`.
+- A part of weight 0 is a monitor: it is only looked at. One that cannot grade, or takes too long, is a score of None,
+  and changes neither the reward nor whether there is one. Any other part that cannot grade leaves no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+
+from engine.errors import BadInput, first_error
+from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
+from engine.types import Trajectory
+
+Grades = Sequence[float | Grade | None]
+Kind = TypeVar("Kind", Reward, GroupReward)
+
+
+class EachAlone:
+    """A GroupReward that grades each trajectory by itself, all at once."""
+
+    sees_group: Literal[True] = True
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Grades:
+        """Raises GraderUnavailable when no trajectory could be graded."""
+        failures: list[GraderUnavailable] = []
+
+        async def grade(trajectory: Trajectory) -> float | Grade | None:
+            try:
+                return await self.reward(trajectory)
+            except GraderUnavailable as failure:
+                failures.append(failure)
+                return None
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(grade(member), name=f"grade-{member.prompt.id}-{member.sample}")
+                    for member in trajectories
+                ]
+        except BaseExceptionGroup as error:
+            raise first_error(error) from error
+        if failures and len(failures) == len(running):
+            raise failures[0]
+        return [task.result() for task in running]
+
+
+class Weighted:
+    """The sum of rewards, each times its weight; one of weight 0 is a monitor.
+
+        reward = Weighted({"correct": (1.0, MathReward()), "style": (0.2, Judge(...)), "words": (0.0, Words())})
+
+    monitor_s: seconds after which a monitor is given up. Raises ValueError for a weight that is not finite, without
+    any weight but 0, and for a name that is empty.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[float, Reward]], *, monitor_s: float = 10.0) -> None:
+        for name, (_, part) in parts.items():
+            if isinstance(part, GroupReward):
+                raise ValueError(f"{name!r} grades whole groups. Fix: WeightedGroup in place of Weighted")
+        self._group = WeightedGroup(parts, monitor_s=monitor_s)
+
+    async def __call__(self, trajectory: Trajectory) -> Grade:
+        """Raises GraderUnavailable."""
+        [grade] = await self._group([trajectory])
+        if grade is None:  # of one trajectory there is a grade or a reason
+            raise GraderUnavailable("a part of the reward gave no grade")
+        return grade
+
+
+class WeightedGroup:
+    """As `Weighted`, of rewards of which any may see the whole group."""
+
+    sees_group: Literal[True] = True
+
+    def __init__(self, parts: Mapping[str, tuple[float, Reward | GroupReward]], *, monitor_s: float = 10.0) -> None:
+        for name, (weight, _) in parts.items():
+            if not name:
+                raise ValueError("each part of a reward needs a name, got ''")
+            if not math.isfinite(weight):
+                raise ValueError(f"the weight of {name!r} must be finite, got {weight}")
+        if not any(weight for weight, _ in parts.values()):
+            raise ValueError(f"a reward needs a weight that is not 0, got {list(parts)} with 0 each")
+        if not monitor_s > 0:
+            raise ValueError(f"monitor_s must be positive, got {monitor_s}")
+        self._weights = {name: weight for name, (weight, _) in parts.items()}
+        self._rewards = {name: _of_group(reward) for name, (_, reward) in parts.items()}
+        self._monitor_s = monitor_s
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
+        """Raises GraderUnavailable when a part with a weight could grade none of them."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = {
+                    name: tasks.create_task(self._part(name, trajectories), name=f"reward-{name}")
+                    for name in self._rewards
+                }
+        except BaseExceptionGroup as error:
+            raise first_error(error) from error
+        found = {name: task.result() for name, task in running.items()}
+        return [
+            self._sum({name: grades[index] for name, grades in found.items()}) for index in range(len(trajectories))
+        ]
+
+    async def _part(self, name: str, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
+        """A part's grade of each trajectory."""
+        reward = self._rewards[name]
+        if self._weights[name]:
+            grades = await reward(trajectories)
+        else:
+            grades = await self._monitored(reward, trajectories)
+        if len(grades) != len(trajectories):
+            raise ValueError(f"the reward {name!r} gave {len(grades)} grades for {len(trajectories)} trajectories")
+        return [None if grade is None else Grade.of(grade) for grade in grades]
+
+    async def _monitored(self, reward: GroupReward, trajectories: Sequence[Trajectory]) -> Grades:
+        try:
+            async with asyncio.timeout(self._monitor_s) as budget:
+                return await reward(trajectories)
+        except GraderUnavailable:
+            return [None] * len(trajectories)
+        except TimeoutError:
+            if not budget.expired():
+                raise  # a bug in the monitor, not our deadline
+            return [None] * len(trajectories)
+
+    def _sum(self, grades: Mapping[str, Grade | None]) -> Grade | None:
+        """Of one trajectory; None where a part with a weight has no grade of it."""
+        reward, scores = 0.0, dict[str, float | None]()
+        for name, grade in grades.items():
+            scores[name] = None if grade is None else grade.reward
+            if grade is not None:
+                scores |= {f"{name}/{score}": value for score, value in grade.scores.items()}
+            if not self._weights[name]:
+                continue
+            if grade is None:
+                return None
+            reward += self._weights[name] * grade.reward
+        return Grade(reward=reward, scores=scores)
+
+
+class ByName:
+    """The reward that a prompt names (`Prompt.reward`); that of "" grades prompts that name none.
+
+        reward = ByName({"": MathReward(), "code": CodeReward()})
+
+    A name that is not there ends the run with BadInput, which names the prompt.
+    """
+
+    def __init__(self, rewards: Mapping[str, Reward]) -> None:
+        for name, reward in rewards.items():
+            if isinstance(reward, GroupReward):
+                raise ValueError(f"{name!r} grades whole groups. Fix: GroupByName in place of ByName")
+        self._rewards = dict(rewards)
+
+    async def __call__(self, trajectory: Trajectory) -> float | Grade:
+        """Raises GraderUnavailable."""
+        return await _chosen(self._rewards, trajectory)(trajectory)
+
+
+class GroupByName:
+    """As `ByName`, of rewards of which any may see the whole group."""
+
+    sees_group: Literal[True] = True
+
+    def __init__(self, rewards: Mapping[str, Reward | GroupReward]) -> None:
+        self._rewards = {name: _of_group(reward) for name, reward in rewards.items()}
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Grades:
+        """Raises GraderUnavailable."""
+        return await _chosen(self._rewards, trajectories[0])(trajectories)
+
+
+def _of_group(reward: Reward | GroupReward) -> GroupReward:
+    return reward if isinstance(reward, GroupReward) else EachAlone(reward)
+
+
+def _chosen(rewards: Mapping[str, Kind], trajectory: Trajectory) -> Kind:
+    prompt = trajectory.prompt
+    if prompt.reward not in rewards:
+        there = ", ".join(repr(name) for name in rewards)
+        raise BadInput(
+            f"prompt {prompt.id}: no reward {prompt.reward!r} (there is: {there}). "
+            "Fix: add it to the recipe's rewards, or change the prompt"
+        )
+    return rewards[prompt.reward]

@@ -1,0 +1,255 @@
+"""A judge behind an OpenAI-compatible server: what is asked of it, how often, and what that costs.
+
+Invariants
+- Each request has a deadline; connection errors, HTTP 408, 409, 429 and 5xx, and answers that cannot be read are asked
+  again a bounded number of times, with growing waits. What then has no answer is GraderUnavailable, never a grade.
+- No more than `max_requests` are ever sent. Tokens are known only afterwards: what is in flight when `max_total_tokens`
+  are spent is still paid for.
+- The same question is paid for once, also when it is asked twice at the same time, and with a file of answers also by
+  a run that goes on.
+- The key stands in the environment only: in no configuration, no message and no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from engine.atomic_files import append, writing
+from engine.ports import GraderUnavailable
+
+Answer = TypeVar("Answer")
+Messages = Sequence[Mapping[str, str]]
+
+LONGEST_WAIT_S = 30.0  # of one between two tries, whatever a server asks for
+RETRIED = (408, 409, 429)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeConfig:
+    """The server, and what may be asked of it."""
+
+    url: str
+    """Of the API, mostly with /v1 at the end."""
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; a server without keys needs none."""
+    temperature: float = 0.0
+    max_tokens: int = 512
+    """Of one answer; one that is cut off there counts as unreadable."""
+    request_s: float = 20.0
+    """Seconds of one request. The deadline of a grade (`GroupConfig.grade_deadline_s`) covers all tries together."""
+    tries: int = 4
+    """Requests for one answer."""
+    backoff_s: float = 0.5
+    """Before the second try; doubled with each further one, unless the server says when to come back."""
+    in_flight: int = 16
+    """Requests at once; the others wait."""
+    max_requests: int | None = None
+    """Of the run. Once they are spent, each grade is GraderUnavailable: as a monitor the judge falls silent, as a
+    reward it leaves nothing to train, which ends the run with this as the reason."""
+    max_total_tokens: int | None = None
+    """Of the run, prompts and answers together."""
+    cached: int = 100_000
+    """Answers that are held; the oldest make room."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "request_s", "tries", "in_flight", "max_requests", "max_total_tokens", "cached"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
+        for name in ("temperature", "backoff_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged(Generic[Answer]):
+    """What the judge answered, as it was read, and the tokens that were paid for it now."""
+
+    value: Answer
+    tokens: int
+
+
+class _Paid(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file of answers: one request. text: None where there was no answer that can be used again."""
+
+    key: str
+    text: str | None
+    tokens: int
+
+
+class _TryAgain(Exception):
+    """There was no answer, and there may be one later."""
+
+    def __init__(self, cause: str, after_s: float | None = None) -> None:
+        super().__init__(cause)
+        self.after_s = after_s
+
+
+class JudgeEndpoint:
+    """`async with judge_endpoint(config) as endpoint`. counts: requests, tokens, cached, retries, unreadable."""
+
+    def __init__(
+        self, config: JudgeConfig, client: Any, key: str, file: int | None, sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self.config = config
+        self.counts: Counter[str] = Counter()
+        self._client, self._key, self._file, self._sleep = client, key, file, sleep
+        self._places = asyncio.Semaphore(config.in_flight)
+        self._answers: dict[str, str] = {}
+        self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ask(self, messages: Messages, read: Callable[[str], Answer]) -> Judged[Answer]:
+        """read: of the answer's text; raises ValueError when it cannot be read. Raises GraderUnavailable."""
+        question = [self.config.model, self.config.temperature, self.config.max_tokens, list(messages)]
+        key = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
+        lock = self._asked.setdefault(key, asyncio.Lock())
+        async with lock:  # who asks the same meanwhile waits, and finds the answer
+            if (text := self._answers.get(key)) is not None:
+                self.counts["cached"] += 1
+                return Judged(value=read(text), tokens=0)
+            return await self._until_read(key, messages, read)
+
+    async def _until_read(self, key: str, messages: Messages, read: Callable[[str], Answer]) -> Judged[Answer]:
+        tokens, cause = 0, ""
+        for attempt in range(self.config.tries):
+            try:
+                text, paid = await self._request(messages)
+                tokens += paid
+                value = read(text)
+            except _TryAgain as failure:
+                cause = str(failure)
+                self._note(key, None, 0)
+                if attempt + 1 < self.config.tries:
+                    self.counts["retries"] += 1
+                    wait_s = self.config.backoff_s * 2**attempt if failure.after_s is None else failure.after_s
+                    await self._sleep(min(wait_s, LONGEST_WAIT_S))
+            except ValueError as failure:
+                cause = f"its answer cannot be read: {failure}"
+                self.counts["unreadable"] += 1
+                self._note(key, None, paid)
+            else:
+                self._note(key, text, paid)
+                return Judged(value=value, tokens=tokens)
+        raise self._unavailable(f"gave no grade in {self.config.tries} requests, the last one since {cause}")
+
+    async def _request(self, messages: Messages) -> tuple[str, int]:
+        """(the text of the answer, tokens). Raises _TryAgain and GraderUnavailable."""
+        import openai
+
+        config = self.config
+        async with self._places:
+            self._check_budget()
+            self.counts["requests"] += 1
+            try:
+                async with asyncio.timeout(config.request_s) as budget:
+                    found = await self._client.chat.completions.create(
+                        model=config.model,
+                        messages=list(messages),
+                        temperature=config.temperature,
+                        max_tokens=config.max_tokens,
+                    )
+            except TimeoutError as error:
+                if not budget.expired():
+                    raise
+                raise _TryAgain(f"no answer came within {config.request_s} s") from error
+            except openai.APIStatusError as error:
+                if error.status_code < 500 and error.status_code not in RETRIED:
+                    raise self._unavailable(f"refuses with HTTP {error.status_code}: {error}") from None
+                raise _TryAgain(f"it answers with HTTP {error.status_code}", _seconds(error)) from error
+            except (openai.APIError, ValueError) as error:  # no connection; or no JSON, or not that of an answer
+                raise _TryAgain(f"it fails: {type(error).__name__}") from error
+        try:
+            tokens = int(found.usage.total_tokens) if found.usage is not None else 0
+            choice = found.choices[0]
+            text = choice.message.content
+        except (AttributeError, IndexError, TypeError, ValueError):
+            text = None
+        if not isinstance(text, str):
+            raise _TryAgain("it answers with something else than a message")
+        self.counts["tokens"] += tokens
+        return ("" if choice.finish_reason == "length" else text), tokens
+
+    def _check_budget(self) -> None:
+        for name, spent in (("max_requests", "requests"), ("max_total_tokens", "tokens")):
+            limit = getattr(self.config, name)
+            if limit is not None and self.counts[spent] >= limit:
+                raise self._unavailable(f"has a budget, {name}={limit}, that is spent. Fix: a larger {name}")
+
+    def _unavailable(self, what: str) -> GraderUnavailable:
+        message = f"the judge {self.config.model} at {self.config.url} {' '.join(what.split())}"
+        return GraderUnavailable(message.replace(self._key, "***") if self._key else message)
+
+    def _note(self, key: str, text: str | None, tokens: int) -> None:
+        """A request was paid for."""
+        self._hold(key, text)
+        if self._file is not None:
+            append(self._file, msgspec.json.encode(_Paid(key=key, text=text, tokens=tokens)) + b"\n")
+
+    def _hold(self, key: str, text: str | None) -> None:
+        if text is not None:
+            self._answers[key] = text
+            if len(self._answers) > self.config.cached:
+                del self._answers[next(iter(self._answers))]
+
+    def _resume(self) -> None:
+        """Takes up what the file of answers holds; what is not whole at its end is cut off."""
+        assert self._file is not None
+        whole = 0
+        for line in os.pread(self._file, os.fstat(self._file).st_size, 0).splitlines(keepends=True):
+            try:
+                paid = msgspec.json.decode(line, type=_Paid)
+            except msgspec.DecodeError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._hold(paid.key, paid.text)
+            self.counts["requests"] += 1
+            self.counts["tokens"] += paid.tokens
+            whole += len(line)
+        os.ftruncate(self._file, whole)
+
+
+@asynccontextmanager
+async def judge_endpoint(
+    config: JudgeConfig, answers: Path | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> AsyncIterator[JudgeEndpoint]:
+    """The connection to a judge.
+
+    answers: a file, in the run's folder say, that holds what was answered and paid for. What a killed run left of it is
+    used again and counts towards the budget. Raises CannotWrite.
+    """
+    from openai import AsyncOpenAI
+
+    key = os.environ.get(config.key_variable, "")
+    async with AsyncOpenAI(base_url=config.url, api_key=key or "none", max_retries=0) as client:
+        if answers is None:
+            yield JudgeEndpoint(config, client, key, None, sleep)
+            return
+        with writing(answers):
+            file = os.open(answers, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                endpoint = JudgeEndpoint(config, client, key, file, sleep)
+                endpoint._resume()
+                yield endpoint
+            finally:
+                os.close(file)
+
+
+def _seconds(error: Any) -> float | None:
+    """When the server asks to come back."""
+    try:
+        return max(0.0, float(error.response.headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None
