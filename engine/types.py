@@ -39,6 +39,7 @@ class Boundary(StrEnum):
     REPLICA = "replica"
     SANDBOX = "sandbox"
     REWARD = "reward"
+    ENDPOINT = "endpoint"  # a model server that is none of our replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
