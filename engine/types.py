@@ -40,6 +40,7 @@ class Boundary(StrEnum):
     AGENT = "agent"
     SANDBOX = "sandbox"
     REWARD = "reward"
+    ENDPOINT = "endpoint"  # a model server that is none of our replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,25 +31,29 @@ def run_job(
     config_class: type[Config],
     work: Callable[[Config], Coroutine[Any, Any, Any]],
     argv: Sequence[str] | None = None,
+    *,
+    expected: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options.
+    """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options. expected: what
+    is no bug of this job, beside what can happen to any of them.
 
     Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
     streams.outlive_readers()
     config = parse(config_class, sys.argv[1:] if argv is None else argv)
-    return run(Path(sys.argv[0]).stem, work(config))
+    return run(Path(sys.argv[0]).stem, work(config), expected=expected)
 
 
-def run(program: str, work: Coroutine[Any, Any, Any]) -> int:
+def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Exception], ...] = ()) -> int:
     """As `run_job`, for a job that has its options."""
+    told: tuple[type[Exception], ...] = (*EXPECTED, *expected)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_begin(work))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except EXPECTED as error:
+    except told as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -30,7 +30,7 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import schema
 from engine.telemetry.watchdog import exit_process
 from recipes.conversation import OnReplica, Speaker, a_replica, converse, opened, run, typed_lines, weights_folder
-from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, connect, model_of
+from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
 from recipes.rstar2.template import PROTOCOLS, Protocol, chat_config, python_tool
 from sandbox import Sandbox, SandboxConfig
 
@@ -58,8 +58,8 @@ class Config:
             raise ValueError("checkpoint and url: one of them must be given. Fix: checkpoint=FOLDER, or url=http://...")
         if self.checkpoint is not None:
             weights_folder(self.checkpoint)
-        elif not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        else:
+            check_url(self.url)
         if self.temperature is not None and self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature}")
         for name in ("max_tokens", "turns"):

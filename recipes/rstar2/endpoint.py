@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import openai
 from openai import AsyncOpenAI
 
@@ -25,7 +26,19 @@ PARSES = "vllm serve ... --enable-auto-tool-choice --tool-call-parser hermes"
 
 
 class EndpointFailed(RuntimeError):
-    """The server cannot be talked to; the message says why and what to do, in one line."""
+    """The server cannot be talked to; the message says why and what to do, in one line.
+
+    status: of the HTTP answer that says so; None where there is none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def of_one_request(self) -> bool:
+        """Whether another request may be answered: this one was refused for what it holds, or the server has failed."""
+        return self.status in (400, 413, 422) or (self.status is not None and self.status >= 500)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,8 +63,10 @@ class _Call:
 class OnEndpoint:
     """A conversation with the model of a server.
 
-    tools: schemas (`engine.rollout.python_tool.schema`). max_tokens: of the whole conversation; None: what the server
-    has room for. template_arguments: of the server's chat template.
+    tools: schemas (`engine.rollout.python_tool.schema`); none: what the model calls is the server's business.
+    max_tokens: of the whole conversation; None: what the server has room for. template_arguments: of the server's chat
+    template. stream: text is shown as it comes, at a cost for each piece of it. seed: of the first turn; those that
+    follow count up from it.
     """
 
     client: AsyncOpenAI
@@ -60,9 +75,15 @@ class OnEndpoint:
     temperature: float
     max_tokens: int | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = True
+    seed: int | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     used: int = 0
     """Tokens of the conversation so far, as the server counts them, without what the model has not read yet."""
+    sampled: list[int] = field(default_factory=list)
+    """Tokens of each turn that the model has sampled, as the server counts them."""
+    trace: Mapping[str, Any] | None = None
+    """How the last answer came about, from a server that runs the calls itself."""
 
     def hear_question(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
@@ -78,9 +99,9 @@ class OnEndpoint:
         if self.max_tokens is not None and self.used >= self.max_tokens:
             return Said(calls=[], whole=False)
         with explained(self.client):
-            content, calls, finish = await self._stream(show)
+            content, calls, finish = await (self._stream(show) if self.stream else self._at_once(show))
         parsed = [call.parsed() for call in calls]
-        if not calls and any(isinstance(call, ToolCall) for call in ToolCallParser().feed(content)):
+        if self.tools and not calls and any(isinstance(call, ToolCall) for call in ToolCallParser().feed(content)):
             raise EndpointFailed(f"url: the server leaves calls in the text of an answer. Fix: {PARSES}")
         # The newline before a call is the template's to write.
         message = {"role": "assistant", "content": content.removesuffix("\n") if calls else content}
@@ -90,9 +111,10 @@ class OnEndpoint:
     async def _stream(self, show: Show) -> tuple[str, list[_Call], str | None]:
         """The text before the calls, the calls, and why the turn ended."""
         content, calls, finish = "", dict[int, _Call](), None
+        self.sampled.append(0)
         async for chunk in await self.client.chat.completions.create(**self._request()):
             if chunk.usage is not None:
-                self.used = chunk.usage.total_tokens
+                self._count(chunk.usage)
             for choice in chunk.choices:
                 finish = choice.finish_reason or finish
                 content += choice.delta.content or ""
@@ -107,20 +129,50 @@ class OnEndpoint:
                         show(piece.function.arguments or "")
         return content, [calls[index] for index in sorted(calls)], finish
 
+    async def _at_once(self, show: Show) -> tuple[str, list[_Call], str | None]:
+        """As `_stream`."""
+        self.sampled.append(0)
+        completion = await self.client.chat.completions.create(**self._request())
+        choice = completion.choices[0]
+        self.trace = (choice.model_extra or {}).get("trace")
+        if completion.usage is not None:
+            self._count(completion.usage)
+        content = choice.message.content or ""
+        show(content)
+        calls = [
+            _Call(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in choice.message.tool_calls or ()
+        ]
+        return content, calls, choice.finish_reason
+
+    def _count(self, usage: Any) -> None:
+        self.used = usage.total_tokens
+        self.sampled[-1] = usage.completion_tokens
+
     def _request(self) -> dict[str, Any]:
         request: dict[str, Any] = {
             "model": self.model,
             "messages": self.messages,
-            "tools": self.tools,
             "temperature": self.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": self.stream,
         }
+        if self.tools:
+            request["tools"] = self.tools
+        if self.stream:
+            request["stream_options"] = {"include_usage": True}
+        if self.seed is not None:
+            request["seed"] = self.seed + len(self.sampled) - 1
         if self.max_tokens is not None:
             request["max_tokens"] = self.max_tokens - self.used
         if self.template_arguments:
             request["extra_body"] = {"chat_template_kwargs": dict(self.template_arguments)}
         return request
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError."""
+    if not url.startswith(("http://", "https://")) or not urlsplit(url).netloc:
+        raise ValueError(f"url must begin with http:// or https:// and name a server, got {url!r}")
 
 
 def connect(url: str) -> AsyncOpenAI:
@@ -145,9 +197,10 @@ def explained(client: AsyncOpenAI) -> Iterator[None]:
         yield
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
         cause = f"{client.base_url} refuses the key (HTTP {error.status_code})"
-        raise EndpointFailed(f"url: {cause}. Fix: set {KEY} in the environment") from error
-    except openai.APIConnectionError as error:
+        raise EndpointFailed(f"url: {cause}. Fix: set {KEY} in the environment", error.status_code) from error
+    except (openai.APIConnectionError, httpx2.HTTPError) as error:  # not openai's: a stream that breaks off
         cause = f"{client.base_url} does not answer ({error.__cause__ or error})"
         raise EndpointFailed(f"url: {cause}. Fix: start a server there ({PARSES}), or give its url") from error
     except openai.OpenAIError as error:
-        raise EndpointFailed(f"url: {client.base_url} answers: {' '.join(str(error).split())}") from error
+        status = getattr(error, "status_code", None)
+        raise EndpointFailed(f"url: {client.base_url} answers: {' '.join(str(error).split())}", status) from error

@@ -1,11 +1,15 @@
 """Evaluates a checkpoint on sets of problems, without a trainer: avg@k, pass@k, lengths and tool use of each set.
 
     python recipes/rstar2/evaluate.py model=runs/rstar2/stage-3/checkpoint sets=aime24.parquet,math500.jsonl
+    python recipes/rstar2/evaluate.py url=http://localhost:8000 model=NAME sets=aime24.parquet        any server
 
 `protocol` decides how the model is asked, and by default with how many samples and which budgets: the report's
 evaluation has 16 samples at temperature 0.6, 30 K tokens and 30 turns; the release's is greedy with 5 turns. Writes
 evaluation.json and the rows of each set into `output`. The same command goes on with an evaluation that was
 interrupted, and shows one that is complete.
+
+With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` too it is the server
+that runs it (`python -m engine.gateway --tools`). A server's key is taken from the environment (OPENAI_API_KEY).
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -36,8 +42,10 @@ from engine.errors import BadInput
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.serving import ServingConfig, serving
+from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt, StopReason
+from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
 from recipes.rstar2.parts import (
     DEADLINE_S,
     ProtocolName,
@@ -50,18 +58,31 @@ from recipes.rstar2.parts import (
     tool_of,
     values_of,
 )
-from recipes.rstar2.sampling import Row, RowFile, fingerprint, open_output, problems_bar, sample_problems, sha256
+from recipes.rstar2.remote import RemoteRollouts, schemas
+from recipes.rstar2.sampling import (
+    Row,
+    RowFile,
+    Samples,
+    fingerprint,
+    open_output,
+    problems_bar,
+    sample_problems,
+    sha256,
+)
+from sandbox import Sandbox
 
 # What decides no figure: where and how fast it is computed.
 NOT_COMPARED = {
-    *("model", "sets", "problems", "output", "in_flight"),
+    *("model", "url", "server_tools", "sets", "problems", "output", "in_flight"),
     *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    model: Annotated[Path, "Hugging Face folder"] = Path("model")
+    model: Annotated[Path, "Hugging Face folder; with url: the server's name for the model"] = Path("model")
+    url: Annotated[str, "of an OpenAI-compatible server that has the model; none: it is served here"] = ""
+    server_tools: Annotated[bool, "with url: the server runs the calls, within its own budgets"] = False
     sets: Annotated[tuple[Path, ...], "JSONL, parquet or datasets folders, named by their files"] = ()
     output: Annotated[Path, "folder of the results; the same command goes on there"] = Path("runs/evaluation")
     protocol: Annotated[ProtocolName, "how the model is asked; none: its own template, and a tool named python"] = (
@@ -90,7 +111,14 @@ class Config:
         for name in ("samples", "turns", "problems", "in_flight"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.serving()  # the parts' own checks, before anything starts
+        if self.server_tools and not self.url:
+            raise ValueError("server_tools: true without a server. Fix: give url=, or leave it out")
+        if self.url:
+            check_url(self.url)
+            self.budget()
+            self.sandbox.config()
+        else:
+            self.serving()  # the parts' own checks, before anything starts
 
     @property
     def k(self) -> int:
@@ -132,13 +160,19 @@ class Config:
             "max_tokens": budget.max_tokens,
             "turns": budget.max_turns,
         }
-        return {**given, **effective, "weights": fingerprint(self.model), "data": dict(data)}
+        return {**given, **effective, **self._of_model(), "data": dict(data)}
+
+    def _of_model(self) -> dict[str, Any]:
+        """Which model it is. A server is known by its address and its name for the model."""
+        if self.url:
+            return {"url": self.url, "served_model": str(self.model), "server_tools": self.server_tools}
+        return {"weights": fingerprint(self.model)}
 
 
 async def evaluate(config: Config, console: Console | None = None) -> dict[str, Any]:
     """The figures of each set, which are written to evaluation.json and shown as a table too.
 
-    Raises BadInput, or one of `engine.training.EXPECTED`.
+    Raises BadInput, EndpointFailed, or one of `engine.training.EXPECTED`.
     """
     console = console or Console()
     started = time.monotonic()
@@ -174,10 +208,8 @@ async def _sample(config: Config, sets: Mapping[str, Sequence[Prompt]], console:
     failed: dict[str, dict[str, str]] = {name: {} for name in sets}
     if all(len(_rows(config.output, name, prompts)) == len(prompts) for name, prompts in sets.items()):
         return failed
-    console.print(f"starting {config.replicas} vLLM engines and the sandbox", highlight=False, soft_wrap=True)
-    async with serving(config.serving()) as served:
-        rollouts = served.rollouts([tool_of(config.protocol, served.sandbox, stateful=config.stateful)])
-        reward = MathReward(runner=served.sandbox)
+    async with _sampler(config, console) as sampler:
+        reward = MathReward(runner=sampler.sandbox)
         for name, prompts in sets.items():
             with (
                 RowFile(rows_path(config.output, name)) as file,
@@ -187,13 +219,54 @@ async def _sample(config: Config, sets: Mapping[str, Sequence[Prompt]], console:
                     prompts,
                     file,
                     samples=config.k,
-                    rollouts=rollouts,
+                    rollouts=sampler.rollouts,
                     reward=reward,
-                    timeline=served.timeline,
+                    timeline=sampler.timeline,
                     in_flight=config.in_flight,
                     on_done=advance,
                 )
     return failed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sampler:
+    rollouts: Samples
+    sandbox: Sandbox
+    timeline: Timeline
+
+
+@asynccontextmanager
+async def _sampler(config: Config, console: Console) -> AsyncIterator[_Sampler]:
+    """The model, here or on a server, with a sandbox for its calls and for what is to be graded."""
+    if config.url:
+        async with _remote(config) as sampler:
+            yield sampler
+        return
+    console.print(f"starting {config.replicas} vLLM engines and the sandbox", highlight=False, soft_wrap=True)
+    async with serving(config.serving()) as served:
+        rollouts = served.rollouts([tool_of(config.protocol, served.sandbox, stateful=config.stateful)])
+        yield _Sampler(rollouts=rollouts, sandbox=served.sandbox, timeline=served.timeline)
+
+
+@asynccontextmanager
+async def _remote(config: Config) -> AsyncIterator[_Sampler]:
+    """Raises EndpointFailed for a server that is not there or has no such model."""
+    budget, timeline = config.budget(), Timeline()
+    async with connect(config.url) as client:
+        model = await model_of(client, str(config.model))
+        async with Sandbox(config.sandbox.config()) as sandbox:
+            tool = None if config.server_tools else tool_of(config.protocol, sandbox, stateful=config.stateful)
+            speaker = partial(
+                OnEndpoint,
+                client=client.with_options(timeout=config.deadline_s),
+                model=model,
+                tools=schemas(tool),
+                temperature=budget.temperature,
+                max_tokens=budget.max_response_tokens or budget.max_tokens,
+                stream=False,
+            )
+            rollouts = RemoteRollouts(lambda seed: speaker(seed=seed), tool, budget, timeline, config.seed)
+            yield _Sampler(rollouts=rollouts, sandbox=sandbox, timeline=timeline)
 
 
 def rows_path(output: Path, name: str) -> Path:
@@ -264,4 +337,4 @@ def table_of(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
 
 
 if __name__ == "__main__":
-    exit_process(run_job(Config, evaluate))
+    exit_process(run_job(Config, evaluate, expected=(EndpointFailed,)))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
@@ -32,7 +32,6 @@ from engine.atomic_files import append, sync_folder, write_whole, writing
 from engine.errors import BadInput, first_error
 from engine.ports import Reward
 from engine.replica.port import ReplicaDied
-from engine.rollout.rollout import Rollouts
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Prompt, Trajectory
@@ -147,12 +146,18 @@ def _whole_lines(path: Path) -> int:
     return end
 
 
+class Samples(Protocol):
+    """Where samples come from: `engine.rollout.rollout.Rollouts`, `recipes.rstar2.remote.RemoteRollouts`."""
+
+    async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory: ...
+
+
 async def sample_problems(
     prompts: Iterable[Prompt],
     file: RowFile,
     *,
     samples: int,
-    rollouts: Rollouts,
+    rollouts: Samples,
     reward: Reward,
     timeline: Timeline,
     in_flight: int,

@@ -137,6 +137,13 @@ async def test_a_server_that_refuses_a_request_is_quoted_in_one_line():
     assert server.url in str(failed.value)
 
 
+async def test_a_server_that_dies_in_the_middle_of_an_answer_is_named():
+    server = Server([{"content": "It is"}, Server.DIE])
+    with pytest.raises(EndpointFailed) as failed:
+        await talk(server)
+    assert server.url in str(failed.value)
+
+
 async def test_a_server_that_is_not_there_is_named():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
