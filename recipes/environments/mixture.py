@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from algo.group.batch import make_batch, select_and_score
+from algo.reward.combine import ByName
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.mixture import PassRateBand, mixture
 from engine.rollout.python_tool import PythonTool
 from engine.run.run_folder import RunFolder
-from engine.stages.grading import ByName
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from engine.types import Prompt
-from recipes.environments.reasoning_gym import REWARD, Family, FamilyReward
+from recipes.environments.gym_families import REWARD, Family, FamilyReward
 from recipes.quickstart import Config as Quickstart
 from recipes.tiny.task import prompts
 
