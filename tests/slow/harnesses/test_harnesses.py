@@ -1,7 +1,7 @@
 """Evaluation harnesses from their packages, unmodified, against `python -m engine.gateway`: a few problems each.
 
 The model is the tiny agent with a longer context, which answers nonsense: what is looked at is that each request was
-answered, read and scored. Data that harnesses load from a hub is not here; what is used ships in the package or is ours.
+answered, read and scored. Data that harnesses load from a hub is not here; what is used ships with them or is ours.
 """
 
 import json
