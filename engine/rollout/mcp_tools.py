@@ -231,7 +231,7 @@ class McpSession:
         lost = self._lost
         try:
             async with asyncio.timeout(self._server.call_s):
-                found = await _first(client.call_tool(name, _plain(arguments)), lost)
+                found = await client.call_tool(name, _plain(arguments))
         except TimeoutError:
             text = f"TimeoutError: stopped after {self._server.call_s:g} s"
             return ToolReply(outcome="timeout", text=text)
@@ -246,7 +246,7 @@ class McpSession:
         code = getattr(error, "code", None)  # of an MCPError
         if isinstance(code, int) and code not in (CONNECTION_CLOSED, INVALID_REQUEST):
             return ToolReply(outcome="error", text=clip(f"Error: {error}", self._server.output_chars))
-        if code is not None or isinstance(error, _Down):
+        if code is not None:
             lost.set()
         # What else the SDK raises says that the server does not keep to the protocol: not the model's fault.
         return ToolReply(outcome="lost", text=f"MCP server {self._server}: {type(error).__name__}: {error}")
@@ -316,28 +316,6 @@ class McpSession:
 
 class _Down(RuntimeError):
     """There is no server."""
-
-
-async def _first(call: Any, lost: asyncio.Event) -> Any:
-    """The result of a call, or _Down when the connection is lost before it is there."""
-
-    async def asked() -> Any:
-        try:
-            return await call
-        except Exception as error:
-            return error
-
-    async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(asked(), name="mcp-call")
-        losing = tasks.create_task(lost.wait(), name="mcp-lost")
-        await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
-        asking.cancel()
-        losing.cancel()
-    if asking.cancelled():
-        raise _Down("it ended during the call")
-    if isinstance(found := asking.result(), Exception):
-        raise found
-    return found
 
 
 @asynccontextmanager
