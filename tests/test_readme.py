@@ -16,9 +16,18 @@ import numpy as np
 import pytest
 
 from engine.pipeline.pipeline import Pipeline, Stage
+from engine.ports import Grade
+from engine.rollout.mcp_tools import mcp_tools
 from engine.telemetry import metrics
 from engine.types import Group, Trajectory
-from tests.contracts import check_loss, check_reward, check_selector, check_stateful_tool, check_tool
+from tests.contracts import (
+    check_group_reward,
+    check_loss,
+    check_reward,
+    check_selector,
+    check_stateful_tool,
+    check_tool,
+)
 from tests.support.fakes import a_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +52,22 @@ def solved(answer: str, reward: float | None = None, sampled: int = 5) -> Trajec
     return replace(a_trajectory(sampled=sampled, reward=reward), text=f"<answer>\\boxed{{{answer}}}</answer>")
 
 
-@pytest.mark.parametrize("word", ["stage", "tool", "stateful tool", "reward", "loss", "selector", "data"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "stage",
+        "tool",
+        "stateful tool",
+        "mcp tools",
+        "reward",
+        "weighted reward",
+        "group reward",
+        "judge",
+        "loss",
+        "selector",
+        "data",
+    ],
+)
 def test_examples_are_short(word: str) -> None:
     assert len(example(word).splitlines()) < 28
 
@@ -96,6 +120,21 @@ async def test_the_reward() -> None:
     await check_reward(brief, [solved("42"), solved("41")])
 
 
+async def test_the_rewards_of_several_parts_and_of_a_whole_group() -> None:
+    weighted = defined("weighted reward")["reward"]
+    assert await weighted(solved("42")) == Grade(reward=1.0, scores={"correct": 1.0, "words": 1.0})
+    await check_reward(weighted, [solved("42"), solved("41")])
+    half = defined("group reward")["ShorterHalf"]()
+    group = [solved("42", sampled=9), solved("42", sampled=3), solved("41", sampled=1), solved("42", sampled=5)]
+    assert await half(group) == [0.0, 1.0, 0.0, 1.0]
+    await check_group_reward(half, [group])
+
+
+def test_the_judge_and_the_mcp_tools_name_what_is_there() -> None:
+    assert defined("judge")["config"].max_requests == 20_000
+    assert defined("mcp tools")["mcp_tools"] is mcp_tools
+
+
 def test_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "readme_loss.py").write_text(example("loss"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -145,7 +184,7 @@ def test_the_losses_of_the_algorithms_page_are_losses() -> None:
 def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
-    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 7, "sandbox/README.md": 3}
+    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 11, "sandbox/README.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:
