@@ -11,6 +11,7 @@ import pytest
 from algo.reward.combine import Weighted
 from algo.reward.judge import Judge, PairwiseJudge, RankingJudge
 from algo.reward.judge_endpoint import JudgeConfig, judge_endpoint
+from engine.atomic_files import CannotWrite
 from engine.ports import Grade, GraderUnavailable
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
@@ -204,8 +205,37 @@ async def test_a_run_that_goes_on_pays_nothing_twice_and_its_budget_goes_on(tmp_
         await Judge(endpoint)(says("b"))
         with pytest.raises(GraderUnavailable, match="max_requests=3"):
             await Judge(endpoint)(says("c"))
-    assert len(file.read_text().splitlines()) == 3
+    assert len(file.read_text().splitlines()) == 6, "three requests and their answers"
     assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+async def test_a_request_that_never_returned_counts_in_the_run_that_goes_on(tmp_path):
+    file = tmp_path / "judge.jsonl"
+    server = JudgeServer(GOOD)
+    server.gate = Gate()
+    async with judged(server=server, file=file) as (endpoint, _, _):
+        task = asyncio.create_task(Judge(endpoint)(says("a")))
+        await server.gate.started.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    async with judged(GOOD, file=file, max_requests=1) as (endpoint, _, _):
+        with pytest.raises(GraderUnavailable, match="max_requests=1"):
+            await Judge(endpoint)(says("a"))
+
+
+async def test_a_file_that_cannot_be_written_is_named_and_what_else_fails_is_not_blamed_on_it(tmp_path):
+    full = tmp_path / "full.jsonl"
+    full.symlink_to("/dev/full")
+    async with judged(GOOD, file=full) as (endpoint, _, _):
+        with pytest.raises(CannotWrite, match=r"full\.jsonl"):
+            await Judge(endpoint)(says("a"))
+
+    async def inside():
+        async with judged(GOOD, file=tmp_path / "judge.jsonl"):
+            raise PermissionError(13, "of something else")
+
+    with pytest.raises(PermissionError):
+        await inside()
 
 
 async def test_only_so_many_answers_are_held():
