@@ -154,15 +154,28 @@ async def test_a_budget_of_tokens_is_named_when_it_is_spent():
         assert len(server.questions) == 2
 
 
+class Both:
+    """Requests that wait until two of them are there, and then for a third one that must not come."""
+
+    def __init__(self):
+        self.there = 0
+        self.both = asyncio.Event()
+
+    async def passed(self):
+        self.there += 1
+        if self.there == 2:
+            self.both.set()
+        await self.both.wait()
+        await settle(100)
+
+
 async def test_so_many_requests_are_in_flight():
     server = JudgeServer(GOOD)
-    server.gate = Gate()
-    async with judged(server=server, in_flight=2) as (endpoint, _, _), asyncio.TaskGroup() as tasks:
-        for number in range(6):
-            tasks.create_task(Judge(endpoint)(says(f"x{number}")))
-        await server.gate.started.wait()
-        await settle(100)
-        server.gate.release()
+    server.gate = Both()
+    async with judged(server=server, in_flight=2) as (endpoint, _, _):
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(6):
+                tasks.create_task(Judge(endpoint)(says(f"x{number}")))
     assert (server.most, len(server.questions)) == (2, 6)
 
 
