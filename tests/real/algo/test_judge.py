@@ -172,10 +172,9 @@ class Both:
 async def test_so_many_requests_are_in_flight():
     server = JudgeServer(GOOD)
     server.gate = Both()
-    async with judged(server=server, in_flight=2) as (endpoint, _, _):
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(6):
-                tasks.create_task(Judge(endpoint)(says(f"x{number}")))
+    async with judged(server=server, in_flight=2) as (endpoint, _, _), asyncio.TaskGroup() as tasks:
+        for number in range(6):
+            tasks.create_task(Judge(endpoint)(says(f"x{number}")))
     assert (server.most, len(server.questions)) == (2, 6)
 
 
