@@ -82,11 +82,15 @@ class Judged(Generic[Answer]):
 
 
 class _Paid(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file of answers: one request. text: None where there was no answer that can be used again."""
+    """A line of the file of answers: a request that is sent, or the answer to one.
+
+    text: None where there is no answer that can be used again.
+    """
 
     key: str
-    text: str | None
-    tokens: int
+    requests: int = 0
+    text: str | None = None
+    tokens: int = 0
 
 
 class _TryAgain(Exception):
@@ -101,11 +105,18 @@ class JudgeEndpoint:
     """`async with judge_endpoint(config) as endpoint`. counts: requests, tokens, cached, retries, unreadable."""
 
     def __init__(
-        self, config: JudgeConfig, client: Any, key: str, file: int | None, sleep: Callable[[float], Awaitable[None]]
+        self,
+        config: JudgeConfig,
+        client: Any,
+        key: str,
+        sleep: Callable[[float], Awaitable[None]],
+        path: Path | None = None,
+        file: int | None = None,
     ) -> None:
         self.config = config
         self.counts: Counter[str] = Counter()
-        self._client, self._key, self._file, self._sleep = client, key, file, sleep
+        self._client, self._key, self._sleep = client, key, sleep
+        self._path, self._file = path, file
         self._places = asyncio.Semaphore(config.in_flight)
         self._answers: dict[str, str] = {}
         self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -125,12 +136,11 @@ class JudgeEndpoint:
         tokens, cause = 0, ""
         for attempt in range(self.config.tries):
             try:
-                text, paid = await self._request(messages)
+                text, paid = await self._request(key, messages)
                 tokens += paid
                 value = read(text)
             except _TryAgain as failure:
                 cause = str(failure)
-                self._note(key, None, 0)
                 if attempt + 1 < self.config.tries:
                     self.counts["retries"] += 1
                     wait_s = self.config.backoff_s * 2**attempt if failure.after_s is None else failure.after_s
@@ -138,20 +148,20 @@ class JudgeEndpoint:
             except ValueError as failure:
                 cause = f"its answer cannot be read: {failure}"
                 self.counts["unreadable"] += 1
-                self._note(key, None, paid)
+                self._note(_Paid(key=key, tokens=paid))
             else:
-                self._note(key, text, paid)
+                self._note(_Paid(key=key, text=text, tokens=paid))
                 return Judged(value=value, tokens=tokens)
         raise self._unavailable(f"gave no grade in {self.config.tries} requests, the last one since {cause}")
 
-    async def _request(self, messages: Messages) -> tuple[str, int]:
+    async def _request(self, key: str, messages: Messages) -> tuple[str, int]:
         """(the text of the answer, tokens). Raises _TryAgain and GraderUnavailable."""
         import openai
 
         config = self.config
         async with self._places:
             self._check_budget()
-            self.counts["requests"] += 1
+            self._note(_Paid(key=key, requests=1))  # before it is sent, since it may never return
             try:
                 async with asyncio.timeout(config.request_s) as budget:
                     found = await self._client.chat.completions.create(
@@ -178,7 +188,6 @@ class JudgeEndpoint:
             text = None
         if not isinstance(text, str):
             raise _TryAgain("it answers with something else than a message")
-        self.counts["tokens"] += tokens
         return ("" if choice.finish_reason == "length" else text), tokens
 
     def _check_budget(self) -> None:
@@ -191,34 +200,36 @@ class JudgeEndpoint:
         message = f"the judge {self.config.model} at {self.config.url} {' '.join(what.split())}"
         return GraderUnavailable(message.replace(self._key, "***") if self._key else message)
 
-    def _note(self, key: str, text: str | None, tokens: int) -> None:
-        """A request was paid for."""
-        self._hold(key, text)
+    def _note(self, paid: _Paid) -> None:
+        """Raises CannotWrite."""
+        self._take(paid)
         if self._file is not None:
-            append(self._file, msgspec.json.encode(_Paid(key=key, text=text, tokens=tokens)) + b"\n")
+            assert self._path is not None
+            with writing(self._path):
+                append(self._file, msgspec.json.encode(paid) + b"\n")
 
-    def _hold(self, key: str, text: str | None) -> None:
-        if text is not None:
-            self._answers[key] = text
+    def _take(self, paid: _Paid) -> None:
+        self.counts["requests"] += paid.requests
+        self.counts["tokens"] += paid.tokens
+        if paid.text is not None:
+            self._answers[paid.key] = paid.text
             if len(self._answers) > self.config.cached:
                 del self._answers[next(iter(self._answers))]
 
-    def _resume(self) -> None:
+    def _resume(self, file: int) -> None:
         """Takes up what the file of answers holds; what is not whole at its end is cut off."""
-        assert self._file is not None
-        whole = 0
-        for line in os.pread(self._file, os.fstat(self._file).st_size, 0).splitlines(keepends=True):
+        size, whole = os.fstat(file).st_size, 0
+        for line in os.pread(file, size, 0).splitlines(keepends=True):
             try:
                 paid = msgspec.json.decode(line, type=_Paid)
             except msgspec.DecodeError:
                 break
             if not line.endswith(b"\n"):
                 break
-            self._hold(paid.key, paid.text)
-            self.counts["requests"] += 1
-            self.counts["tokens"] += paid.tokens
+            self._take(paid)
             whole += len(line)
-        os.ftruncate(self._file, whole)
+        if whole < size:
+            os.ftruncate(file, whole)
 
 
 @asynccontextmanager
@@ -235,16 +246,17 @@ async def judge_endpoint(
     key = os.environ.get(config.key_variable, "")
     async with AsyncOpenAI(base_url=config.url, api_key=key or "none", max_retries=0) as client:
         if answers is None:
-            yield JudgeEndpoint(config, client, key, None, sleep)
+            yield JudgeEndpoint(config, client, key, sleep)
             return
         with writing(answers):
             file = os.open(answers, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                endpoint = JudgeEndpoint(config, client, key, file, sleep)
-                endpoint._resume()
-                yield endpoint
-            finally:
-                os.close(file)
+        try:
+            endpoint = JudgeEndpoint(config, client, key, sleep, answers, file)
+            with writing(answers):
+                endpoint._resume(file)
+            yield endpoint
+        finally:
+            os.close(file)
 
 
 def _seconds(error: Any) -> float | None:

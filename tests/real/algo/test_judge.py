@@ -11,6 +11,7 @@ import pytest
 from algo.reward.combine import Weighted
 from algo.reward.judge import Judge, PairwiseJudge, RankingJudge
 from algo.reward.judge_endpoint import JudgeConfig, judge_endpoint
+from engine.atomic_files import CannotWrite
 from engine.ports import Grade, GraderUnavailable
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
@@ -153,15 +154,27 @@ async def test_a_budget_of_tokens_is_named_when_it_is_spent():
         assert len(server.questions) == 2
 
 
+class Both:
+    """Requests that wait until two of them are there, and then for a third one that must not come."""
+
+    def __init__(self):
+        self.there = 0
+        self.both = asyncio.Event()
+
+    async def passed(self):
+        self.there += 1
+        if self.there == 2:
+            self.both.set()
+        await self.both.wait()
+        await settle(100)
+
+
 async def test_so_many_requests_are_in_flight():
     server = JudgeServer(GOOD)
-    server.gate = Gate()
+    server.gate = Both()
     async with judged(server=server, in_flight=2) as (endpoint, _, _), asyncio.TaskGroup() as tasks:
         for number in range(6):
             tasks.create_task(Judge(endpoint)(says(f"x{number}")))
-        await server.gate.started.wait()
-        await settle(100)
-        server.gate.release()
     assert (server.most, len(server.questions)) == (2, 6)
 
 
@@ -204,8 +217,37 @@ async def test_a_run_that_goes_on_pays_nothing_twice_and_its_budget_goes_on(tmp_
         await Judge(endpoint)(says("b"))
         with pytest.raises(GraderUnavailable, match="max_requests=3"):
             await Judge(endpoint)(says("c"))
-    assert len(file.read_text().splitlines()) == 3
+    assert len(file.read_text().splitlines()) == 6, "three requests and their answers"
     assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+async def test_a_request_that_never_returned_counts_in_the_run_that_goes_on(tmp_path):
+    file = tmp_path / "judge.jsonl"
+    server = JudgeServer(GOOD)
+    server.gate = Gate()
+    async with judged(server=server, file=file) as (endpoint, _, _):
+        task = asyncio.create_task(Judge(endpoint)(says("a")))
+        await server.gate.started.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    async with judged(GOOD, file=file, max_requests=1) as (endpoint, _, _):
+        with pytest.raises(GraderUnavailable, match="max_requests=1"):
+            await Judge(endpoint)(says("a"))
+
+
+async def test_a_file_that_cannot_be_written_is_named_and_what_else_fails_is_not_blamed_on_it(tmp_path):
+    full = tmp_path / "full.jsonl"
+    full.symlink_to("/dev/full")
+    async with judged(GOOD, file=full) as (endpoint, _, _):
+        with pytest.raises(CannotWrite, match=r"full\.jsonl"):
+            await Judge(endpoint)(says("a"))
+
+    async def inside():
+        async with judged(GOOD, file=tmp_path / "judge.jsonl"):
+            raise PermissionError(13, "of something else")
+
+    with pytest.raises(PermissionError):
+        await inside()
 
 
 async def test_only_so_many_answers_are_held():
