@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
 import openai
 from openai import AsyncOpenAI
 
@@ -198,7 +197,7 @@ def explained(client: AsyncOpenAI) -> Iterator[None]:
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
         cause = f"{client.base_url} refuses the key (HTTP {error.status_code})"
         raise EndpointFailed(f"url: {cause}. Fix: set {KEY} in the environment", error.status_code) from error
-    except (openai.APIConnectionError, httpx2.HTTPError) as error:  # not openai's: a stream that breaks off
+    except openai.APIConnectionError as error:
         cause = f"{client.base_url} does not answer ({error.__cause__ or error})"
         raise EndpointFailed(f"url: {cause}. Fix: start a server there ({PARSES}), or give its url") from error
     except openai.OpenAIError as error:

@@ -94,6 +94,7 @@ async def test_the_budget_of_tokens_ends_it():
     server = Server([*call("1"), "tool_calls"])
     [trajectory] = await rolled(server, tool=Tool(), max_tokens=100)
     assert trajectory.stop is StopReason.LENGTH
+    assert len(trajectory.turns) == 1
 
 
 async def test_a_server_that_is_too_slow_is_the_deadlines():
