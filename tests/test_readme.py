@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.gateway.agent import Endpoint
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
 from engine.rollout.mcp_tools import mcp_tools
@@ -28,7 +29,8 @@ from tests.contracts import (
     check_stateful_tool,
     check_tool,
 )
-from tests.support.fakes import a_trajectory
+from tests.support.fakes import a_prompt, a_trajectory
+from tests.support.node import served
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))) if path.is_file()]
@@ -181,10 +183,19 @@ def test_the_losses_of_the_algorithms_page_are_losses() -> None:
     exec(compile(block, "algo/README.md", "exec"), {})
 
 
+async def test_the_agents_of_the_recipes_page_are_agents() -> None:
+    async with served(["42<|im_end|>"]) as node:
+        url = f"{node.address}/sessions/a"
+        endpoint = Endpoint(openai_url=f"{url}/v1", anthropic_url=url, key="session-a", model="tiny")
+        said = await defined("agent")["agent"](a_prompt(text="What is 6 * 7?"), endpoint)
+        assert said == "42"
+    assert defined("program")["agent"].argv == ("python", "my_agent.py")
+
+
 def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
-    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 11, "sandbox/README.md": 3}
+    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 13, "sandbox/README.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:

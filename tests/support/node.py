@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 
 import numpy as np
 
+from engine.gateway.gateway import Gateway, GatewayConfig
+from engine.gateway.http.server import ServerConfig, serve
+from engine.gateway.session import SessionRules
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
@@ -72,3 +76,13 @@ def check(trajectory):
         spans[turn.start : turn.end] = True
     assert (spans == mask).all(), "the turns are exactly what was sampled"
     assert trajectory.text == "".join(CHAT.decode(ids[turn.start : turn.end]) for turn in trajectory.turns)
+
+
+@asynccontextmanager
+async def served(*turns, token="", rules=SessionRules(max_tokens=400, seed=3), **options):  # noqa: B008  frozen
+    """The gateway before such a node, on a port of its own: `node.address`."""
+    async with Setup(*turns, **options) as node:
+        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(rules=rules))
+        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
+            node.gateway, node.address = gateway, address
+            yield node

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-from contextlib import asynccontextmanager
 
 import aiohttp
 import anthropic
@@ -12,13 +11,11 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import MAX_BODY, CannotListen, ServerConfig, serve
-from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.types import StopReason
 from tests.support.fakes import Gate, a_prompt, settle
-from tests.support.node import CHAT, END, Setup, call
+from tests.support.node import CHAT, END, call, served
 
 QUESTION = {"role": "user", "content": "What is 6 * 7?"}
 TOOL = {
@@ -34,17 +31,7 @@ ANTHROPIC_TOOL = {
     "description": "Runs Python.",
     "input_schema": TOOL["function"]["parameters"],
 }
-RULES = SessionRules(max_tokens=400, seed=3)
 TURNS = (["I compute. " + call("1") + END], [f"It is 42.{END}"])
-
-
-@asynccontextmanager
-async def served(*turns, token="", rules=RULES, **options):
-    async with Setup(*turns, **options) as node:
-        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(rules=rules))
-        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
-            node.gateway, node.address = gateway, address
-            yield node
 
 
 def of_openai(node, key="none", path=""):
