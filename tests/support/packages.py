@@ -28,7 +28,7 @@ def environment_with(name: str, *pins: str) -> Path:
     def make(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         site = folder / "lib" / Path(sysconfig.get_path("purelib")).parent.name / "site-packages"
-        (site / "below.pth").write_text(sysconfig.get_path("purelib"))
+        (site / "below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
         _pip(folder / "bin" / "python", "install", *pins)
 
     return _made(name, pins, make)
