@@ -87,7 +87,7 @@ async def test_the_tools_of_a_server_are_tools_of_ours(kind):
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])
 async def test_a_call_that_takes_too_long_is_a_timeout_and_the_session_goes_on(kind):
-    async with opened(kind, call_s=0.5) as tools:
+    async with opened(kind, call_s=3.0) as tools:
         assert (await tools["hang"]({})).outcome == "timeout"
         assert (await tools["add"]({"a": 1, "b": 2})).text == "3"
 
@@ -135,6 +135,17 @@ async def test_a_server_behind_a_url_that_dies_is_lost_and_found_again_when_it_i
         async with http_server(port):
             replies = [await named["add"]({"a": 1, "b": 1}) for _ in range(5)]
             assert [(reply.outcome, reply.text) for reply in replies[-2:]] == [("ok", "2")] * 2
+
+
+async def test_a_server_behind_a_url_that_was_restarted_unseen_gets_a_new_session():
+    async with http_server() as (url, process), mcp_tools(url=url, backoff_s=0.05) as tools:
+        [add] = [tool for tool in tools if tool.name == "add"]
+        assert (await add({"a": 1, "b": 1})).outcome == "ok"
+        process.kill()
+        await process.wait()
+        async with http_server(int(url.rpartition(":")[2].partition("/")[0])):
+            outcomes = [(await add({"a": 1, "b": 1})).outcome for _ in range(3)]
+            assert outcomes[1:] == ["ok", "ok"], "the first one may be lost with its session"
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http"])
@@ -209,7 +220,7 @@ async def test_the_server_sees_of_the_environment_what_it_is_given(monkeypatch):
 )
 async def test_a_server_that_is_not_there_is_named(options, named):
     with pytest.raises(BadInput, match=named):
-        async with mcp_tools(**options):
+        async with asyncio.timeout(15), mcp_tools(**options):  # at once, and not after start_s
             raise AssertionError("it is there")
 
 
