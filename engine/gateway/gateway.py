@@ -71,6 +71,10 @@ class Gateway:
             return self._open(key, self._rules())
         return self._sessions[key]
 
+    def find(self, key: str) -> Session | None:
+        """The session of this key, if it is open."""
+        return self._sessions.get(key)
+
     def alone(self) -> Session:
         """For a request that names no session; the caller closes it. Raises BadRequest where each must name one."""
         if self.config.rules is None:

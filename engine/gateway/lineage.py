@@ -24,6 +24,7 @@ from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_messages import normalize
 from engine.types import Segment, ToolUse, Turn
 
+MOST = 4096  # lineages of a session: each keeps its tokens and messages
 REMEMBERED = 256  # sets of tools whose rendering was audited
 
 
@@ -231,6 +232,8 @@ class Lineages:
         """
         given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in messages])]
         heard = [Heard.of(message) for message in given]
+        if len(self.all) >= MOST:
+            raise ValueError(f"a session has at most {MOST} conversations. Fix: begin another session")
         shown = json.dumps(tools, sort_keys=True) if tools else ""
         chat = self._chats.showing(shown, tools)
         found = self._match(heard, shown)

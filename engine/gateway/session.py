@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
@@ -86,7 +86,8 @@ class Session:
     ) -> None:
         self.key = key
         self.rules = rules
-        self.counts = counts
+        self.counts = Counts()
+        self._counts_of_all = counts
         self.turns = 0
         self.stop: StopReason | None = None
         """The budget that a request was refused for, if one was."""
@@ -175,8 +176,7 @@ class Session:
             closed = True
             self.turns += 1
             self._last = lineage
-            self.counts.cached_tokens += turn.cached_tokens
-            self.counts.sampled_tokens += turn.end - turn.start
+            self._count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start)
             if self._closed:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:
@@ -202,7 +202,7 @@ class Session:
                 args = {"session": self.key, "key": lineage.key, "lineage": lineage.number}
                 self._timeline.span("trajectories", "generate", queued_at, now, lane, **args)
             if not closed:
-                self.counts.wasted_tokens += sum(len(delta.token_ids) for delta in deltas)
+                self._count_up(wasted_tokens=sum(len(delta.token_ids) for delta in deltas))
                 if lane is not None:  # it was asked for; else it was refused
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=False)
                     lineage.key = self._fleet.new_key()
@@ -238,11 +238,21 @@ class Session:
         return derive_seed(rules.seed, rules.prompt_id, sample, lineage.turn_number)
 
     def _count(self, opened: Opened, knobs: Knobs) -> None:
-        self.counts.requests += 1
-        self.counts.prompt_tokens += len(opened.ids)
-        self.counts.reused_tokens += opened.reused
+        self._count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
         asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, 1.0))
-        self.counts.overruled += self.rules.fixed and any((*asked, knobs.seed is not None))
+        self._count_up(overruled=self.rules.fixed and any((*asked, knobs.seed is not None)))
+
+    def _count_up(self, **found: int) -> None:
+        """In the session's counts and in those of the gateway."""
+        for counts in (self.counts, self._counts_of_all):
+            for name, value in found.items():
+                setattr(counts, name, getattr(counts, name) + value)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What it has taken so far; seconds since it was opened."""
+        lineages, seconds = len(self._lineages.all), self._timeline.now() - self.started_at
+        return {**asdict(self.counts), "turns": self.turns, "lineages": lineages, "seconds": round(seconds, 3)}
 
     def trajectory(self, prompt: Prompt, stop: StopReason, error: RolloutError | None = None) -> Trajectory:
         """What was sampled so far: the lineage that had the last turn, and the others as segments.

@@ -108,6 +108,7 @@ def make_app(gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None)
         app.router.add_post(f"{prefix}/v1/completions", endpoints.answer("openai", endpoints.completions))
         app.router.add_post(f"{prefix}/v1/messages", endpoints.answer("anthropic", endpoints.messages))
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", endpoints.answer("anthropic", endpoints.count))
+    app.router.add_get("/sessions/{session}", endpoints.answer("openai", endpoints.cost))
     app.router.add_get("/health", endpoints.answer("openai", endpoints.health))
     app.router.add_get("/metrics", endpoints.answer("openai", endpoints.metrics))
     app.router.add_route("*", "/{anything:.*}", endpoints.answer("openai", endpoints.nothing))
@@ -172,6 +173,13 @@ class Endpoints:
         """GET /v1/models."""
         model = {"id": self._config.model, "object": "model", "created": 0, "owned_by": "rocstar"}
         return _json({"object": "list", "data": [model]})
+
+    async def cost(self, request: web.Request) -> web.Response:
+        """GET /sessions/{key}: what the session has taken."""
+        key = request.match_info["session"]
+        if (session := self._gateway.find(key)) is None:
+            raise Refused(404, f"there is no session {key!r}")
+        return _json(session.cost)
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: 503 while no replica is there."""

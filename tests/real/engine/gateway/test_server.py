@@ -3,20 +3,30 @@
 import asyncio
 import io
 import json
+from contextlib import aclosing
+from types import SimpleNamespace
 
 import aiohttp
 import anthropic
+import numpy as np
 import openai
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from engine.balancing.kv_aware import KvAware
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import MAX_BODY, CannotListen, ServerConfig, serve
+from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
-from engine.types import StopReason
-from tests.support.fakes import Gate, a_prompt, settle
+from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights, StopReason
+from tests.support.fakes import Gate, ScriptedReplica, a_prompt, settle
 from tests.support.node import CHAT, END, call, served
 
+RULES = SessionRules(max_tokens=400, seed=3)
 QUESTION = {"role": "user", "content": "What is 6 * 7?"}
 TOOL = {
     "type": "function",
@@ -318,3 +328,96 @@ async def test_a_thousand_connections_are_answered_and_leave_nothing():
         await settle()
         assert node.replicas.made[0].in_flight == 0
         assert len(node.gateway) == 0
+
+
+class Recorded(ScriptedReplica):
+    """Remembers each request: what it was asked, and what it sampled under which version."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.sampled = {}
+
+    async def generate(self, token_ids, sampling, request_id):
+        prompt, tokens, logprobs, spans = tuple(token_ids), [], [], ()
+        try:
+            async with aclosing(super().generate(token_ids, sampling, request_id)) as deltas:
+                async for delta in deltas:
+                    tokens += delta.token_ids
+                    logprobs += delta.logprobs
+                    spans = delta.spans or spans
+                    yield delta
+        finally:
+            versions = [version for version, begin, end in spans for _ in range(begin, end)]
+            self.sampled.setdefault((prompt, tuple(tokens)), []).append((logprobs, versions))
+
+
+async def openai_agent(node, key, stream):
+    """Three turns of an agent that rewrites its question before the last one."""
+    messages = [{"role": "user", "content": f"question of {key}"}]
+    async with of_openai(node, path=f"/sessions/{key}") as client:
+        for turn in range(3):
+            answer = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=9, stream=stream)
+            if stream:
+                text = "".join([chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices])
+            else:
+                text = answer.choices[0].message.content
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"go on {turn}"}]
+            if turn == 1:
+                messages[0] = {"role": "user", "content": "edited"}
+
+
+async def anthropic_agent(node, key, stream):
+    messages = [{"role": "user", "content": f"question of {key}"}]
+    async with of_anthropic(node, path=f"/sessions/{key}") as client:
+        for turn in range(3):
+            arguments = {"model": "tiny", "max_tokens": 9, "messages": messages, "tools": [ANTHROPIC_TOOL]}
+            if stream:
+                async with client.messages.stream(**arguments) as events:
+                    message = await events.get_final_message()
+            else:
+                message = await client.messages.create(**arguments)
+            content = [block.model_dump() for block in message.content] or ""
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"go on {turn}"}]
+
+
+@pytest.mark.timeout(200)
+async def test_256_sessions_at_once_leave_what_was_sampled_also_over_a_weight_update():
+    made = []
+
+    def make(index, core, on_step):
+        made.append(Recorded(index, on_step, chat=CHAT))
+        return made[-1]
+
+    timeline = Timeline()
+    async with Fleet(FleetConfig(replicas=2), make, KvAware(max_tokens=400), timeline) as fleet:
+        gateway = Gateway(fleet, CHAT, timeline, GatewayConfig(rules=RULES))
+        async with serve(gateway, ServerConfig(model="tiny")) as address:
+            node = SimpleNamespace(address=address)
+            keys = [f"k{number}" for number in range(256)]
+            async with asyncio.TaskGroup() as tasks:
+                for number, key in enumerate(keys):
+                    agent = (openai_agent, anthropic_agent)[number % 2]
+                    tasks.create_task(agent(node, key, stream=number % 4 < 2))
+                await until(lambda: gateway.counts.sampled_tokens > 600)
+                await fleet.update_weights(PublishedWeights("/w/1", 1, np.zeros(0, np.float32)))
+            assert gateway.counts.requests == 3 * 256
+            trajectories = [gateway.session(key).trajectory(a_prompt(), StopReason.ANSWER) for key in keys]
+    sampled = {}
+    for replica in made:
+        for key, found in replica.sampled.items():
+            sampled.setdefault(key, []).extend(found)
+    seen = set()
+    for number, trajectory in enumerate(trajectories):
+        assert len(trajectory.parts) == (1 if number % 2 else 2)
+        assert len(trajectory.all_turns) == 3
+        for part in trajectory.parts:
+            for turn in part.turns:
+                ids = part.token_ids_T.tolist()
+                [*_, (logprobs, versions)] = [
+                    each
+                    for each in sampled[tuple(ids[: turn.start]), tuple(ids[turn.start : turn.end])]
+                    if each[1] == part.versions_T[turn.start : turn.end].tolist()
+                ]
+                np.testing.assert_allclose(part.logprobs_T[turn.start : turn.end], logprobs, rtol=1e-6)
+                seen.update(versions)
+    assert seen == {0, 1}

@@ -271,6 +271,19 @@ async def test_sessions_are_bounded_and_idle_ones_of_clients_end():
         assert len(gateway) == 0
 
 
+async def test_a_session_knows_what_it_has_taken():
+    async with Setup(["a" + END], ["b" + END]) as node:
+        gateway = gateway_of(node)
+        session = gateway.open("s", RULES)
+        first = await say(session, QUESTION)
+        second = await say(session, QUESTION, first.message, QUESTION)
+        cost = session.cost
+        assert (cost["requests"], cost["turns"], cost["lineages"]) == (2, 2, 1)
+        assert cost["sampled_tokens"] == len(first.token_ids) + len(second.token_ids) == gateway.counts.sampled_tokens
+        assert cost["reused_tokens"] == len(first.prompt_ids) + len(first.token_ids)
+        gateway.closing()
+
+
 async def test_the_death_of_all_replicas_reaches_the_client():
     async with Setup(["a" + END]) as node:
         session = gateway_of(node).open("s", RULES)
