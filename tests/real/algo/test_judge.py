@@ -58,11 +58,11 @@ async def test_a_judge_sees_question_reference_and_answer_and_its_score_is_the_r
 
 async def test_what_an_answer_says_is_not_taken_for_a_placeholder():
     async with judged(GOOD) as (endpoint, server, _):
-        judge = Judge(endpoint, template="{answer} | {reference} | {other}", answer_chars=30)
+        judge = Judge(endpoint, template="{answer} | {reference} | {other} {first}", answer_chars=30)
         await judge(says("{reference}"))
         await judge(says("x" * 500))
-    assert server.questions[0] == "{reference} | 42 | {other}"
-    assert re.fullmatch(r"x+\n\[\.\.\.\]\nx+ \| 42 \| \{other\}", server.questions[1])
+    assert server.questions[0] == "{reference} | 42 | {other} {first}"
+    assert re.fullmatch(r"x+\n\[\.\.\.\]\nx+ \| 42 \| \{other\} \{first\}", server.questions[1])
     assert len(server.questions[1]) < 60
     with pytest.raises(ValueError, match="answer"):
         Judge(endpoint, template="no place for it")
