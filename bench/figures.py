@@ -18,6 +18,7 @@ QUESTIONS = {  # of each bench, in the order of the README
     "fleet": "How do placement policies differ on two real vLLM replicas with a small KV cache?",
     "sim_fleet": "How do the same policies differ on many simulated replicas?",
     "rollout": "What do rollouts cost on top of their engines?",
+    "gateway": "What does a turn through the gateway cost, beside the built-in loop and beside vLLM's own server?",
     "streaming": "What does dispatching a tool call at its closing tag save?",
     "learner": "How fast is the learner against its bare model, and where does a step's time go?",
     "step": "How long is a step against its slower side, strict and overlapped?",

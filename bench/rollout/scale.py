@@ -24,8 +24,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.config import ENVIRONMENT
-from engine.replica.output_bundler import BUNDLE
-from engine.replica.port import Delta, KvSample, Sampling
+from engine.replica.port import BUNDLE, Delta, KvSample, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts

@@ -4,7 +4,7 @@ A token that leaves by itself costs its node some 70 us of one event loop, in a 
 
 Invariants
 - A request's tokens leave in their order, and all of them before its end.
-- Less than BUNDLE tokens of a request wait, and none that its reader must see at once.
+- Less tokens of a request wait than it allows, and none that its reader must see at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-BUNDLE = 16  # tokens
-
 
 @dataclass(slots=True)
 class _Request:
     deliver_at: frozenset[int]
+    bundle: int
     held: list[Any] = field(default_factory=list)
 
 
@@ -30,9 +29,9 @@ class OutputBundler:
     def __init__(self) -> None:
         self._requests: dict[str, _Request] = {}
 
-    def add(self, request_id: str, deliver_at: Iterable[int]) -> None:
-        """deliver_at: see `engine.replica.port.Sampling`."""
-        self._requests[request_id] = _Request(frozenset(deliver_at))
+    def add(self, request_id: str, deliver_at: Iterable[int], bundle: int) -> None:
+        """deliver_at, bundle: see `engine.replica.port.Sampling`."""
+        self._requests[request_id] = _Request(frozenset(deliver_at), bundle)
 
     def forget(self, request_id: str) -> None:
         """The request was aborted."""
@@ -59,7 +58,7 @@ class OutputBundler:
             return True
         request.held.append(output)
         only_tokens = output.finish_reason is None and output.events is None and output.prefill_stats is None
-        if only_tokens and len(request.held) < BUNDLE and request.deliver_at.isdisjoint(output.new_token_ids):
+        if only_tokens and len(request.held) < request.bundle and request.deliver_at.isdisjoint(output.new_token_ids):
             return False
         if len(request.held) > 1:
             _joined(request.held)

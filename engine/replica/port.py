@@ -12,13 +12,16 @@ from typing import Literal, Protocol
 
 from engine.types import Floats
 
+BUNDLE = 16  # tokens that an engine gives at once, where none is wanted early
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn).
 
     ignore_eos: the model's own end token does not end the turn (a bench replays a length). deliver_at: tokens that are
-    delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits.
+    delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits. bundle: of
+    how many at most, less one; more cost the node less, and whoever wants a turn whole needs no early ones.
     """
 
     max_tokens: int
@@ -28,6 +31,7 @@ class Sampling:
     ignore_eos: bool = False
     deliver_at: frozenset[int] | None = None
     top_p: float = 1.0
+    bundle: int = BUNDLE
 
 
 @dataclass(frozen=True, slots=True)

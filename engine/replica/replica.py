@@ -104,7 +104,10 @@ class Replica:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         import engine.replica.weight_transfer
+        from engine.replica import sampled_logprobs
         from engine.replica.kv_stats import kv_stats_logger
+
+        sampled_logprobs.install()
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
             raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
@@ -150,6 +153,7 @@ class Replica:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+        bundled = {"deliver_at": list(sampling.deliver_at or ()), "bundle": sampling.bundle}
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -157,12 +161,11 @@ class Replica:
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
-            flat_logprobs=True,
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,  # nobody else has these
-            extra_args=None if sampling.deliver_at is None else {"deliver_at": list(sampling.deliver_at)},
+            extra_args=None if sampling.deliver_at is None else bundled,
         )
         self._enter()
         ends = self._ends.setdefault(request_id, [])
@@ -179,7 +182,7 @@ class Replica:
                 async for output in outputs:
                     part = output.outputs[0]
                     total += len(part.token_ids)
-                    logprobs = part.logprobs.logprobs if part.logprobs else []
+                    logprobs = part.logprobs or []
                     spans = _spans([*ends, (self.version, total)], total) if part.finish_reason else ()
                     yield Delta(
                         part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans

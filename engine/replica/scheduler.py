@@ -19,7 +19,7 @@ from engine.replica.output_bundler import OutputBundler
 
 
 class BundlingScheduler(Scheduler):
-    """A request is bundled if its SamplingParams.extra_args have `deliver_at`."""
+    """A request is bundled if its SamplingParams.extra_args have `deliver_at` and `bundle`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,7 +30,7 @@ class BundlingScheduler(Scheduler):
         super().add_request(request)
         extra = request.sampling_params.extra_args or {}
         if "deliver_at" in extra:
-            self._bundler.add(request.request_id, extra["deliver_at"])
+            self._bundler.add(request.request_id, extra["deliver_at"], extra["bundle"])
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]:
         finished = super().finish_requests(request_ids, finished_status)

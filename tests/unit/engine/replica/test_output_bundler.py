@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replica.output_bundler import BUNDLE, OutputBundler
+from engine.replica.output_bundler import OutputBundler
+from engine.replica.port import BUNDLE
 
 Logprobs = namedtuple("Logprobs", "ids logprobs ranks cumulated")  # as vLLM's LogprobsLists
 
@@ -32,7 +33,7 @@ def sizes(bundler, outputs):
 
 def test_the_first_token_leaves_at_once_then_bundles_and_the_rest_with_the_end():
     bundler = OutputBundler()
-    bundler.add("a", [])
+    bundler.add("a", [], BUNDLE)
     left = [sizes(bundler, [output("a", [0], prefill="here")])]
     left += [sizes(bundler, [output("a", [n])]) for n in range(2 * BUNDLE + 3)]
     left.append(sizes(bundler, [output("a", [9], finish="stop")]))
@@ -40,22 +41,30 @@ def test_the_first_token_leaves_at_once_then_bundles_and_the_rest_with_the_end()
     assert sizes(bundler, [output("a", [1])]) == [1], "it has ended, and is forgotten"
 
 
+def test_a_request_may_ask_for_larger_bundles():
+    bundler = OutputBundler()
+    bundler.add("a", [], 40)
+    bundler.add("b", [], BUNDLE)
+    left = [sizes(bundler, [output("a", [n]), output("b", [n])]) for n in range(40)]
+    assert [size for step in left for size in step] == [BUNDLE, BUNDLE, 40]
+
+
 def test_a_token_that_its_reader_waits_for_takes_along_what_waits():
     bundler = OutputBundler()
-    bundler.add("a", [7])
+    bundler.add("a", [7], BUNDLE)
     assert [sizes(bundler, [output("a", [token])]) for token in (1, 2, 7, 7, 3)] == [[], [], [3], [1], []]
 
 
 def test_what_was_preempted_and_what_nobody_added_is_told_at_once():
     bundler = OutputBundler()
-    bundler.add("a", [])
+    bundler.add("a", [], BUNDLE)
     assert sizes(bundler, [output("a", [1]), output("b", [1])]) == [1]
     assert sizes(bundler, [output("a", [1], events=["preempted"])]) == [2]
 
 
 def test_an_aborted_request_is_forgotten():
     bundler = OutputBundler()
-    bundler.add("a", [])
+    bundler.add("a", [], BUNDLE)
     bundler.push([output("a", [1])])
     assert len(bundler) == 1
     bundler.forget("a")
@@ -64,7 +73,7 @@ def test_an_aborted_request_is_forgotten():
 
 def test_an_end_without_a_token_brings_those_that_waited():
     bundler = OutputBundler()
-    bundler.add("a", [])
+    bundler.add("a", [], BUNDLE)
     bundler.push([output("a", [4])])
     (last,) = bundler.push([output("a", [], finish="error")])
     assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4], [[-4.0]])
@@ -78,7 +87,7 @@ def test_whatever_comes_leaves_once_and_in_order(steps, deliver_at):
     """The third of a step: everything leaves after it."""
     bundler, sampled, left, waiting = OutputBundler(), {}, {}, {}
     for name in "abc":
-        bundler.add(name, deliver_at)
+        bundler.add(name, deliver_at, BUNDLE)
         sampled[name], left[name], waiting[name] = [], [], 0
     for name, tokens, pause in [*steps, ("a", [0], True)]:
         sampled[name] += tokens

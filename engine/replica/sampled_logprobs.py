@@ -1,0 +1,37 @@
+"""vLLM's log-probabilities of a request that wants those of its sampled tokens alone, as a plain list: an adapter to an
+interface that may change, for the node's process.
+
+vLLM builds five lists with an entry per token, in a loop per token: a third of what the node pays for a token of a
+bundle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.engine import output_processor
+from vllm.v1.engine.logprobs import LogprobsProcessor
+
+
+class SampledLogprobs(LogprobsProcessor):
+    """`logprobs` is a list of floats, one per token. There is no sum of them."""
+
+    def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
+        self.logprobs.extend(logprobs_lists.logprobs[:, 0].tolist())
+
+
+class Logprobs(LogprobsProcessor):
+    """What vLLM makes for each request, with SampledLogprobs for those that want no more."""
+
+    @classmethod
+    def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
+        """`flat_logprobs` says that a request wants vLLM's own containers."""
+        parameters = request.sampling_params
+        only_sampled = parameters.num_logprobs == 0 and tokenizer is None and not parameters.flat_logprobs
+        kind: type[LogprobsProcessor] = SampledLogprobs if only_sampled else LogprobsProcessor
+        return kind.from_new_request(tokenizer, request)
+
+
+def install() -> None:
+    """From now on vLLM's front end in this process uses it."""
+    output_processor.LogprobsProcessor = Logprobs
