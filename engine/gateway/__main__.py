@@ -101,7 +101,10 @@ def max_tokens(options: argparse.Namespace) -> int:
 
 def serving_config(options: argparse.Namespace) -> ServingConfig:
     """Raises ValueError naming an option."""
-    devices = tuple(int(device) for device in options.devices.split(",") if device)
+    numbers = [device.strip() for device in options.devices.split(",") if device.strip()]
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"--devices must be numbers with commas between them, got {options.devices!r}")
+    devices = tuple(map(int, numbers))
     tokens = max_tokens(options)
     kv_blocks = options.kv_blocks or (None if devices else 8 * -(-tokens // BLOCK))
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)

@@ -25,6 +25,9 @@ from engine.rollout.rollout import derive_seed
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, RolloutError, StopReason, Trajectory
 
+# Tokens that come together: each bundle costs the node as much as several tokens. Where somebody reads along they are
+# few, and the first one of a turn comes alone.
+STREAMED, WHOLE = 8, 256
 TOO_LONG = "context_length_exceeded"
 
 
@@ -107,9 +110,7 @@ class Session:
         self.started_at = timeline.now()
 
     def chat(self, request: ChatRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
-        """The next turn. Raises BadRequest; ReplicaDied and Superseded as `Fleet.turn`. stream: tokens come one by one,
-        not in bundles.
-        """
+        """The next turn. Raises BadRequest; ReplicaDied and Superseded as `Fleet.turn`. stream: somebody reads along."""
 
         def open_chat() -> tuple[Opened, TurnReader]:
             try:
@@ -129,6 +130,9 @@ class Session:
         def open_text() -> tuple[Opened, TurnReader]:
             if not request.prompt_ids:
                 raise BadRequest("prompt", "must have at least one token")
+            if strange := [token for token in request.prompt_ids if not 0 <= token < self._chat.vocabulary]:
+                known = self._chat.vocabulary
+                raise BadRequest("prompt", f"token ids must be from 0 to {known - 1}, got {strange[0]}")
             reader = TurnReader(self._chat, self.key, calls=False, stops=request.knobs.stop)
             return self._lineages.open_text(request.prompt_ids), reader
 
@@ -144,7 +148,7 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         try:
-            sampling = self._sampling(opened, knobs, stream=stream or bool(knobs.stop))
+            sampling = self._sampling(opened, knobs, stream=stream)
             self._count(opened, knobs)
             lane = self._timeline.lanes["trajectories"].take()
             self.in_flight += 1
@@ -210,6 +214,7 @@ class Session:
 
     def _sampling(self, opened: Opened, knobs: Knobs, *, stream: bool) -> Sampling:
         """Raises BadRequest when a budget is used up."""
+        each = bool(knobs.stop)  # a stop text ends the turn at its last token
         rules, lineage = self.rules, opened.lineage
         if self._closed:
             raise BadRequest("session", f"{self.key!r} has ended")
@@ -227,7 +232,8 @@ class Session:
             top_p=1.0 if rules.fixed or knobs.top_p is None else knobs.top_p,
             seed=self._seed(lineage, knobs),
             stop_token_ids=(lineage.chat.end_of_turn,),
-            deliver_at=None if stream else frozenset(),
+            deliver_at=None if each else frozenset(),
+            bundle=STREAMED if stream else WHOLE,
         )
 
     def _seed(self, lineage: Lineage, knobs: Knobs) -> int | None:

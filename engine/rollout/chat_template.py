@@ -258,6 +258,11 @@ class ChatTemplate:
         """Ids of a plain text, with what the tokenizer itself puts around it (a beginning-of-text token, say)."""
         return list(self._fast.encode(text).ids)
 
+    @functools.cached_property
+    def vocabulary(self) -> int:
+        """How many tokens the tokenizer knows."""
+        return self._fast.get_vocab_size(with_added_tokens=True)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
 

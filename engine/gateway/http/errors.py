@@ -85,6 +85,8 @@ def problem_of(error: BaseException) -> Problem | None:
             return Problem(400, str(error))
         case msgspec.DecodeError():
             return Problem(400, f"the body must be JSON: {error}")
+        case RecursionError():
+            return Problem(400, "the body is nested too deeply")
         case TooManySessions():
             return Problem(429, str(error))
         case ReplicaDied() | Superseded() | Unavailable():

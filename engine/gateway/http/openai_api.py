@@ -43,7 +43,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "top_logprobs": (0,),
 }
-N = Annotated[int, msgspec.Meta(ge=1, le=256)]
+MOST_CHOICES = 256  # of one request
+N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -115,6 +116,8 @@ class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
         if len(kinds) > 1:
             raise BadRequest("prompt", "must be text, a list of texts, token ids, or a list of token ids")
         prompts: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) or kinds == {int} else self.prompt
+        if len(prompts) * self.n > MOST_CHOICES:
+            raise BadRequest("n", f"prompts x n must be at most {MOST_CHOICES}, got {len(prompts)} x {self.n}")
         limit = self.max_tokens or 16  # the API's default
         return [
             TextRequest(
@@ -193,11 +196,12 @@ class Answer:
     kind = "chatcmpl"
     object = "chat.completion"
 
-    def __init__(self, model: str, chat: ChatTemplate, *, logprobs: bool, token_ids: bool) -> None:
+    def __init__(self, model: str, chat: ChatTemplate, *, n: int, logprobs: bool, token_ids: bool) -> None:
         self.id = f"{self.kind}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self._model = model
         self._chat = chat
+        self._n = n
         self._logprobs = logprobs
         self._token_ids = token_ids
         head = {"id": self.id, "object": f"{self.object}.chunk", "created": self.created, "model": model}
@@ -211,7 +215,7 @@ class Answer:
             "created": self.created,
             "model": self._model,
             "choices": [self._choice(index, each, shown[index]) for index, each in enumerate(choices)],
-            "usage": usage(choices),
+            "usage": usage(choices, self._n),
             **({"prompt_token_ids": choices[0].prompt_ids} if self._token_ids else {}),
         }
 
@@ -294,7 +298,7 @@ class Answer:
     def usage_chunk(self, choices: Sequence[Finished]) -> bytes:
         """The last event where the client asked for it."""
         head = {"id": self.id, "object": f"{self.object}.chunk", "created": self.created, "model": self._model}
-        return b"data: " + msgspec.json.encode({**head, "choices": [], "usage": usage(choices)}) + b"\n\n"
+        return b"data: " + msgspec.json.encode({**head, "choices": [], "usage": usage(choices, self._n)}) + b"\n\n"
 
 
 class TextAnswer(Answer):
@@ -303,8 +307,8 @@ class TextAnswer(Answer):
     kind = "cmpl"
     object = "text_completion"
 
-    def __init__(self, model: str, chat: ChatTemplate, *, logprobs: bool, token_ids: bool) -> None:
-        super().__init__(model, chat, logprobs=logprobs, token_ids=token_ids)
+    def __init__(self, model: str, chat: ChatTemplate, *, n: int, logprobs: bool, token_ids: bool) -> None:
+        super().__init__(model, chat, n=n, logprobs=logprobs, token_ids=token_ids)
         self._head = self._head.replace(b".chunk", b"")
 
     def _choice(self, index: int, finished: Finished, shown: str) -> dict[str, Any]:
@@ -332,9 +336,9 @@ class TextAnswer(Answer):
 DONE: Literal[b"data: [DONE]\n\n"] = b"data: [DONE]\n\n"
 
 
-def usage(choices: Sequence[Finished]) -> dict[str, Any]:
-    prompts = sum({id(each.prompt_ids): len(each.prompt_ids) for each in choices}.values())
-    prompts = len(choices[0].prompt_ids) if len({each.prompt_ids for each in choices}) == 1 else prompts
+def usage(choices: Sequence[Finished], n: int) -> dict[str, Any]:
+    """n: how many choices, one after the other, have the same prompt."""
+    prompts = sum(len(each.prompt_ids) for each in choices[::n])
     sampled = sum(len(each.token_ids) for each in choices)
     return {
         "prompt_tokens": prompts,

@@ -15,7 +15,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -199,7 +199,11 @@ class Endpoints:
         body = openai_api.parse_chat(await request.read())
         self._check_model(body.model)
         answer = openai_api.Answer(
-            self._config.model, self._gateway.chat, logprobs=bool(body.logprobs), token_ids=body.return_token_ids
+            self._config.model,
+            self._gateway.chat,
+            n=body.n,
+            logprobs=bool(body.logprobs),
+            token_ids=body.return_token_ids,
         )
         requests = body.requests()
         if self._tool_loop is not None and not body.tools:
@@ -219,6 +223,7 @@ class Endpoints:
         answer = openai_api.TextAnswer(
             self._config.model,
             self._gateway.chat,
+            n=body.n,
             logprobs=body.logprobs is not None,
             token_ids=body.return_token_ids,
         )
@@ -325,8 +330,10 @@ async def _stream(
             if problem is None:
                 log.exception("a request failed in the middle of its stream")
                 problem = Problem(500, "an error of the gateway; its log has more")
-            await response.write(failed(problem))
-        await response.write_eof()
+            with suppress(ConnectionError):
+                await response.write(failed(problem))
+        with suppress(ConnectionError):
+            await response.write_eof()
         return response
 
 

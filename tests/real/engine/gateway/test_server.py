@@ -195,6 +195,27 @@ async def test_text_and_ids_are_completed():
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
         assert texts[0] == texts[1] == "It is 42."[: len(texts[0])] != ""
+        several = await client.completions.create(model="tiny", prompt=[ids, ids], n=3, max_tokens=2)
+        assert (several.usage.prompt_tokens, len(several.choices)) == (2 * len(ids), 6)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("prompt", {"prompt": [1_000_000_000]}),
+        ("prompt", {"prompt": [-1]}),
+        ("prompt", {"prompt": ["a", 1]}),
+        ("n", {"prompt": ["a"] * 400, "n": 256}),
+    ],
+)
+async def test_a_completion_that_nobody_could_sample_is_refused(field, body):
+    async with (
+        served() as node,
+        aiohttp.ClientSession() as client,
+        client.post(f"{node.address}/v1/completions", json=body) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == field
 
 
 async def test_the_key_of_a_session_may_be_the_api_key():
@@ -208,6 +229,7 @@ async def test_the_key_of_a_session_may_be_the_api_key():
     [
         (b"{", 400, "JSON"),
         (b"[]", 400, "object"),
+        (b"[" * 100_000, 400, "nested"),
         (b"{}", 400, "messages"),
         (b'{"messages": []}', 400, "messages"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "wat": 1}', 400, "wat"),
