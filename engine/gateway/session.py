@@ -110,7 +110,7 @@ class Session:
         self.started_at = timeline.now()
 
     def chat(self, request: ChatRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
-        """The next turn. Raises BadRequest; ReplicaDied and Superseded as `Fleet.turn`. stream: somebody reads along."""
+        """The next turn. stream: somebody reads along. Raises BadRequest; else as a fleet's `turn`."""
 
         def open_chat() -> tuple[Opened, TurnReader]:
             try:
