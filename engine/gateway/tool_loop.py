@@ -139,7 +139,9 @@ async def _rolled_out(rollouts: Rollouts, prompt: Prompt, sample: int, group: in
 
 
 def _budget(config: RolloutConfig, knobs: Knobs) -> RolloutConfig:
-    """What a request may ask for, within what the server allows."""
+    """What a request may ask for, within what the server allows. Raises BadRequest."""
+    if knobs.top_p not in (None, 1.0):
+        raise BadRequest("top_p", f"must be 1 where the server calls the tools, got {knobs.top_p}")
     if knobs.max_tokens is not None:
         allowed = config.max_response_tokens or knobs.max_tokens
         config = replace(config, max_response_tokens=min(knobs.max_tokens, allowed))

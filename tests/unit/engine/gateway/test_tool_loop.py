@@ -209,3 +209,11 @@ async def test_the_number_of_samples_is_bounded(n):
         with pytest.raises(BadRequest) as refused:
             await answers(node, n=n, loop={"max_samples": 4})
     assert refused.value.field == "n"
+
+
+async def test_what_would_not_be_sampled_as_asked_is_refused():
+    async with Setup([ANSWER]) as node:
+        with pytest.raises(BadRequest) as refused:
+            await answers(node, asking(top_p=0.9))
+        assert len(await answers(node, asking(top_p=1.0))) == 1
+    assert refused.value.field == "top_p"
