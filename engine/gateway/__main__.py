@@ -28,11 +28,10 @@ from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import CannotListen, ServerConfig, serve
 from engine.gateway.session import SessionRules
 from engine.gateway.tool_loop import ToolLoop
+from engine.gateway.tool_options import ToolOptions
 from engine.replica.config import ReplicaConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatConfig, TemplateError
-from engine.rollout.python_tool import PythonSessions, PythonTool
-from engine.rollout.rollout import RolloutConfig
 from engine.serving import BLOCK, Serving, ServingConfig, serving
 from engine.telemetry.watchdog import exit_process
 from sandbox import Limits, SandboxConfig, SandboxUnavailable
@@ -71,6 +70,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     tools.add_argument("--tools", action="store_true", help="run the Python that the model writes, and answer at last")
     tools.add_argument("--stateful", action="store_true", help="calls of a request share their variables")
     tools.add_argument("--tool-name", default="python", help="what the model calls it (default: %(default)s)")
+    tools.add_argument("--tool-schema", type=Path, help="JSON file with the tool as OpenAI's API has it, name included")
     tools.add_argument("--turns", type=int, default=10, help="of an answer (default: %(default)s)")
     tools.add_argument("--calls-per-turn", type=int, help="later ones are refused (default: any number)")
     tools.add_argument("--reply-chars", type=int, default=1000, help="of a tool's output (default: %(default)s)")
@@ -110,13 +110,7 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)
     return ServingConfig(
         checkpoint=options.checkpoint,
-        rollout=RolloutConfig(
-            max_tokens=tokens,
-            max_turns=options.turns,
-            max_calls_per_turn=options.calls_per_turn,
-            temperature=options.temperature,
-            deadline_s=3600.0,
-        ),
+        rollout=tool_options(options).budget(max_tokens=tokens, temperature=options.temperature),
         replica=ReplicaConfig(
             checkpoint=str(options.checkpoint),
             max_model_len=tokens + BLOCK,
@@ -132,12 +126,22 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
     )
 
 
+def tool_options(options: argparse.Namespace) -> ToolOptions:
+    """Raises ValueError."""
+    return ToolOptions(
+        name=options.tool_name,
+        schema=options.tool_schema,
+        stateful=options.stateful,
+        reply_chars=options.reply_chars,
+        turns=options.turns,
+        calls_per_turn=options.calls_per_turn,
+    )
+
+
 def tool_loop(options: argparse.Namespace, served: Serving) -> ToolLoop | None:
     if not options.tools:
         return None
-    kind = PythonSessions if options.stateful else PythonTool
-    tool = kind(served.sandbox, name=options.tool_name, output_chars=options.reply_chars)
-    return ToolLoop(served.rollouts([tool]))
+    return ToolLoop(served.rollouts([tool_options(options).tool(served.sandbox)]))
 
 
 async def run(options: argparse.Namespace) -> str | None:
