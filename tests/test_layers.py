@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "engine/gateway/__main__": ("engine", "sandbox"),
     "engine/gateway": (
         "engine.types",
+        "engine.ports",
         "engine.errors",
         "engine.fleet",
         "engine.replica.port",
