@@ -128,6 +128,11 @@ class LeadProtocol:
         for session in list(self._peers):
             self._order(session, Bye())
 
+    @property
+    def unheard(self) -> int:
+        """Nodes that have not said that they have all that was sent to them."""
+        return sum(peer.link.waiting_bytes > 0 for peer in self._peers.values())
+
     def tick(self) -> None:
         """Each second of the lead's."""
         for session in self.ledger.tick():
