@@ -20,6 +20,7 @@ from typing import Protocol, Self
 import msgspec
 import numpy as np
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from engine.errors import first_error
 from engine.nodes.build import build_of, name_of
@@ -39,6 +40,9 @@ from sandbox.mailbox import Mailbox
 BEAT_S = 1.0
 BYE_BEATS = 30  # tenths of a beat, for nodes to hear that the run has ended
 REFUSALS = 100  # noted of strangers; after so many they are only counted
+
+
+_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class ListenFailed(RuntimeError):
@@ -208,6 +212,26 @@ class Lead:
             self._mailbox.socket.bind(self._config.listen)
         except zmq.ZMQError as error:
             raise ListenFailed(f"cannot listen on nodes={self._config.listen}: {error}. Fix: another port") from None
+        self._watch_handshakes(stack)
+
+    def _watch_handshakes(self, stack: AsyncExitStack) -> None:
+        """Connections that end before they have shown a key: of another protocol, or for another lead."""
+        monitor = self._mailbox.socket.get_monitor_socket(_BROKEN_OFF)
+        loop, file = asyncio.get_running_loop(), int(monitor.getsockopt(zmq.FD))
+
+        def read() -> None:
+            while int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                self._refuse(f"a connection is turned away at its handshake ({zmq.Event(event).name})")
+
+        def close() -> None:
+            loop.remove_reader(file)
+            self._mailbox.socket.disable_monitor()
+            monitor.close(0)
+
+        loop.add_reader(file, read)
+        loop.call_soon(read)  # the descriptor is edge-triggered
+        stack.callback(close)
 
     def _receive(self, frames: list[bytes]) -> None:
         address, *rest = frames
