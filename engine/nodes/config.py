@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.config import stays_here
+from sandbox.keys import load_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,8 @@ class LeadConfig:
                 f"nodes_keys must be set for nodes={self.listen}, beyond this machine. "
                 "Fix: make keys with `python -m sandbox.keys DIR`, or listen on tcp://127.0.0.1:5700"
             )
+        if self.keys is not None:
+            load_node(self.keys)  # its own checks, before anything starts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

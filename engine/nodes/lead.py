@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,7 +33,7 @@ from engine.nodes.messages import Announce, BadMessage, FileInfo, Job, Pull, ToN
 from engine.nodes.pulls import FileServer, info_of
 from engine.run import journal_records
 from engine.run.journal import Journal
-from engine.run.journal_records import Decided, Drawn
+from engine.run.journal_records import Decided, Drawn, Ended, Grown
 from engine.types import Group, Prompt, PublishedWeights
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
@@ -84,6 +85,7 @@ class Lead:
         self._files = FileServer()
         self._weights: tuple[str, Path] | None = None  # (name, link) of what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
+        self._sizes: Counter[Key] = Counter()  # tokens of the groups that are made
         self._here: dict[Key, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -146,6 +148,7 @@ class Lead:
             return await self._made[key]
         finally:
             del self._made[key]
+            self._sizes.pop(key, None)
             self.protocol.withdraw(key)
 
     async def bye(self) -> None:
@@ -165,7 +168,12 @@ class Lead:
         if (decoded.lease, decoded.attempt) != key or isinstance(decoded, Drawn):
             raise BadMessage(f"a {type(decoded).__name__} of lease {decoded.lease} under that of {key.lease}")
         self._journal.write(decoded)
-        return 0 if isinstance(decoded, Decided) else None
+        match decoded:
+            case Grown():
+                self._sizes[key] += len(decoded.piece.token_ids_T)
+            case Ended():
+                self._sizes[key] += len(decoded.trajectory.token_ids_T)
+        return self._sizes.pop(key, 0) if isinstance(decoded, Decided) else None
 
     def group(self, key: Key, records: list[bytes]) -> None:
         future = self._made[key]

@@ -18,9 +18,9 @@ import zmq
 from engine.nodes import pulls
 from engine.nodes.config import LeadConfig, NodeConfig
 from engine.nodes.lead import Lead
-from engine.nodes.messages import Ask, FileInfo, Job, encode
+from engine.nodes.messages import CHUNK_BYTES, Announce, Ask, FileInfo, Job, encode
 from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
-from engine.nodes.pulls import CHUNK_BYTES, PullFailed, fetch
+from engine.nodes.pulls import PullFailed, fetch
 from engine.run.journal import Journal
 from engine.stages.group import GroupConfig, MakesGroups
 from engine.types import PublishedWeights
@@ -122,6 +122,8 @@ async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
     assert [member.reward for member in group.trajectories] == [1.0, 1.0]
     assert all(len(member.turns) == 2 for member in group.trajectories)
     assert group.prompt == a_prompt(text="What is 6 * 7?")
+    sizes = [len(member.token_ids_T) for member in group.trajectories]
+    assert run.lead.protocol.ledger.expected_tokens == sum(sizes)
     [replica] = scripted.replicas.made
     [(_, version)] = replica.weights
     assert version == 1
@@ -159,6 +161,21 @@ async def test_where_the_file_cannot_be_seen_its_bytes_are_pulled(run: Run, monk
             path, _ = scripted.replicas.made[0].weights[-1]
             assert filecmp.cmp(path, run.folder / "nodes-weights-1.safetensors", shallow=False)
     assert seen == ["weights-1"]
+
+
+async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_that_it_has(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        run.publish(1)
+        async with a_node(run, scripted):
+            await until(lambda: [member.version for member in run.lead.protocol.nodes] == [1])
+            lost = FileInfo(name="weights-2", size_bytes=1000)
+            run.lead.protocol.announce(Announce(version=2, file=lost, canary=b"", path="", inode=0))
+            await until(lambda: sum("weights 2" in note for note in run.notes) > 1)
+            [member] = run.lead.protocol.nodes
+            assert member.version == 1
+            run.publish(3)
+            await until(lambda: member.version == 3)
+    assert [version for _, version in scripted.replicas.made[0].weights] == [1, 3]
 
 
 async def test_the_checkpoint_comes_from_the_lead_byte_by_byte(run: Run, tmp_path: Path) -> None:
