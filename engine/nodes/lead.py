@@ -248,10 +248,13 @@ class Lead:
         except BadMessage as error:
             self._refuse(f"a message of {sum(map(len, rest))} bytes is none of this protocol: {error}")
             return
-        if isinstance(message, Pull):
-            self._post(address, self._files.answer(message))
-        else:
-            self.protocol.receive(address, message)
+        try:
+            if isinstance(message, Pull):
+                self._post(address, self._files.answer(message))
+            else:
+                self.protocol.receive(address, message)
+        except Exception as error:  # in a callback, where it would only be logged
+            self._tasks.create_task(_raised(error), name="lead-failed")
 
     def _post(self, address: bytes, message: ToNode) -> None:
         self._mailbox.send_frames(address, encode(message))
@@ -276,3 +279,7 @@ class Lead:
             self._weights = None
             self._files.withdraw(name)
             link.unlink()
+
+
+async def _raised(error: Exception) -> None:
+    raise error

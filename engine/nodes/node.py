@@ -195,11 +195,11 @@ class RolloutNode:
     def _receive(self, frames: list[bytes]) -> None:
         self._heard = asyncio.get_running_loop().time()
         try:
-            message = decode_to_node(b"".join(frames))
+            self.protocol.receive(decode_to_node(b"".join(frames)))
         except BadMessage as error:
-            self._note(f"the lead sent what is no message: {error}")
-            return
-        self.protocol.receive(message)
+            self._end(NodeRefused(f"the lead sends what is no message of this protocol: {error}"))
+        except Exception as error:  # in a callback, where it would only be logged
+            self._end(error)
 
     def _end(self, error: Exception | None) -> None:
         if not self._over.done():

@@ -1,12 +1,18 @@
 """A quick start over several processes or hosts ends as on one machine, whoever is killed or cut off: real engines.
 
+ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about 15 s each):
+
+    ROCSTAR_KILLS=50 python -m pytest tests/slow/test_nodes.py -q -s -k random
+
 Network namespaces stand for hosts: an own network and an own /dev/shm, so that weights and checkpoint go over TCP.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +36,8 @@ FIELDS = [
     "replicas=1",
     "slots=2",
 ]
+
+KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 
 
 def free_port() -> int:
@@ -129,6 +137,53 @@ def test_a_lead_that_is_killed_and_started_again_finds_its_nodes(here: Cluster, 
     ends_well(again, one)
     assert "resuming" in again.text()
     assert here.numbers == wanted
+
+
+@pytest.mark.timeout(500)
+def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(here: Cluster, wanted: list[dict[str, float]]) -> None:
+    lead = here.lead()
+    lead.until("rollout nodes may join")
+    one, two = here.node("one"), here.node("two")
+    one.until("joined the run")
+    two.until("joined the run")
+    here.until_under_way(1)
+    one.process.send_signal(signal.SIGINT)
+    assert one.end() == 130, one.text()
+    assert one.left() == []
+    ends_well(lead, two)
+    assert here.numbers == wanted
+
+
+@pytest.mark.skipif(not KILLS, reason="a campaign: ROCSTAR_KILLS=50")
+@pytest.mark.timeout(60 * KILLS + 300)
+def test_random_kills_of_nodes_and_lead_change_no_number(here: Cluster, wanted: list[dict[str, float]]) -> None:
+    """In as many runs as the kills take."""
+    rng = random.Random(0)
+    kills = 0
+    while kills < KILLS:
+        shutil.rmtree(here.folder / "runs", ignore_errors=True)
+        lead = here.lead()
+        nodes = [here.node("one"), here.node("two")]
+        while lead.process.poll() is None and kills < KILLS:
+            time.sleep(rng.uniform(1, 12))
+            if lead.process.poll() is not None:
+                break
+            kills += 1
+            victim = rng.choice(["lead", "one", "two"])
+            print(f"kill {kills}: {victim}", flush=True)
+            if victim == "lead":
+                lead.process.kill()
+                lead.end()
+                lead = here.lead()
+            else:
+                number = ["one", "two"].index(victim)
+                nodes[number].process.kill()
+                nodes[number].end()
+                nodes[number] = here.node(victim)
+        ends_well(lead)
+        for node in nodes:  # one that was started last may have found no lead any more
+            node.end_now()
+        assert here.numbers == wanted
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
+from engine.atomic_files import CannotWrite
 from engine.nodes import pulls
 from engine.nodes.config import LeadConfig, NodeConfig
 from engine.nodes.lead import Lead
@@ -286,3 +287,20 @@ def test_a_lead_without_keys_listens_to_this_machine_only(tmp_path: Path) -> Non
     for wrong in ("0.0.0.0:5700", "tcp://0.0.0.0", "tcp://:5700", "ipc:///x:5"):
         with pytest.raises(ValueError, match="tcp://HOST:PORT"):
             LeadConfig(listen=wrong, keys=tmp_path, recipe=RECIPE, options=())
+
+
+async def test_a_disk_that_is_full_ends_the_run_with_its_name(run: Run) -> None:
+    """Else the journal would lack a record of a group that is trained."""
+
+    def full(record: object) -> None:
+        raise CannotWrite("cannot write to the journal")
+
+    async def lead() -> None:
+        async with run.lead, Setup(*TURNS) as scripted:
+            run.publish(1)
+            async with a_node(run, scripted):
+                await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 10)
+
+    run.journal.write = full  # type: ignore[method-assign]
+    with pytest.raises(CannotWrite):
+        await lead()
