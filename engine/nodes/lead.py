@@ -79,6 +79,7 @@ class Lead:
     ) -> None:
         self.makes_here: MakesGroup | None = None
         self.refused = 0  # connections and messages
+        self._ended = False
         self._config, self._checkpoint, self._folder = config, checkpoint, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
         self._kv_tokens, self._version, self._note = kv_tokens, version, note
@@ -89,6 +90,7 @@ class Lead:
         self._here: dict[Key, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
             stack.callback(self._files.close)
             stack.callback(self._forget_weights)
@@ -97,14 +99,18 @@ class Lead:
                 self.protocol.join_here(capacity_tokens=self._kv_tokens()[0])
             self._listen(stack)
             self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            beat = self._tasks.create_task(self._beat(), name="lead-beat")
-            stack.callback(beat.cancel)
+            for task in (
+                self._tasks.create_task(self._beat(), name="lead-beat"),
+                self._tasks.create_task(self._fail(), name="lead-failure"),
+            ):
+                stack.callback(task.cancel)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended = True
         try:
             await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
@@ -181,6 +187,8 @@ class Lead:
             future.set_result(group_of([journal_records.decode(record) for record in records]))
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
+        if self._ended:
+            return  # what is cancelled makes room for what is cancelled next
         task = self._tasks.create_task(self._make_here(key, epoch, records), name=f"group-{key.lease}-{key.attempt}")
         self._here[key] = task
 
@@ -199,6 +207,9 @@ class Lead:
         journal = GrantJournal(decoded, lambda record: self.protocol.here(key, epoch, journal_records.encode(record)))
         try:
             await self.makes_here(drawn.prompt, key.lease, key.attempt, journal=journal)
+        except Exception:
+            self._ended = True
+            raise
         finally:
             del self._here[key]
 
@@ -254,7 +265,9 @@ class Lead:
             else:
                 self.protocol.receive(address, message)
         except Exception as error:  # in a callback, where it would only be logged
-            self._tasks.create_task(_raised(error), name="lead-failed")
+            self._ended = True
+            if not self._failure.done():
+                self._failure.set_exception(error)
 
     def _post(self, address: bytes, message: ToNode) -> None:
         self._mailbox.send_frames(address, encode(message))
@@ -266,6 +279,10 @@ class Lead:
         self.refused += 1
         if self.refused <= REFUSALS:
             self._note(line)
+
+    async def _fail(self) -> None:
+        """Ends the run for what a callback has raised."""
+        await self._failure
 
     async def _beat(self) -> None:
         while True:
@@ -279,7 +296,3 @@ class Lead:
             self._weights = None
             self._files.withdraw(name)
             link.unlink()
-
-
-async def _raised(error: Exception) -> None:
-    raise error

@@ -182,7 +182,8 @@ def test_random_kills_of_nodes_and_lead_change_no_number(here: Cluster, wanted: 
                 nodes[number] = here.node(victim)
         ends_well(lead)
         for node in nodes:  # one that was started last may have found no lead any more
-            node.end_now()
+            node.process.kill()
+            node.end()
         assert here.numbers == wanted
 
 
