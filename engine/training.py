@@ -225,7 +225,7 @@ class Training:
         sinks: Sequence[MetricSink],
         console: Console,
     ) -> None:
-        self.config, self.run_folder, self.console = config, run, console
+        self.config, self.run_folder, self.console, self.sinks = config, run, console, sinks
         self.state = RunState.open(run, config.prompts_per_step)
         self.journal = self.state.journal
         self.timeline = Timeline()
@@ -461,6 +461,10 @@ class Training:
         )
         return Fleet(config, make, self._make_balancer(), timeline, self._canary)
 
+    def _canary_ids(self) -> list[list[int]]:
+        texts = [({"role": "user", "content": text},) for text in CANARY]
+        return [self.chat.prompt_ids(messages)[: self.config.rollout.max_tokens] for messages in texts]
+
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
         """Starts the parts; they end on the way out, the last one first."""
@@ -475,8 +479,7 @@ class Training:
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
             self.chat = ChatTemplate.load(config.checkpoint, config.chat)
-            texts = [({"role": "user", "content": text},) for text in CANARY]
-            self._canary = [self.chat.prompt_ids(messages)[: config.rollout.max_tokens] for messages in texts]
+            self._canary = self._canary_ids()
             fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
             self.fleet = await self._stack.enter_async_context(fleet)
             await self._agree_on_first_weights()
@@ -533,7 +536,18 @@ async def training(
     when the run is interrupted. Raises one of EXPECTED when a part cannot start.
     """
     console = console or Console()
-    job = Training(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
+    if run.opener is not None:
+        async with run.opener(config, run, make_balancer=make_balancer, sinks=sinks, console=console) as job:
+            yield job
+        return
+    async with opened(Training(config, run, make_balancer=make_balancer, sinks=sinks, console=console)) as job:
+        yield job
+
+
+@asynccontextmanager
+async def opened(job: Training) -> AsyncIterator[Training]:
+    """A run whose parts are started inside."""
+    config, run, console = job.config, job.run_folder, job.console
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
         say(console, job.recorder.resume_message)
@@ -546,7 +560,7 @@ async def training(
         job.recorder.draw_what_is_there()
         raise
     finally:
-        for sink in sinks:
+        for sink in job.sinks:
             sink.close()
 
 

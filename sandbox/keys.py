@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +102,18 @@ def _read(path: Path) -> bytes:
     return key
 
 
-def guard(mailbox: Mailbox, keys: NodeKeys) -> Mailbox:
-    """Let only admitted hosts connect to what `mailbox` binds from now on, until the returned gate is closed."""
+def guard(mailbox: Mailbox, keys: NodeKeys, turned_away: Callable[[str], None] = lambda address: None) -> Mailbox:
+    """Let only admitted hosts connect to what `mailbox` binds from now on, until the returned gate is closed.
+
+    turned_away: called with the address of each that is not.
+    """
 
     def judge(frames: list[bytes]) -> None:
-        peer, empty, version, request, _domain, _address, _identity, mechanism, *credentials = frames
+        peer, empty, version, request, _domain, address, _identity, mechanism, *credentials = frames
         admitted = mechanism == b"CURVE" and len(credentials) == 1 and keys.admits(credentials[0])
         answer = (b"200", b"OK") if admitted else (b"400", b"unknown key")
+        if not admitted:
+            turned_away(address.decode(errors="replace"))
         gate.send_frames(peer, empty, version, request, *answer, b"", b"")
 
     gate = Mailbox(zmq.ROUTER, judge, mailbox.context)

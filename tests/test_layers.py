@@ -19,6 +19,7 @@ OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 MAY_IMPORT = {
     "engine/training": ("engine", "sandbox"),
     "engine/serving": ("engine", "sandbox"),
+    "engine/nodes": ("engine", "sandbox"),
     "engine/stages": ("engine",),
     "engine/gateway/__main__": ("engine", "sandbox"),
     "engine/gateway": (

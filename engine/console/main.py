@@ -10,6 +10,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from rich.console import Console
 
 from engine.console.options import Invocation, flat, overrides, parse_all
 from engine.errors import BadInput
+from engine.nodes.config import LeadConfig, node_command
+from engine.nodes.lead import ListenFailed
+from engine.nodes.training import lead_training
 from engine.process import streams
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
@@ -41,6 +45,10 @@ def main(
     program = _program(train)
     invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
     invocation = invocation.named(program)
+    lead = _lead(invocation, config)
+    if invocation.dry_run:
+        print("\n".join(_commands(invocation, config, lead)))
+        return 0
     identity = {name: value for name, value in flat(config).items() if name != "steps"}
     run = None
     try:
@@ -51,17 +59,46 @@ def main(
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             streams.listen(run.note)
+            if lead is not None:
+                run.opener = partial(lead_training, lead)
             runner.run(_begin(config, invocation, run, train))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except EXPECTED as error:
+    except (*EXPECTED, ListenFailed) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
         return 130
     return 0
+
+
+def _lead(invocation: Invocation, config: Any) -> LeadConfig | None:
+    """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option."""
+    if invocation.nodes is None:
+        return None
+    recipe = sys.modules[type(config).__module__].__file__
+    assert recipe is not None, "nodes run the recipe's file"
+    try:
+        return LeadConfig(
+            listen=invocation.nodes,
+            keys=invocation.nodes_keys,
+            recipe=Path(recipe),
+            options=tuple(overrides(type(config), flat(config))),
+            nodes_only=invocation.nodes_only,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:
+    """What each machine of the run is to run."""
+    here = _command({**flat(invocation), **flat(config), "dry_run": False}, type(config))
+    if lead is None:
+        return [f"this machine:   {here}"]
+    return [f"lead:           {here}", f"each node:      {node_command(lead.listen, lead.keys)}"]
 
 
 def _program(train: Train) -> str:

@@ -116,6 +116,15 @@ class Fleet:
         return sorted(self._supervisor.live)
 
     @property
+    def kv_tokens(self) -> tuple[int, int]:
+        """(room, free): of the KV caches of all live replicas."""
+        live = self._supervisor.live
+        free = {index: replica.usable_blocks for index, replica in live.items()}
+        room = sum(free.values())
+        free |= {index: sample.free_blocks for index, sample in self.last.items() if index in live}
+        return room * self.config.block_size, sum(free.values()) * self.config.block_size
+
+    @property
     def deaths(self) -> int:
         return self._supervisor.deaths
 

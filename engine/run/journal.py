@@ -137,6 +137,7 @@ class Journal:
         self._drawn: dict[tuple[int, int], Prompt] = {}
         self._logs: dict[tuple[int, int, int], Log] = {}
         self._decided: dict[tuple[int, int], Decided] = {}
+        self._records: dict[tuple[int, int], list[Record]] = {}  # of the trajectories, as they were read
         self._files: dict[int, int] = {}  # descriptors by step
         if folder is not None:
             with writing(folder):
@@ -196,6 +197,10 @@ class Journal:
             if key[:2] == (lease, attempt) and log.finished is not None and log.finished.error is None
         ]
 
+    def records(self, lease: int, attempt: int) -> list[Record]:
+        """What was read of the trajectories of this attempt, in order."""
+        return list(self._records.get((lease, attempt), ()))
+
     def decide(self, group: Group, attempt: int) -> None:
         """A group is made, before selection."""
         members = tuple(member.sample for member in group.trajectories)
@@ -251,6 +256,7 @@ class Journal:
         self._drawn = {key: prompt for key, prompt in self._drawn.items() if self._step(key[0]) >= step}
         self._logs = {key: log for key, log in self._logs.items() if self._step(key[0]) >= step}
         self._decided = {key: record for key, record in self._decided.items() if self._step(key[0]) >= step}
+        self._records = {key: read for key, read in self._records.items() if self._step(key[0]) >= step}
 
     def keep(self, name: str, trajectories: list[Trajectory]) -> None:
         """Holds trajectories under a name (those of an evaluation, say), in place of what was there."""
@@ -267,6 +273,21 @@ class Journal:
         except (Unresumable, msgspec.DecodeError):  # a disk that fails; another version
             return None
 
+    def take(self, record: Record) -> None:
+        """From now on it holds what this record says, as if it had been read."""
+        match record:
+            case Drawn():
+                self._drawn[record.lease, record.attempt] = record.prompt
+                self._positions[record.lease, record.attempt] = record.position
+            case Decided():
+                self._decided[record.lease, record.attempt] = record
+            case Grown() | Began() | Ended():
+                self._records.setdefault((record.lease, record.attempt), []).append(record)
+                key = record.lease, record.attempt, record.sample
+                # last now: `ended` gives the order of the ends
+                log = self._logs[key] = self._logs.pop(key, Log(self, key))
+                log.read(record)
+
     def close(self) -> None:
         for file in self._files.values():
             os.close(file)
@@ -278,7 +299,7 @@ class Journal:
     def _read(self, path: Path, payloads: list[bytes]) -> None:
         for payload in payloads:
             try:
-                self._take(decode(payload))
+                self.take(decode(payload))
             except msgspec.DecodeError as error:
                 raise Unresumable(f"{path} is of another version of this program: {error}") from error
 
@@ -287,16 +308,3 @@ class Journal:
         if fault is not None and fault.at is not None:
             with writing(fault.path):
                 os.truncate(fault.path, fault.at)
-
-    def _take(self, record: Record) -> None:
-        match record:
-            case Drawn():
-                self._drawn[record.lease, record.attempt] = record.prompt
-                self._positions[record.lease, record.attempt] = record.position
-            case Decided():
-                self._decided[record.lease, record.attempt] = record
-            case Grown() | Began() | Ended():
-                key = record.lease, record.attempt, record.sample
-                # last now: `ended` gives the order of the ends
-                log = self._logs[key] = self._logs.pop(key, Log(self, key))
-                log.read(record)

@@ -19,8 +19,8 @@ import platform
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
@@ -49,11 +49,13 @@ class RunFolder:
     """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
 
     resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
-    name that did not end and is not gone on with, since its configuration is another one.
+    name that did not end and is not gone on with, since its configuration is another one. opener: opens the run's parts
+    in place of `engine.training.training`, as one machine of several.
     """
 
     def __init__(self, path: Path, lock: int, *, resumed: bool = False, unfinished: Unfinished | None = None) -> None:
         self.path, self.resumed, self.unfinished, self._lock = path, resumed, unfinished, lock
+        self.opener: Callable[..., AbstractAsyncContextManager[Any]] | None = None
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):

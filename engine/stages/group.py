@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
@@ -121,6 +122,10 @@ class GroupProgress:
         return None
 
 
+# Makes the group of one prompt: (prompt, lease, refills before it).
+Attempt = Callable[[Prompt, int, int], Awaitable[Group]]
+
+
 def groups(
     rollouts: RolloutSource,
     reward: Reward | GroupReward,
@@ -129,28 +134,30 @@ def groups(
     config: GroupConfig,
     timeline: Timeline,
     journal: Journal | None = None,
+    attempt: Attempt | None = None,
 ) -> StageFunction:
     """AdmittedPrompt -> Group, selected: with `kept`, or with the reason for its drop.
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
     from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
-    journal holds is not done again. Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards
-    as the rollouts end.
+    journal holds is not done again. attempt: makes the groups in place of `rollouts`, on other machines, say
+    (`engine.nodes.lead`). Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards as the
+    rollouts end.
     """
     if isinstance(reward, GroupReward) and config.stop_flat_after is not None:
         raise ValueError(
             f"stop_flat_after={config.stop_flat_after} needs rewards before the group is complete, and "
             f"{type(reward).__name__} grades whole groups. Fix: leave stop_flat_after out"
         )
+    journal = journal or Journal()
+    makes = MakesGroups(rollouts=rollouts, reward=reward, config=config, timeline=timeline)
     runner = _GroupRunner(
-        rollouts=rollouts,
-        reward=reward,
+        attempt=attempt or partial(makes, journal=journal),
         select=select,
         prompts=prompts,
         config=config,
         timeline=timeline,
-        journal=journal or Journal(),
-        grading=asyncio.Semaphore(config.graders),
+        journal=journal,
     )
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
@@ -162,23 +169,18 @@ def groups(
 
 @dataclass(frozen=True, kw_only=True)
 class _GroupRunner:
-    rollouts: RolloutSource
-    reward: Reward | GroupReward
+    attempt: Attempt
     select: Callable[[Group], Group]
     prompts: Iterator[Prompt]
     config: GroupConfig
     timeline: Timeline
     journal: Journal
-    grading: asyncio.Semaphore
-    numbers: Iterator[int] = field(default_factory=count)  # not the lease: the siblings of a refill have another prompt
 
     async def run(self, admitted: AdmittedPrompt) -> Group:
         """Prompt after prompt, until one gives something to train or no refill is left."""
         prompt, waste, refills = admitted.prompt, Counter[str](), 0
         while True:
-            group = self.journal.decided(admitted.lease, refills) or await self._attempt(
-                prompt, admitted.lease, refills
-            )
+            group = self.journal.decided(admitted.lease, refills) or await self.attempt(prompt, admitted.lease, refills)
             waste.update(group.waste)
             if group.drop is None:
                 group = self.select(group)
@@ -190,10 +192,24 @@ class _GroupRunner:
             self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=admitted.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
 
-    async def _attempt(self, prompt: Prompt, lease: int, refills: int) -> Group:
+
+@dataclass(kw_only=True)
+class MakesGroups:
+    """Groups of graded trajectories on the rollouts' own fleet. journal: what it holds of a group is not done again."""
+
+    rollouts: RolloutSource
+    reward: Reward | GroupReward
+    config: GroupConfig
+    timeline: Timeline
+
+    def __post_init__(self) -> None:
+        self._grading = asyncio.Semaphore(self.config.graders)
+        self._numbers = count()  # not the lease: the siblings of a refill have another prompt
+
+    async def __call__(self, prompt: Prompt, lease: int, refills: int, *, journal: Journal) -> Group:
         """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others."""
-        progress, number = GroupProgress(self.config), next(self.numbers)
-        logs = [self.journal.log(lease, refills, sample) for sample in range(self.config.started)]
+        progress, number = GroupProgress(self.config), next(self._numbers)
+        logs = [journal.log(lease, refills, sample) for sample in range(self.config.started)]
         tallies = [Tally(log.tokens) for log in logs]
         ended: dict[int, Trajectory] = {}
 
@@ -208,7 +224,7 @@ class _GroupRunner:
                         task.cancel()
 
         # Those that the journal holds end first, in the order in which they did.
-        order = dict.fromkeys([*self.journal.ended(lease, refills), *range(self.config.started)])
+        order = dict.fromkeys([*journal.ended(lease, refills), *range(self.config.started)])
         async with asyncio.TaskGroup() as scope:
             name = f"rollout-{number}"
             tasks = {sample: scope.create_task(run(sample), name=f"{name}-{sample}") for sample in order}
@@ -216,13 +232,13 @@ class _GroupRunner:
         assert decision is not None, prompt.id
         members = tuple(ended[sample] for sample in decision.members)
         if isinstance(self.reward, GroupReward):
-            async with self.grading:
+            async with self._grading:
                 members = await graded_together(members, self.reward, self.timeline, self.config.grade_deadline_s)
             for member in members:
                 logs[member.sample].end(member, tallies[member.sample].tokens)
         waste = _waste(decision, ended, tallies)
         group = Group(prompt=prompt, trajectories=members, lease=lease, drop=decision.drop, waste=waste)
-        self.journal.decide(group, refills)
+        journal.decide(group, refills)
         return group
 
     async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally, log: Log) -> Trajectory:
@@ -234,7 +250,7 @@ class _GroupRunner:
             if trajectory.reward is not None or isinstance(self.reward, GroupReward):
                 return trajectory
         if not isinstance(self.reward, GroupReward):
-            async with self.grading:
+            async with self._grading:
                 trajectory = await graded(trajectory, self.reward, self.timeline, self.config.grade_deadline_s)
         log.end(trajectory, tally.tokens)
         return trajectory

@@ -40,8 +40,9 @@ class TrainStage:
     pipeline. replicas_rest: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight
     then: staleness 0. state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s:
     seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
-    prompt. enough: asked before the first step and after each; a reason to end the run there. nothing_left: why the run
-    has ended before its last step, if it has. Raises NothingToTrain.
+    prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
+    weights before the replicas load them. nothing_left: why the run has ended before its last step, if it has. Raises
+    NothingToTrain.
     """
 
     learner: LearnerProcess
@@ -57,6 +58,7 @@ class TrainStage:
     replicas_rest: bool = False
     full_reward: float = 1.0
     enough: Callable[[], str | None] = lambda: None
+    published: Callable[[PublishedWeights], None] = lambda weights: None
     nothing_left: NothingLeft | str | None = None
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
@@ -110,7 +112,9 @@ class TrainStage:
             trained, canary = await self._learn(step, groups)
             learnt = now()
             self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
-            difference = await self.fleet.update_weights(PublishedWeights(trained.weights, step, canary))
+            weights = PublishedWeights(trained.weights, step, canary)
+            self.published(weights)
+            difference = await self.fleet.update_weights(weights)
         live = now()
         self.train_s += live - mark
         return metrics | {

@@ -13,7 +13,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import STEADY_S
-from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from tests.support.fakes import Clock, Gate, Replicas, ScriptedReplica, fleet_of, logprob_of, next_token, settle
@@ -731,3 +731,12 @@ async def test_a_policy_that_places_on_a_replica_that_is_not_there_ends_the_run(
 def test_an_impossible_fleet_is_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         FleetConfig(**{field: value})
+
+
+async def test_the_room_of_a_fleet_is_that_of_its_live_replicas():
+    async with fleet_of(Replicas(blocks=100), 2, block_size=16) as fleet:
+        assert fleet.kv_tokens == (3200, 3200)
+        fleet.on_step(0, KvSample(40, 1, 0, 0))
+        assert fleet.kv_tokens == (3200, 2240)
+        fleet._supervisor.mark_dead(fleet._supervisor.live[0])
+        assert fleet.kv_tokens == (1600, 1600)

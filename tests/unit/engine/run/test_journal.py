@@ -63,6 +63,25 @@ async def test_what_is_read_back_is_what_was_written(tmp_path):
     assert last.held == (1, 0)
 
 
+async def test_what_was_read_of_an_attempt_can_be_told_to_somebody_else(tmp_path):
+    """Records as they were written, in order: who takes them goes on where the journal does."""
+    async with Setup([call("1") + END], [ANSWER]) as node:
+        journal = Journal(tmp_path)
+        log = journal.log(3, 1, 0)
+        whole = await node.rollouts.run(a_prompt(), 0, 0, log=log)
+        log.end(replace(whole, reward=1.0), 9)
+    assert journal.records(3, 1) == [], "of what was written since there is none"
+    read = Journal(tmp_path)
+    assert [type(record).__name__ for record in read.records(3, 1)] == ["Grown", "Grown", "Ended"]
+    assert read.records(3, 0) == []
+    other = Journal()
+    for record in read.records(3, 1):
+        other.take(record)
+    assert same(other.log(3, 1, 0).finished, read.log(3, 1, 0).finished)
+    read.forget(4)
+    assert read.records(3, 1) == []
+
+
 words = st.text(max_size=6) | st.sampled_from(["\ud83d", "a\ude00", "\ud83d\ude00"])  # halves of surrogate pairs
 values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers(-(10**40), 10**40) | words,

@@ -1,0 +1,32 @@
+"""What must be equal on all machines of a run: versions of packages, and our own sources."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from engine.nodes.messages import PROTOCOL, Build
+from engine.run.run_folder import versions
+
+ROOT = Path(__file__).resolve().parents[2]
+_FOLDERS = ("engine", "sandbox", "algo", "recipes")
+
+
+def build_of(recipe: Path) -> Build:
+    """recipe: its file, which counts even where it lies elsewhere."""
+    found = {name: str(version) for name, version in versions().items() if name != "platform"}
+    return Build(protocol=PROTOCOL, code=_code(recipe), versions=found)
+
+
+def name_of(recipe: Path) -> str:
+    """Relative to the project where it lies within it."""
+    path = recipe.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def _code(recipe: Path) -> str:
+    digest = hashlib.sha256()
+    files = [file for folder in _FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    for file in [*files, recipe]:
+        digest.update(name_of(file).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,250 @@
+"""What the lead does with each message: sessions, grants, records, fences. No socket and no clock: a shell posts what
+it says and calls `tick` each second.
+
+Invariants
+- The records of an attempt that were accepted are those of one rollout after another in order: what comes under an
+  older epoch is dropped. A grant carries all that were accepted before.
+- Each attempt that is wanted gives `group` once, or is withdrawn.
+- Whoever is not of this build is refused with the difference; whose session is over is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.nodes.ledger import Granted, Key, Ledger, Member
+from engine.nodes.link import Link
+from engine.nodes.messages import (
+    Announce,
+    Ask,
+    BadMessage,
+    Build,
+    Bye,
+    Cancel,
+    Fenced,
+    Grant,
+    Hello,
+    Job,
+    LeadBeat,
+    NodeBeat,
+    Numbered,
+    Order,
+    Record,
+    Refused,
+    ToNode,
+    Welcome,
+    decode_record,
+    encode,
+)
+
+HERE = b""  # the session of the lead's own replicas
+
+
+class LeadEvents(Protocol):
+    """What the protocol calls as things happen."""
+
+    def record(self, key: Key, record: bytes) -> int | None:
+        """A record to be written down. Returns the tokens of the group where this one ends it. BadMessage for none."""
+        ...
+
+    def group(self, key: Key, records: list[bytes]) -> None:
+        """The group is made; these are all its records."""
+        ...
+
+    def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
+        """The lead's own replicas are to make it."""
+        ...
+
+    def stop_here(self, key: Key) -> None: ...
+
+    def note(self, line: str) -> None:
+        """For the user and the timeline: who came, who went, and why."""
+        ...
+
+
+@dataclass(slots=True)
+class _Peer:
+    """address: of its newest connection."""
+
+    address: bytes
+    link: Link
+
+
+class LeadProtocol:
+    def __init__(self, ledger: Ledger, job: Job, post: Callable[[bytes, ToNode], None], events: LeadEvents) -> None:
+        self.ledger = ledger
+        self._job = job
+        self._post = post
+        self._events = events
+        self._peers: dict[bytes, _Peer] = {}
+        self._tokens: dict[bytes, int] = {}
+        self._over: set[bytes] = set()  # sessions
+        self._records: dict[Key, list[bytes]] = {}
+        self._announced: Announce | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Sampled by all nodes that ever were."""
+        return sum(self._tokens.values())
+
+    @property
+    def nodes(self) -> list[Member]:
+        return [member for session, member in self.ledger.members.items() if session != HERE]
+
+    def join_here(self, *, capacity_tokens: int) -> None:
+        self.ledger.join(HERE, "the lead", capacity_tokens=capacity_tokens, lasting=True)
+
+    def beat_here(self, *, version: int, free_tokens: int) -> None:
+        self.ledger.beat(HERE, version=version, free_tokens=free_tokens)
+        self._decide()
+
+    def want(self, key: Key, *, min_version: int, records: list[bytes]) -> None:
+        """The group of this attempt is to be made. records: its prompt, and what is known of its trajectories."""
+        self._records[key] = list(records)
+        self.ledger.want(key, min_version=min_version)
+        self._decide()
+
+    def withdraw(self, key: Key) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        self._records.pop(key, None)
+        granted = self.ledger.withdraw(key)
+        if granted is None:
+            return
+        if granted.session == HERE:
+            self._events.stop_here(key)
+        else:
+            self._order(granted.session, Cancel(lease=key.lease, attempt=key.attempt, epoch=granted.epoch))
+        self._decide()
+
+    def announce(self, announce: Announce) -> None:
+        self._announced = announce
+        for session in list(self._peers):
+            self._order(session, announce)
+
+    def bye(self) -> None:
+        """The run has ended."""
+        for session in list(self._peers):
+            self._order(session, Bye())
+
+    @property
+    def unheard(self) -> int:
+        """Nodes that have not said that they have all that was sent to them."""
+        return sum(peer.link.waiting_bytes > 0 for peer in self._peers.values())
+
+    def tick(self) -> None:
+        """Each second of the lead's."""
+        for session in self.ledger.tick():
+            self._fence(session, "was silent")
+        self._decide()
+
+    def receive(self, address: bytes, message: Ask | Hello | NodeBeat | Numbered) -> None:
+        match message:
+            case Ask():
+                self._post(address, self._job)
+            case Hello():
+                self._hello(address, message)
+            case NodeBeat() | Numbered():
+                if not self.ledger.heard(message.session) or message.session not in self._peers:
+                    self._post(address, Fenced(session=message.session))
+                    return
+                self._peers[message.session].address = address
+                if isinstance(message, NodeBeat):
+                    self._beat(message)
+                else:
+                    self._numbered(message)
+
+    def here(self, key: Key, epoch: int, record: bytes) -> None:
+        """A record of a group that the lead's own replicas make."""
+        self._take(HERE, Record(lease=key.lease, attempt=key.attempt, epoch=epoch, record=record))
+
+    def _hello(self, address: bytes, hello: Hello) -> None:
+        session = hello.session
+        if session in self._peers:  # said twice
+            self._peers[session].address = address
+        elif session in self._over or session == HERE:
+            self._post(address, Fenced(session=session))
+            return
+        elif reason := difference(self._job.build, hello.build):
+            self._events.note(f"node {hello.name} is refused: {reason}")
+            self._post(address, Refused(reason=reason))
+            return
+        else:
+            self._peers[session] = _Peer(address, Link(session))
+            self.ledger.join(session, hello.name, capacity_tokens=hello.capacity_tokens)
+            self._events.note(f"node {hello.name} joins with room for {hello.capacity_tokens} tokens")
+            self._post(address, Welcome(session=session))
+            if self._announced is not None:
+                self._order(session, self._announced)
+            return
+        self._post(address, Welcome(session=session))
+
+    def _beat(self, beat: NodeBeat) -> None:
+        peer = self._peers[beat.session]
+        self._tokens[beat.session] = beat.tokens
+        self.ledger.beat(beat.session, version=beat.version, free_tokens=beat.free_tokens)
+        self._post(peer.address, LeadBeat(session=beat.session, ack=peer.link.received))
+        for numbered in peer.link.beat(beat.ack):
+            self._post(peer.address, numbered)
+        self._decide()
+
+    def _numbered(self, message: Numbered) -> None:
+        body = self._peers[message.session].link.take(message)
+        if body is None:
+            return
+        try:
+            self._take(message.session, decode_record(body))
+        except BadMessage as error:
+            self._fence(message.session, f"sent what is no record: {error}")
+
+    def _take(self, session: bytes, message: Record) -> None:
+        key = Key(message.lease, message.attempt)
+        if not self.ledger.accepts(session, key, message.epoch):
+            return
+        tokens = self._events.record(key, message.record)
+        self._records[key].append(message.record)
+        if tokens is not None:
+            self.ledger.finish(key, tokens)
+            self._events.group(key, self._records.pop(key))
+            self._decide()
+
+    def _fence(self, session: bytes, why: str) -> None:
+        member = self.ledger.members[session]
+        back = self.ledger.leave(session)
+        peer = self._peers.pop(session)
+        self._over.add(session)
+        self._events.note(f"node {member.name} {why}; {len(back)} groups that it had are given to others")
+        self._post(peer.address, Fenced(session=session))
+        self._decide()
+
+    def _decide(self) -> None:
+        for granted in self.ledger.decide():
+            self._grant(granted)
+
+    def _grant(self, granted: Granted) -> None:
+        key, records = granted.key, list(self._records[granted.key])
+        if granted.session == HERE:
+            self._events.start_here(key, granted.epoch, records)
+        else:
+            grant = Grant(lease=key.lease, attempt=key.attempt, epoch=granted.epoch, records=records)
+            self._order(granted.session, grant)
+
+    def _order(self, session: bytes, order: Order) -> None:
+        peer = self._peers[session]
+        self._post(peer.address, peer.link.send(encode(order)))
+
+
+def difference(lead: Build, node: Build) -> str | None:
+    """Why a node of this build cannot take part; None: it can."""
+    if lead.protocol != node.protocol:
+        return f"the lead speaks protocol {lead.protocol}, the node {node.protocol}. Fix: the same version on both"
+    for name in sorted({*lead.versions, *node.versions}):
+        here, there = lead.versions.get(name, "none"), node.versions.get(name, "none")
+        if here != there:
+            return f"{name} is {here} on the lead and {there} on the node. Fix: install the same version on both"
+    if lead.code != node.code:
+        return (
+            f"the code is {lead.code[:12]} on the lead and {node.code[:12]} on the node. Fix: the same sources on both"
+        )
+    return None

@@ -1,0 +1,231 @@
+"""Messages between the lead of a run and its rollout nodes (ZeroMQ with CURVE; the lead binds a ROUTER).
+
+    node                                   lead
+    Ask(code, versions)          ->
+                                 <-        Job(recipe, options, files), or Refused(reason)
+    Pull(file, offset, size)     ->                                        over connections of their own
+                                 <-        Chunk(data), or Gone(file)
+    Hello(session, capacity)     ->
+                                 <-        Welcome, or Refused(reason)
+    Beat(version, free KV, ack)  <->       Beat(ack)                       each second
+    Numbered(Record)             ->
+                                 <-        Numbered(Grant | Cancel | Announce | Bye)
+                                 <-        Fenced: this session is over
+
+Invariants
+- What is Numbered arrives once and in order within a session, whatever the connection loses or repeats
+  (`engine.nodes.link`). All else may be lost or repeated without harm.
+- A record counts only under the (lease, attempt, epoch) that the lead granted last.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+PROTOCOL = 1  # of these messages
+CHUNK_BYTES = 1 << 20
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    pass
+
+
+class FileInfo(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """sha256: in hexadecimal; empty where a canary checks the content."""
+
+    name: str
+    size_bytes: int
+    sha256: str = ""
+
+
+class Build(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What must be equal on all machines of a run. code: a hash of our own sources and of the recipe's file."""
+
+    protocol: int
+    code: str
+    versions: dict[str, str]
+
+
+class Ask(_Message, frozen=True):
+    """Node -> lead: what is this run?"""
+
+
+class Pull(_Message, frozen=True):
+    """Node -> lead: a part of a file of the checkpoint, or of published weights."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+class Hello(_Message, frozen=True):
+    """Node -> lead: ready to work, under a session that this node made (16 random bytes). Repeated until answered.
+
+    capacity_tokens: of the KV cache of all its replicas.
+    """
+
+    session: bytes
+    name: str
+    build: Build
+    capacity_tokens: int
+
+
+class NodeBeat(_Message, frozen=True):
+    """Node -> lead, each second. version: of the weights that are live on all its replicas, -1 before the first ones.
+
+    free_tokens: of its KV caches. tokens: sampled since it started.
+    """
+
+    session: bytes
+    ack: int
+    version: int
+    free_tokens: int
+    tokens: int
+
+
+class Numbered(_Message, frozen=True):
+    """Either way: message `seq` (from 1) of this session, and the last one that was received (`ack`)."""
+
+    session: bytes
+    seq: int
+    ack: int
+    body: bytes
+
+
+class Job(_Message, frozen=True):
+    """Lead -> node: what to run. recipe: its file, relative to the project where it lies within it.
+
+    files: of the checkpoint, to be pulled as `checkpoint/NAME`.
+    """
+
+    build: Build
+    recipe: str
+    options: list[str]
+    files: list[FileInfo]
+
+
+class Refused(_Message, frozen=True):
+    """Lead -> node: it cannot take part. The reason is one line: the cause, and what to do about it."""
+
+    reason: str
+
+
+class Chunk(_Message, frozen=True):
+    name: str
+    offset: int
+    data: bytes
+
+
+class Gone(_Message, frozen=True):
+    """Lead -> node: there is no such file (any more)."""
+
+    name: str
+
+
+class Welcome(_Message, frozen=True):
+    """Lead -> node: this session belongs to the run."""
+
+    session: bytes
+
+
+class LeadBeat(_Message, frozen=True):
+    """Lead -> node, each second."""
+
+    session: bytes
+    ack: int
+
+
+class Fenced(_Message, frozen=True):
+    """Lead -> node: this session is over, its leases are somebody else's. Say hello under a new one."""
+
+    session: bytes
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Node -> lead: a record of the journal (`engine.run.journal_records`): a turn that ended, a graded trajectory, or
+    the decision about the group, which is the end of the lease.
+    """
+
+    lease: int
+    attempt: int
+    epoch: int
+    record: bytes
+
+
+class Grant(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Lead -> node: make the group of this attempt. records: its prompt, and what the journal holds of it."""
+
+    lease: int
+    attempt: int
+    epoch: int
+    records: list[bytes]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Lead -> node: nobody wants this group any more."""
+
+    lease: int
+    attempt: int
+    epoch: int
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Lead -> node: weights of this version are there to be pulled.
+
+    canary: the learner's log-probabilities, float32. path, inode: where the file lies for a node of the same machine.
+    """
+
+    version: int
+    file: FileInfo
+    canary: bytes
+    path: str
+    inode: int
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Lead -> node: the run has ended."""
+
+
+Kind = TypeVar("Kind")
+ToLead = Ask | Pull | Hello | NodeBeat | Numbered
+ToNode = Job | Refused | Chunk | Gone | Welcome | LeadBeat | Fenced | Numbered
+Order = Grant | Cancel | Announce | Bye
+
+encode = msgspec.msgpack.Encoder().encode
+_to_lead = msgspec.msgpack.Decoder(ToLead)
+_to_node = msgspec.msgpack.Decoder(ToNode)
+_record = msgspec.msgpack.Decoder(Record)
+_order = msgspec.msgpack.Decoder(Order)
+
+
+class BadMessage(ValueError):
+    """Bytes that are not a message of this protocol."""
+
+
+def decode_to_lead(data: bytes) -> ToLead:
+    """BadMessage for any bytes that are not one."""
+    return _decode(_to_lead, data)
+
+
+def decode_to_node(data: bytes) -> ToNode:
+    """BadMessage for any bytes that are not one."""
+    return _decode(_to_node, data)
+
+
+def decode_record(data: bytes) -> Record:
+    """BadMessage for any bytes that are not one."""
+    return _decode(_record, data)
+
+
+def decode_order(data: bytes) -> Order:
+    """BadMessage for any bytes that are not one."""
+    return _decode(_order, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Kind], data: bytes) -> Kind:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
+        raise BadMessage(str(error)) from None

@@ -1,0 +1,240 @@
+"""A rollout node's shell: a DEALER socket, and a fleet that makes the groups that the lead grants.
+
+Invariants
+- What the lead grants is made by the same code as on one machine (`engine.stages.group.MakesGroups`); each turn's
+  record goes to the lead when the turn has ended.
+- Weights are pulled before any replica pauses for them, and a version is told to be live when all replicas of the node
+  have it and have passed the canary.
+- A pull that fails is tried again; meanwhile the node tells the version that it has, and gets no group that needs more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from engine.errors import first_error
+from engine.fleet.fleet import Fleet
+from engine.nodes.config import NodeConfig
+from engine.nodes.grant_journal import GrantJournal
+from engine.nodes.ledger import Key
+from engine.nodes.messages import Announce, BadMessage, Build, Job, ToLead, ToNode, decode_to_node, encode
+from engine.nodes.node_protocol import NodeProtocol
+from engine.nodes.pulls import PullFailed, fetch
+from engine.run import journal_records
+from engine.run.journal_records import Decided, Drawn, Record
+from engine.stages.group import MakesGroups
+from engine.types import PublishedWeights
+from sandbox.keys import HostKeys, trust
+from sandbox.mailbox import Mailbox
+
+BEAT_S = 1.0
+
+
+class NodeRefused(RuntimeError):
+    """The lead does not take this node; the message says why."""
+
+
+class LeadGone(RuntimeError):
+    """The lead was not heard for longer than the node is patient."""
+
+
+class RolloutNode:
+    """`await RolloutNode(...).run()` works for the lead until the run has ended.
+
+    folder: where pulled weights lie, on a memory file system. tokens_sampled: by all rollouts of this node.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        keys: HostKeys | None,
+        *,
+        build: Build,
+        fleet: Fleet,
+        makes: MakesGroups,
+        folder: Path,
+        tokens_sampled: Callable[[], int],
+        note: Callable[[str], None],
+    ) -> None:
+        self._config, self._keys, self._fleet, self._makes, self._folder = config, keys, fleet, makes, folder
+        self._tokens_sampled, self._note = tokens_sampled, note
+        self._version = -1  # live on all replicas
+        self._announced: Announce | None = None
+        self._news = asyncio.Event()
+        self._files: list[Path] = []  # of weights, the older one first
+        self._groups: dict[tuple[Key, int], asyncio.Task[None]] = {}
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._mailbox = Mailbox(zmq.DEALER, self._receive)
+        self._heard = asyncio.get_running_loop().time()
+        self.protocol = NodeProtocol(
+            name=config.name,
+            build=build,
+            capacity_tokens=fleet.kv_tokens[0],
+            make_session=lambda: secrets.token_bytes(16),
+            post=self._post,
+            events=self,
+        )
+
+    async def run(self) -> None:
+        """Raises NodeRefused, LeadGone, or what ends a fleet."""
+        if self._keys is not None:
+            trust(self._mailbox, self._keys)
+        self._mailbox.socket.connect(self._config.lead)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                loops = [
+                    self._tasks.create_task(self._beat(), name="node-beat"),
+                    self._tasks.create_task(self._keep_current(), name="node-weights"),
+                ]
+                await self._over
+                for task in [*loops, *self._groups.values()]:
+                    task.cancel()
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        finally:
+            self._mailbox.close()
+
+    # What the protocol calls (engine.nodes.node_protocol.NodeEvents)
+
+    def start(self, key: Key, epoch: int, records: list[bytes]) -> None:
+        name = f"group-{key.lease}-{key.attempt}"
+        self._groups[key, epoch] = self._tasks.create_task(self._make(key, epoch, records), name=name)
+
+    def stop(self, key: Key, epoch: int) -> None:
+        if (key, epoch) in self._groups:
+            self._groups[key, epoch].cancel()
+
+    def weights(self, announce: Announce) -> None:
+        self._announced = announce
+        self._news.set()
+
+    def refused(self, reason: str) -> None:
+        self._end(NodeRefused(f"the lead refuses this node: {reason}"))
+
+    def bye(self) -> None:
+        self._tick()  # the lead waits to be heard
+        self._end(None)
+
+    def note(self, line: str) -> None:
+        self._note(line)
+
+    async def _make(self, key: Key, epoch: int, records: list[bytes]) -> None:
+        def tell(record: Record) -> None:
+            self.protocol.tell(key, epoch, journal_records.encode(record), last=isinstance(record, Decided))
+
+        try:
+            known = [journal_records.decode(record) for record in records]
+            drawn = known[0]
+            assert isinstance(drawn, Drawn)
+            await self._makes(drawn.prompt, key.lease, key.attempt, journal=GrantJournal(known, tell))
+        finally:
+            del self._groups[key, epoch]
+
+    async def _keep_current(self) -> None:
+        """Pulls and loads what is announced, the newest only."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            announce = self._announced
+            assert announce is not None
+            if announce.version == self._version:
+                continue  # said again under a new session
+            try:
+                path = await self._pull(announce)
+            except (PullFailed, OSError) as error:
+                self._note(f"weights {announce.version} could not be pulled, and are asked for again: {error}")
+                await asyncio.sleep(BEAT_S)
+                self._news.set()
+                continue
+            canary = np.frombuffer(announce.canary, np.float32)
+            await self._fleet.update_weights(PublishedWeights(str(path), announce.version, canary))
+            self._version = announce.version
+            self._forget_older(path)
+            self._tick()
+
+    async def _pull(self, announce: Announce) -> Path:
+        """The file of these weights: a link to the lead's where both see the same one, else a copy over the network."""
+        path = self._folder / f"pulled-{announce.version}-{secrets.token_hex(4)}.safetensors"
+        with suppress(OSError):
+            if os.stat(announce.path).st_ino == announce.inode:
+                os.link(announce.path, path)
+                if (path.stat().st_ino, path.stat().st_size) == (announce.inode, announce.file.size_bytes):
+                    return path
+                path.unlink()
+        await fetch(self._config.lead, self._keys, announce.file.name, announce.file, path)
+        return path
+
+    def _forget_older(self, newest: Path) -> None:
+        """The newest stays for a replica that is replaced."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files = [newest]
+
+    async def _beat(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._tick()
+            await asyncio.sleep(BEAT_S)
+            if clock() - self._heard > self._config.patience_s:
+                self._end(LeadGone(f"the lead {self._config.lead} was not heard for {self._config.patience_s:g} s"))
+
+    def _tick(self) -> None:
+        self.protocol.tick(version=self._version, free_tokens=self._fleet.kv_tokens[1], tokens=self._tokens_sampled())
+
+    def _post(self, message: ToLead) -> None:
+        self._mailbox.send_frames(encode(message))
+
+    def _receive(self, frames: list[bytes]) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            self.protocol.receive(decode_to_node(b"".join(frames)))
+        except BadMessage as error:
+            self._end(NodeRefused(f"the lead sends what is no message of this protocol: {error}"))
+        except Exception as error:  # in a callback, where it would only be logged
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
+
+
+async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> ToNode:
+    """What the lead answers; asked again each second, for as long as the node is patient. Raises LeadGone."""
+    answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    mailbox = Mailbox(zmq.DEALER, answers.put_nowait)
+    try:
+        if keys is not None:
+            trust(mailbox, keys)
+        mailbox.socket.connect(config.lead)
+        async with asyncio.timeout(config.patience_s):
+            while True:
+                mailbox.send_frames(encode(question))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        return decode_to_node(b"".join(await answers.get()))
+    except TimeoutError:
+        raise LeadGone(
+            f"no lead answers at {config.lead} within {config.patience_s:g} s. "
+            "Fix: see that it runs, and that its keys are those of this folder"
+        ) from None
+    finally:
+        mailbox.close(0)
+
+
+async def pull_checkpoint(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
+    """The files of the lead's checkpoint, into folder. Raises PullFailed."""
+    for info in job.files:
+        if Path(info.name).name != info.name:
+            raise PullFailed(f"the lead names a file {info.name!r} outside of the checkpoint")
+        await fetch(config.lead, keys, f"checkpoint/{info.name}", info, folder / info.name)

@@ -1,0 +1,195 @@
+"""A recipe's run on several machines: what `engine.training.training` opens on the lead, and on a rollout node.
+
+The recipe is the same file with the same options on all of them, since its tools and rewards are Python code. On the
+lead its groups are made by whoever has the room; on a node its rollouts and its reward make the groups that the lead
+grants, and its other stages are never run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from rich.console import Console
+
+from engine.balancing.balancer import Balancer
+from engine.errors import BadInput
+from engine.nodes.config import LeadConfig, NodeConfig
+from engine.nodes.lead import Lead
+from engine.nodes.messages import Build
+from engine.nodes.node import RolloutNode
+from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.ports import GroupReward, Reward
+from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.source import RolloutSource
+from engine.run.run_folder import RunFolder
+from engine.run.workspace import workspace
+from engine.stages.group import MakesGroups, groups
+from engine.telemetry.sinks import MetricSink
+from engine.training import ScheduledEvaluation, Training, TrainingConfig, opened, say
+from engine.types import Batch, Group
+from sandbox import Sandbox
+from sandbox.keys import HostKeys
+
+
+class RunEnded(Exception):
+    """Ends the recipe on a node: the lead has said that the run has ended."""
+
+
+class LeadTraining(Training):
+    """A run whose groups are made by rollout nodes, and by the replicas here."""
+
+    lead: Lead
+
+    def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
+        self.lead.makes_here = _makes(self, rollouts, reward)
+        run = groups(
+            rollouts,
+            reward,
+            select,
+            self._prompts,
+            self.config.group,
+            self.timeline,
+            self.journal,
+            attempt=self.lead.attempt,
+        )
+        return Stage(name="groups", run=run, workers=self.leases.capacity)
+
+    def train(self, make_batch: Callable[[int, Sequence[Group]], Batch], **options: Any) -> Stage:
+        stage = super().train(make_batch, **options)
+        assert self._train is not None
+        self._train.published = self.lead.publish
+        return stage
+
+    async def run(self, stages: Sequence[Stage]) -> dict[str, Any]:
+        summary = await super().run(stages)
+        await self.lead.bye()
+        return summary
+
+    def note(self, line: str) -> None:
+        self.timeline.instant("fleet", line)
+        self.run_folder.note(line)
+        say(self.console, line)
+
+    def open_lead(self, config: LeadConfig) -> Lead:
+        oldest = self.leases.max_staleness
+        return Lead(
+            config,
+            checkpoint=self.config.checkpoint,
+            folder=self._workspace,
+            journal=self.journal,
+            group_tokens=self.config.group.started * self.config.rollout.max_tokens,
+            min_version=lambda lease: max(0, self.leases.step_of(lease) - oldest),
+            kv_tokens=lambda: self.fleet.kv_tokens,
+            version=lambda: self.fleet.version,
+            note=self.note,
+        )
+
+    async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
+        self.lead.beat_here()  # its weights are live
+        await super()._on_trained(step, metrics)
+
+    def _tokens_sampled(self) -> int:
+        return super()._tokens_sampled() + self.lead.protocol.tokens
+
+
+@asynccontextmanager
+async def lead_training(
+    lead: LeadConfig,
+    config: TrainingConfig,
+    run: RunFolder,
+    *,
+    make_balancer: Callable[[], Balancer] | None,
+    sinks: Sequence[MetricSink],
+    console: Console,
+) -> AsyncIterator[Training]:
+    """On the lead. Raises ListenFailed, KeysUnusable, and what `training` raises."""
+    if config.devices.devices:
+        raise BadInput("nodes cannot be used with devices: weights of GPUs are not pulled yet. Fix: leave out one")
+    job = LeadTraining(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
+    async with opened(job), job.open_lead(lead) as job.lead:
+        assert job.fleet.weights is not None
+        job.lead.publish(job.fleet.weights)
+        job.lead.beat_here()
+        say(console, f"rollout nodes may join at {lead.listen}")
+        yield job
+
+
+class NodeTraining(Training):
+    """The same recipe on a rollout node: replicas, sandbox, rollouts and reward, without a learner."""
+
+    node: NodeConfig
+    keys: HostKeys | None
+    build: Build
+    _makes: MakesGroups | None = None
+
+    async def evaluation(self, *arguments: Any, **options: Any) -> ScheduledEvaluation:
+        """It is the lead that evaluates."""
+        return await super().evaluation(*arguments, **{**options, "replicas": 0})
+
+    def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
+        self._makes = _makes(self, rollouts, reward)
+        return Stage(name="groups", run=_never)
+
+    def train(self, make_batch: Callable[[int, Sequence[Group]], Batch], **options: Any) -> Stage:
+        return Stage(name="learn", run=_never)
+
+    async def run(self, stages: Sequence[Stage]) -> dict[str, Any]:
+        """Makes what the lead grants. Raises RunEnded when it is over, NodeRefused, or LeadGone."""
+        if self._makes is None:
+            raise BadInput("a recipe without a stage that makes groups has nothing to do on a rollout node")
+        node = RolloutNode(
+            self.node,
+            self.keys,
+            build=self.build,
+            fleet=self.fleet,
+            makes=self._makes,
+            folder=self._workspace,
+            tokens_sampled=self._tokens_sampled,
+            note=lambda line: say(self.console, line),
+        )
+        await node.run()
+        raise RunEnded
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        config = self.config
+        async with AsyncExitStack() as self._stack:
+            self._workspace = self._stack.enter_context(workspace())
+            if config.sandbox is not None:
+                self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
+            self.chat = ChatTemplate.load(config.checkpoint, config.chat)
+            self._canary = self._canary_ids()
+            fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
+            self.fleet = await self._stack.enter_async_context(fleet)
+            gc.freeze()
+            yield
+
+
+@asynccontextmanager
+async def node_training(
+    node: NodeConfig,
+    keys: HostKeys | None,
+    build: Build,
+    config: TrainingConfig,
+    run: RunFolder,
+    *,
+    make_balancer: Callable[[], Balancer] | None,
+    sinks: Sequence[MetricSink],
+    console: Console,
+) -> AsyncIterator[Training]:
+    """On a rollout node."""
+    job = NodeTraining(config, run, make_balancer=make_balancer, sinks=(), console=console)
+    job.node, job.keys, job.build = node, keys, build
+    async with opened(job):
+        yield job
+
+
+def _makes(job: Training, rollouts: RolloutSource, reward: Reward | GroupReward) -> MakesGroups:
+    return MakesGroups(rollouts=rollouts, reward=reward, config=job.config.group, timeline=job.timeline)
+
+
+async def _never(inbox: Inbox, outbox: Outbox) -> None:
+    raise AssertionError("this stage runs on the lead")

@@ -1,0 +1,84 @@
+"""What a user types on each machine, and what is printed of it."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from engine.console.options import Invocation
+from engine.nodes.__main__ import _options, _parser
+from engine.nodes.build import build_of, name_of
+from engine.nodes.config import NodeConfig, node_command
+from engine.nodes.lead_protocol import difference
+from recipes.quickstart import Config
+from sandbox import keys
+from tests.support.paths import ROOT
+
+
+def quickstart(*words):
+    command = [sys.executable, str(ROOT / "recipes" / "quickstart.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_dry_run_prints_a_command_for_each_machine_that_it_can_run(tmp_path):
+    keys.make(tmp_path / "keys")
+    words = ["nodes=tcp://0.0.0.0:5700", f"nodes_keys={tmp_path / 'keys'}", "steps=3", f"runs={tmp_path / 'runs'}"]
+    done = quickstart(*words, "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    lead, node = (shlex.split(line.partition(":")[2]) for line in done.stdout.splitlines())
+    assert set(words) <= set(lead)
+    assert not any(word.startswith("dry_run") for word in lead)
+    assert node[:3] == [sys.executable, "-m", "engine.nodes"]
+    parsed = _parser().parse_args(node[3:])
+    assert parsed.lead.endswith(":5700")
+    assert parsed.keys == tmp_path / "keys"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
+    done = quickstart("nodes=tcp://0.0.0.0:5700", f"runs={tmp_path / 'runs'}")
+    assert done.returncode == 2
+    assert "nodes_keys" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("fields", [{"nodes_only": True}, {"nodes_keys": "keys"}])
+def test_options_for_nodes_need_an_address(fields):
+    with pytest.raises(ValueError, match="nodes must be an address"):
+        Invocation(**fields)
+
+
+def test_what_a_machine_gives_takes_the_place_of_what_the_lead_says():
+    lead = ["steps=3", "learner.lr=0.1", "checkpoint=/there", "replicas=2"]
+    assert _options(lead, ["lr=0.2", "--replicas=4", "checkpoint=/here"]) == [
+        "steps=3",
+        "lr=0.2",
+        "--replicas=4",
+        "checkpoint=/here",
+    ]
+
+
+def test_a_node_needs_an_address_and_patience():
+    for fields in ({"lead": "lead:5700"}, {"lead": "tcp://lead"}, {"lead": "tcp://lead:5700", "patience_s": 0}):
+        with pytest.raises(ValueError, match="got"):
+            NodeConfig(**fields)
+    assert "tcp://10.0.0.1:5700" in node_command("tcp://10.0.0.1:5700", None)
+
+
+def test_the_build_tells_other_sources_and_not_other_machines(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("steps = 1\n")
+    one = build_of(recipe)
+    assert difference(one, build_of(recipe)) is None
+    recipe.write_text("steps = 2\n")
+    assert "code" in difference(one, build_of(recipe))
+    assert name_of(ROOT / "recipes" / "quickstart.py") == "recipes/quickstart.py"
+    assert name_of(recipe) == str(recipe)
+
+
+def test_a_run_is_the_same_whoever_takes_part():
+    """The identity of a run has none of these options: it goes on with nodes or without them."""
+    assert {"nodes", "nodes_keys", "nodes_only", "dry_run"} <= set(Invocation.__slots__)
+    assert not {"nodes", "nodes_keys", "nodes_only", "dry_run"} & set(Config.__dataclass_fields__)

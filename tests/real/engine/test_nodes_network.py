@@ -1,0 +1,306 @@
+"""Lead and node over real TCP with real keys; the replicas are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import filecmp
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from engine.atomic_files import CannotWrite
+from engine.nodes import pulls
+from engine.nodes.config import LeadConfig, NodeConfig
+from engine.nodes.lead import Lead
+from engine.nodes.messages import CHUNK_BYTES, Announce, Ask, FileInfo, Job, encode
+from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
+from engine.nodes.pulls import PullFailed, fetch
+from engine.run.journal import Journal
+from engine.stages.group import GroupConfig, MakesGroups
+from engine.types import PublishedWeights
+from sandbox import keys
+from sandbox.keys import load_host
+from tests.support.fakes import a_prompt
+from tests.support.node import ANSWER, END, Setup, call
+from tests.support.paths import ROOT
+from tests.support.sandbox_processes import until
+
+TURNS = ([call("6 * 7") + END], [ANSWER])
+RECIPE = ROOT / "recipes" / "quickstart.py"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Run:
+    """A lead that listens, with a journal in memory and no replicas of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.notes = folder, list[str]()
+        self.keys, self.checkpoint = folder / "keys", folder / "checkpoint"
+        keys.make(self.keys)
+        self.checkpoint.mkdir()
+        (self.checkpoint / "config.json").write_text("{}")
+        (self.checkpoint / "model.safetensors").write_bytes(os.urandom(3 * CHUNK_BYTES + 5))
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.journal = Journal(folder / "journal")
+        config = LeadConfig(listen=self.address, keys=self.keys, recipe=RECIPE, options=("steps=3",), nodes_only=True)
+        self.lead = Lead(
+            config,
+            checkpoint=self.checkpoint,
+            folder=folder,
+            journal=self.journal,
+            group_tokens=100,
+            min_version=lambda lease: 0,
+            kv_tokens=lambda: (0, 0),
+            version=lambda: 0,
+            note=self.notes.append,
+        )
+
+    @property
+    def node_keys(self) -> keys.HostKeys:
+        return load_host(self.keys)
+
+    def config(self, **fields: object) -> NodeConfig:
+        return NodeConfig(**{"lead": self.address, "keys": self.keys, "name": "one", "patience_s": 30.0, **fields})
+
+    def publish(self, version: int) -> None:
+        path = self.folder / f"weights-{version}.safetensors"
+        path.write_bytes(os.urandom(2 * CHUNK_BYTES + version))
+        self.lead.publish(PublishedWeights(str(path), version, np.zeros(3, np.float32)))
+        path.unlink()  # the learner writes its file again as soon as it likes
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@asynccontextmanager
+async def a_node(run: Run, scripted: Setup, **fields: object) -> AsyncIterator[RolloutNode]:
+    async def reward(trajectory: object) -> float:
+        return 1.0
+
+    job = await ask(run.config(), run.node_keys, Ask())
+    assert isinstance(job, Job)
+    makes = MakesGroups(
+        rollouts=scripted.rollouts, reward=reward, config=GroupConfig(samples=2), timeline=scripted.timeline
+    )
+    folder = run.folder / f"node-{len(list(run.folder.glob('node-*')))}"
+    folder.mkdir()
+    node = RolloutNode(
+        run.config(**fields),
+        run.node_keys,
+        build=job.build,
+        fleet=scripted.fleet,
+        makes=makes,
+        folder=folder,
+        tokens_sampled=lambda: scripted.rollouts.tokens_sampled,
+        note=run.notes.append,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(node.run())
+        yield node
+        task.cancel()
+
+
+async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        run.publish(1)
+        async with a_node(run, scripted):
+            group = await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+    assert [member.sample for member in group.trajectories] == [0, 1]
+    assert [member.reward for member in group.trajectories] == [1.0, 1.0]
+    assert all(len(member.turns) == 2 for member in group.trajectories)
+    assert group.prompt == a_prompt(text="What is 6 * 7?")
+    sizes = [len(member.token_ids_T) for member in group.trajectories]
+    assert run.lead.protocol.ledger.expected_tokens == sum(sizes)
+    [replica] = scripted.replicas.made
+    [(_, version)] = replica.weights
+    assert version == 1
+
+
+async def test_a_new_version_is_on_the_node_whatever_the_learner_does_with_its_file(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        run.publish(1)
+        async with a_node(run, scripted):
+            await until(lambda: bool(scripted.replicas.made[0].weights))
+            run.publish(2)
+            await until(lambda: len(scripted.replicas.made[0].weights) == 2)
+            path, version = scripted.replicas.made[0].weights[-1]
+            assert version == 2
+            assert os.stat(path).st_size == 2 * CHUNK_BYTES + 2
+            [member] = run.lead.protocol.nodes
+            await until(lambda: member.version == 2)
+
+
+async def test_where_the_file_cannot_be_seen_its_bytes_are_pulled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = pulls.fetch
+
+    async def fetching(*arguments: object) -> None:
+        seen.append(arguments[2])
+        await real(*arguments)
+
+    monkeypatch.setattr("engine.nodes.node.fetch", fetching)
+    monkeypatch.setattr("engine.nodes.node.os.link", lambda *names: (_ for _ in ()).throw(OSError("another disk")))
+    async with run.lead, Setup(*TURNS) as scripted:
+        monkeypatch.setattr("engine.nodes.lead.os.link", shutil.copy)
+        run.publish(1)
+        async with a_node(run, scripted):
+            await until(lambda: bool(scripted.replicas.made[0].weights))
+            path, _ = scripted.replicas.made[0].weights[-1]
+            assert filecmp.cmp(path, run.folder / "nodes-weights-1.safetensors", shallow=False)
+    assert seen == ["weights-1"]
+
+
+async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_that_it_has(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        run.publish(1)
+        async with a_node(run, scripted):
+            await until(lambda: [member.version for member in run.lead.protocol.nodes] == [1])
+            lost = FileInfo(name="weights-2", size_bytes=1000)
+            run.lead.protocol.announce(Announce(version=2, file=lost, canary=b"", path="", inode=0))
+            await until(lambda: sum("weights 2" in note for note in run.notes) > 1)
+            [member] = run.lead.protocol.nodes
+            assert member.version == 1
+            run.publish(3)
+            await until(lambda: member.version == 3)
+    assert [version for _, version in scripted.replicas.made[0].weights] == [1, 3]
+
+
+async def test_the_checkpoint_comes_from_the_lead_byte_by_byte(run: Run, tmp_path: Path) -> None:
+    async with run.lead:
+        job = await ask(run.config(), run.node_keys, Ask())
+        assert isinstance(job, Job)
+        assert job.recipe == "recipes/quickstart.py"
+        assert job.options == ["steps=3"]
+        there = tmp_path / "there"
+        there.mkdir()
+        await pull_checkpoint(run.config(), run.node_keys, job, there)
+    names = sorted(path.name for path in run.checkpoint.iterdir())
+    assert sorted(path.name for path in there.iterdir()) == names
+    for name in names:
+        assert (there / name).read_bytes() == (run.checkpoint / name).read_bytes()
+
+
+async def test_a_pull_that_fails_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    size = 3 * CHUNK_BYTES + 5
+    wrong = FileInfo(name="model.safetensors", size_bytes=size, sha256="0" * 64)
+    long = FileInfo(name="model.safetensors", size_bytes=size + 1)
+    async with run.lead:
+        for name, info in (("checkpoint/gone", long), ("checkpoint/model.safetensors", wrong)):
+            with pytest.raises(PullFailed, match=name):
+                await fetch(run.address, run.node_keys, name, info, there / "file")
+        with pytest.raises(PullFailed, match="model"):
+            await fetch(run.address, run.node_keys, "checkpoint/model.safetensors", long, there / "file")
+    assert list(there.iterdir()) == []
+
+
+async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> None:
+    """With keys of another run, with old keys, without keys, with another protocol."""
+    strange = tmp_path / "strange"
+    keys.make(strange)
+    (strange / "node.pub").unlink()
+    shutil.copy(run.keys / "node.pub", strange)  # it knows the lead, but the lead does not know it
+    impatient = run.config(patience_s=1.0)
+    async with run.lead:
+        with pytest.raises(LeadGone):
+            await ask(impatient, load_host(strange), Ask())
+        await until(lambda: any("127.0.0.1" in note for note in run.notes))
+        known = run.node_keys
+        (run.keys / "host.pub").rename(run.keys / "taken-away.pub")
+        count = len(run.notes)
+        with pytest.raises(LeadGone):
+            await ask(impatient, known, Ask())
+        await until(lambda: len(run.notes) > count)
+        (run.keys / "taken-away.pub").rename(run.keys / "host.pub")
+        count = len(run.notes)
+        with pytest.raises(LeadGone):
+            await ask(impatient, None, Ask())
+        await until(lambda: len(run.notes) > count)
+        with socket.create_connection(("127.0.0.1", int(run.address.rpartition(":")[2]))) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))  # libzmq says nothing of what never shakes hands
+        assert run.lead.protocol.nodes == []
+        assert isinstance(await ask(run.config(), known, Ask()), Job), "who has the keys is served all the same"
+
+
+async def test_garbage_from_who_has_the_keys_is_named_and_has_no_effect(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        context = zmq.Context()
+        peer = context.socket(zmq.DEALER)
+        peer.setsockopt(zmq.CURVE_SERVERKEY, run.node_keys.node_public)
+        peer.setsockopt(zmq.CURVE_SECRETKEY, run.node_keys.secret)
+        peer.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(run.node_keys.secret))
+        peer.connect(run.address)
+        for garbage in (b"", b"\xc1", os.urandom(1000), b"\x91" * 100_000, encode(["Hello", 1])):
+            peer.send(garbage)
+        await until(lambda: run.lead.refused == 5)
+        peer.close(0)
+        context.term()
+        run.publish(1)
+        async with a_node(run, scripted):
+            await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+
+
+async def test_a_node_that_is_not_served_says_so(run: Run) -> None:
+    with pytest.raises(LeadGone, match=run.address):
+        await ask(run.config(patience_s=0.3), run.node_keys, Ask())
+
+
+async def test_a_node_of_another_build_is_refused(run: Run) -> None:
+    async with run.lead, Setup(*TURNS) as scripted:
+        job = await ask(run.config(), run.node_keys, Ask())
+        assert isinstance(job, Job)
+        other = type(job.build)(protocol=job.build.protocol, code="other", versions=job.build.versions)
+        node = RolloutNode(
+            run.config(),
+            run.node_keys,
+            build=other,
+            fleet=scripted.fleet,
+            makes=None,  # type: ignore[arg-type]
+            folder=run.folder,
+            tokens_sampled=lambda: 0,
+            note=run.notes.append,
+        )
+        with pytest.raises(NodeRefused, match="code"):
+            await asyncio.wait_for(node.run(), 20)
+        assert any("one" in note and "code" in note for note in run.notes)
+
+
+def test_a_lead_without_keys_listens_to_this_machine_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nodes_keys"):
+        LeadConfig(listen="tcp://0.0.0.0:5700", keys=None, recipe=RECIPE, options=())
+    LeadConfig(listen="tcp://127.0.0.1:5700", keys=None, recipe=RECIPE, options=())
+    for wrong in ("0.0.0.0:5700", "tcp://0.0.0.0", "tcp://:5700", "ipc:///x:5"):
+        with pytest.raises(ValueError, match="tcp://HOST:PORT"):
+            LeadConfig(listen=wrong, keys=tmp_path, recipe=RECIPE, options=())
+
+
+async def test_a_disk_that_is_full_ends_the_run_with_its_name(run: Run) -> None:
+    """Else the journal would lack a record of a group that is trained."""
+
+    def full(record: object) -> None:
+        raise CannotWrite("cannot write to the journal")
+
+    async def lead() -> None:
+        async with run.lead, Setup(*TURNS) as scripted:
+            run.publish(1)
+            async with a_node(run, scripted):
+                await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 10)
+
+    run.journal.write = full  # type: ignore[method-assign]
+    with pytest.raises(CannotWrite):
+        await lead()
