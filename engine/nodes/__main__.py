@@ -33,6 +33,7 @@ from engine.nodes.pulls import PullFailed
 from engine.nodes.training import RunEnded, node_training
 from engine.process import streams
 from engine.run.run_folder import RunFolder
+from engine.run.workspace import workspace
 from engine.telemetry.watchdog import end_on_signals, exit_process
 from engine.training import EXPECTED
 from sandbox.keys import HostKeys, load_host
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         fields = {"name": words.name} if words.name else {}
         config = NodeConfig(lead=words.lead, keys=words.keys, patience_s=words.patience_s, **fields)
         keys = load_host(words.keys) if words.keys is not None else None
-        with tempfile.TemporaryDirectory(prefix="rocstar-node-") as folder:
-            return _join(config, keys, words.fields, Path(folder), dry_run=words.dry_run)
+        with workspace(Path(tempfile.gettempdir())) as folder:  # not in memory: it gets the whole checkpoint
+            return _join(config, keys, words.fields, folder, dry_run=words.dry_run)
     except (BadInput, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -17,9 +17,10 @@ _PREFIX = "rocstar-"
 
 
 @contextmanager
-def workspace() -> Iterator[Path]:
-    """A new 0700 folder in /dev/shm (in the temporary folder where there is none)."""
-    parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+def workspace(parent: Path | None = None) -> Iterator[Path]:
+    """A new 0700 folder in parent, by default in /dev/shm (in the temporary folder where there is none)."""
+    if parent is None:
+        parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     _sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
     before, tempfile.tempdir = tempfile.tempdir, str(path)  # vLLM leaves sockets and files in the temporary folder
