@@ -16,6 +16,7 @@ streams.prepare_descriptors()  # before other imports open files
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -167,6 +168,8 @@ async def run(options: argparse.Namespace) -> str | None:
             )
             gateway = Gateway(served.fleet, served.chat, served.timeline, GatewayConfig(rules=rules))
             async with serve(gateway, server, tool_loop=tool_loop(options, served)) as address:
+                gc.collect()
+                gc.freeze()  # what was imported stays; each full collection would walk a million objects of it
                 print(f"{model} at {address}/v1 (OpenAI) and {address} (Anthropic)", flush=True)
                 await asyncio.Event().wait()  # replicas that are all dead end it too
     except EXPECTED as error:

@@ -81,14 +81,17 @@ def malformed_text(name: str, arguments: str) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class CalledTool:
-    """A call of a turn, and what the agent told of it. outcome: None while it has told nothing."""
+    """A call of a turn, and what the agent told of it. id: None of a call that it never got. outcome: None while it has
+    told nothing.
+    """
 
+    id: str | None
     name: str
     arguments: str
     closed_at: float
     outcome: str | None = None
     reply: str = ""
-    answered_at: float = 0.0
+    answered_at: float | None = None
 
     def use(self) -> ToolUse:
         """A call that the agent did not answer was cut off by its end."""
@@ -99,7 +102,7 @@ class CalledTool:
             response=self.reply,
             closed_at=self.closed_at,
             dispatched_at=self.closed_at,
-            finished_at=self.answered_at or self.closed_at,
+            finished_at=self.closed_at if self.answered_at is None else self.answered_at,
             overlap_s=0.0,
             executed=self.outcome not in (None, "malformed"),
             jailed=False,
@@ -153,7 +156,6 @@ class Lineage:
         self.heard: list[Heard] = []  # as the client sends them
         self.turns: list[SampledTurn] = []
         self.parent_turns = 0
-        self.parent_text: list[str] = []
         self.prompt_tokens = 0
 
     @classmethod
@@ -170,7 +172,8 @@ class Lineage:
 
     @property
     def text(self) -> str:
-        return "".join([*self.parent_text, *(turn.text for turn in self.turns)])
+        """Of the turns that were sampled here."""
+        return "".join(turn.text for turn in self.turns)
 
     def boundaries(self) -> Iterator[SampledTurn]:
         """The ends of its turns, the last one first."""
@@ -324,7 +327,6 @@ class Lineages:
         branch.buffer = TokenBuffer(lineage.buffer.ids[: turn.end])
         branch.prompt_tokens = lineage.prompt_tokens
         branch.parent_turns = lineage.parent_turns + at
-        branch.parent_text = [*lineage.parent_text, *(each.text for each in lineage.turns[:at])]
         return branch
 
     def _new(self, tools: str, chat: ChatTemplate) -> Lineage:
@@ -334,10 +336,14 @@ class Lineages:
 
 
 def _answer(turn: SampledTurn, new: Sequence[Message], now: float) -> None:
-    """What the agent's tools said to the calls of the turn, in their order; by `is_error` that one failed."""
+    """What the agent's tools said to the calls of the turn: by the ids of the calls, else in their order; by `is_error`
+    that one failed.
+    """
+    given = [call for call in turn.calls if call.id is not None]
+    by_id = {call.id: call for call in given}
     replies = [message for message in new if message["role"] == "tool"]
-    for call, reply in zip(turn.calls, replies, strict=False):
-        if call.outcome in (None, "malformed"):
-            failed = "error" if reply.get("is_error") else "ok"
-            call.outcome = call.outcome or failed
+    for call, reply in zip(given, replies, strict=False):
+        call = by_id.get(reply.get("tool_call_id"), call)
+        if call.answered_at is None:
+            call.outcome = call.outcome or ("error" if reply.get("is_error") else "ok")
             call.reply, call.answered_at = reply["content"], now

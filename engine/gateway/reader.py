@@ -142,8 +142,12 @@ class TurnReader:
         else:
             named = _NAME.search(found.text)
             name, arguments, malformed = named[1] if named else "", _raw_arguments(found.text), True
+        index = len(self.calls)
+        digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
+        call_id = f"call_{digest}" if name else None
         self.called.append(
             CalledTool(
+                id=call_id,
                 name=name,
                 arguments="{}" if malformed else arguments,
                 closed_at=now,
@@ -151,11 +155,9 @@ class TurnReader:
                 reply=f"FormatError: {found.reason}" if isinstance(found, MalformedCall) else "",
             )
         )
-        if not name:
+        if call_id is None:
             return []
-        index = len(self.calls)
-        digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
-        self.calls.append(Call(index=index, id=f"call_{digest}", name=name, arguments=arguments))
+        self.calls.append(Call(index=index, id=call_id, name=name, arguments=arguments))
         return self.calls[-1:]
 
 

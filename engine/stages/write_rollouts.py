@@ -30,13 +30,21 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
 
 
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a trajectory: token_ids and turns as in Rollout."""
+
+    token_ids: bytes
+    turns: tuple[tuple[int, int], ...]
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A row. advantage: None where the trajectory was not trained. kept: it was chosen; drop: why its group was not.
 
     text: all that the model sampled, with the end-of-turn tokens between its turns; calls: of all turns, in order.
     token_ids: of the whole trajectory, the prompt first, as zlib-compressed little-endian int32 (base64 in JSON), a
-    third of the size of a list of numbers; `ids` is the array. turns: the sampled spans [start, end) of it. Both are
-    empty in files that were written before they were recorded. scores: as of the trajectory.
+    third of the size of a list of numbers; `ids` is the array. turns: the sampled spans [start, end) of it. segments:
+    the same of its further token sequences, whose turns count on from those of the main one. They are empty in files
+    that were written before they were recorded. scores: as of the trajectory.
     """
 
     step: int
@@ -54,6 +62,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     token_ids: bytes = b""
     turns: tuple[tuple[int, int], ...] = ()
+    segments: tuple[Sampled, ...] = ()
     scores: dict[str, float | None] = {}
 
     @property
@@ -63,6 +72,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
             return np.frombuffer(zlib.decompress(self.token_ids), "<i4") if self.token_ids else np.zeros(0, np.int32)
         except zlib.error as error:
             raise ValueError(f"token_ids of {self.prompt_id} #{self.sample}: {error}") from error
+
+
+def _packed(ids_T: Ids) -> bytes:
+    return zlib.compress(ids_T.astype("<i4").tobytes())
 
 
 _row = msgspec.json.Decoder(Rollout)
@@ -126,7 +139,7 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                 text=member.text,
                 calls=tuple(
                     Call(name=use.name, arguments=use.arguments, outcome=use.outcome, reply=use.response, turn=number)
-                    for number, turn in enumerate(member.turns)
+                    for number, turn in enumerate(member.all_turns)
                     for use in turn.tool_uses
                 ),
                 reward=member.reward,
@@ -135,7 +148,14 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                 drop=group.drop,
                 stop=str(member.stop),
                 tokens=member.sampled_tokens,
-                token_ids=zlib.compress(member.token_ids_T.astype("<i4").tobytes()),
+                token_ids=_packed(member.token_ids_T),
                 turns=tuple((turn.start, turn.end) for turn in member.turns),
+                segments=tuple(
+                    Sampled(
+                        token_ids=_packed(segment.token_ids_T),
+                        turns=tuple((turn.start, turn.end) for turn in segment.turns),
+                    )
+                    for segment in member.segments
+                ),
                 scores=dict(member.scores),
             )

@@ -14,8 +14,9 @@ from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Kno
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.rollout.python_tool import PythonTool, schema
+from engine.stages.write_rollouts import rows
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Segment, StopReason
+from engine.types import Batch, Group, Segment, StopReason
 from tests.support.fakes import Clock, Gate, Replicas, ScriptedRunner, a_prompt, fleet_of, settle
 from tests.support.node import CHAT, END, Setup, call
 
@@ -139,6 +140,23 @@ async def test_a_malformed_call_is_given_raw_where_it_has_a_name_and_as_text_whe
         session.close()
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_replies_belong_to_their_calls_in_any_order_and_past_a_call_without_a_name(order):
+    turn = "<tool_call>what</tool_call>" + call("1") + call("2")
+    async with Setup([turn + END], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        first = await say(session, QUESTION)
+        ids = [each["id"] for each in first.message["tool_calls"]]
+        replies = [
+            {"role": "tool", "tool_call_id": ids[at], "content": f"reply {at}", "is_error": at == 1} for at in order
+        ]
+        await say(session, QUESTION, first.message, *replies)
+        uses = session.trajectory(a_prompt(), StopReason.ANSWER).tool_uses
+        assert [(use.outcome, use.response) for use in uses[1:]] == [("ok", "reply 0"), ("error", "reply 1")]
+        assert uses[0].outcome == "malformed"
+        session.close()
+
+
 async def test_a_stop_text_ends_the_turn_and_only_the_trajectory_has_it():
     async with Setup(["one two STOP three" + END], ["more" + END]) as node:
         session = gateway_of(node).open("s", RULES)
@@ -171,6 +189,10 @@ async def test_an_edited_history_begins_a_segment_and_a_rewound_one_branches_off
     sampled = [int(part.sampled_T.sum()) for part in trajectory.parts]
     lengths = [len(each.token_ids) for each in (edited, second, rewound, first)]
     assert sampled == [lengths[0], lengths[1] + lengths[3], lengths[2]], "what was taken over is sampled in one of them"
+    assert trajectory.text == "turn 1" + END, "of the turns that are in the main sequence"
+    [row] = rows(1, [Group(prompt=a_prompt(), trajectories=(trajectory,), lease=0)])
+    spans = [*row.turns, *(span for segment in row.segments for span in segment.turns)]
+    assert sum(end - start for start, end in spans) == row.tokens
     batch = Batch.of(0, [trajectory], np.full(1, 2, np.float32))
     assert batch.lengths_B.tolist() == [len(ids) for ids in ends]
     assert batch.advantages_B.tolist() == [2, 2, 2]
