@@ -182,6 +182,10 @@ async def test_an_edited_history_begins_a_segment_and_a_rewound_one_branches_off
         second = await say(session, QUESTION, first.message, again)
         rewound = await say(session, QUESTION, first.message, {"role": "user", "content": "otherwise"})
         edited = await say(session, QUESTION, {"role": "assistant", "content": "turn 9"}, again)
+        for each, text in ((rewound, "turn 0"), (edited, "turn 9")):
+            last = "again" if each is edited else "otherwise"
+            read = [QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": last}]
+            assert CHAT.decode(each.prompt_ids) == CHAT._render(read, generate=True)
         trajectory = session.trajectory(a_prompt(), StopReason.ANSWER)
         gateway.close("s")
     ends = [[*each.prompt_ids, *each.token_ids] for each in (edited, second, rewound)]
@@ -196,6 +200,15 @@ async def test_an_edited_history_begins_a_segment_and_a_rewound_one_branches_off
     batch = Batch.of(0, [trajectory], np.full(1, 2, np.float32))
     assert batch.lengths_B.tolist() == [len(ids) for ids in ends]
     assert batch.advantages_B.tolist() == [2, 2, 2]
+
+
+async def test_other_tools_are_another_conversation():
+    async with Setup(["a" + END], ["b" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        first = await say(session, QUESTION)
+        await say(session, QUESTION, first.message, QUESTION, tools=())
+        assert len(session.trajectory(a_prompt(), StopReason.ANSWER).parts) == 2
+        session.close()
 
 
 async def test_requests_at_once_have_a_lineage_each():
@@ -331,6 +344,18 @@ def test_whatever_an_agent_does_each_segment_is_what_the_model_saw(moves):
     asyncio.run(random_agent(moves))
 
 
+def as_read(messages, finished):
+    """What the model reads of a conversation: its own turns as it sampled them, the others as the client sent them."""
+    said = {each.message["content"]: CHAT.decode(each.token_ids).removesuffix(END) for each in finished}
+    raw = [
+        {**message, "content": said.get(message["content"], message["content"])}
+        if message["role"] == "assistant"
+        else message
+        for message in messages
+    ]
+    return CHAT._render([{"role": each["role"], "content": each["content"]} for each in raw], generate=True)
+
+
 async def random_agent(moves):
     replicas = Replicas(chat=CHAT)
     timeline = Timeline(Clock(tick=0.001))
@@ -342,6 +367,7 @@ async def random_agent(moves):
 
         async def ask(messages):
             found = await say(session, *messages, tools=tools, max_tokens=12)
+            assert CHAT.decode(found.prompt_ids) == as_read(messages, finished), "the model read another conversation"
             finished.append(found)
             return found.message
 
