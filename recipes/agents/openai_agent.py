@@ -24,8 +24,7 @@ async def converse(prompt, endpoint, client, python):
     client = client.with_options(base_url=endpoint.openai_url, api_key=endpoint.key)
     messages = [*prompt.messages]
     while True:
-        request = {"model": endpoint.model, "messages": messages, "tools": [schema(python)]}
-        answer = await client.chat.completions.create(**request)
+        answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=[schema(python)])
         messages.append(answer.choices[0].message)
         if not messages[-1].tool_calls:
             return
