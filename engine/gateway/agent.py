@@ -42,9 +42,7 @@ _NO_JOURNAL = Journal()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where one agent finds its model. Its requests are those of one rollout, whichever of the two it gives: the URL
-    names the session, and so does the key with the URL of any other session.
-    """
+    """Where one agent finds its model. The URLs name the session of its rollout; its key does too."""
 
     openai_url: str
     """For `OpenAI(base_url=...)`."""

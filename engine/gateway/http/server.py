@@ -209,9 +209,9 @@ class Endpoints:
         if self._tool_loop is not None and not body.tools:
             answers = await self._tool_loop.answer(requests[0], n=len(requests))
             whole = answer.of_agent(answers)
-            return (
-                await _stream(request, answer.as_stream(whole, body), _openai_failed) if body.stream else _json(whole)
-            )
+            if not body.stream:
+                return _json(whole)
+            return await _stream(request, answer.as_stream(whole, body), _openai_failed)
         with self._session(request) as session:
             turns = [session.chat(each, stream=body.stream) for each in requests]
             return await self._openai(request, turns, answer, body)
