@@ -60,7 +60,7 @@ from engine.console.report import model_card, print_report
 from engine.devices import DevicePlan
 from engine.errors import first_error
 from engine.fleet.canary import CanaryFailed, tolerance_of
-from engine.fleet.config import FleetConfig
+from engine.fleet.config import PAUSED_SHARE, FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.gateway.agent import Agent, AgentRollouts
 from engine.gateway.gateway import Gateway, GatewayConfig
@@ -458,6 +458,7 @@ class Training:
             replicas=replicas,
             block_size=settings.block_size,
             canary_tolerance=self.config.canary_tolerance or tolerance_of(self.config.checkpoint, settings.dtype),
+            paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
         )
         return Fleet(config, make, self._make_balancer(), timeline, self._canary)
 

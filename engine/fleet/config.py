@@ -7,6 +7,8 @@ from typing import Literal
 
 from engine.fleet.canary import tolerance
 
+PAUSED_SHARE = 0.25  # of the replicas, where others may sample under older weights meanwhile
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
@@ -27,6 +29,10 @@ class FleetConfig:
     """How many times each replica may die, its start included. Counted anew once it has served for STEADY_S."""
     stop_deadline_s: float = 10.0
     """Seconds for a replica to end before it is killed."""
+    paused_share: float = 1.0
+    """Replicas that pause at once for new weights, as a share of all; the others sample under the older ones until it
+    is their turn. 1: all at once, and nothing begins on any of them meanwhile.
+    """
     drain_s: float = 10.0
     """Seconds that a replica which is drained waits for its turns to end or to move, before they go on elsewhere."""
     on_update: Literal["continue", "restart"] = "continue"
@@ -42,5 +48,9 @@ class FleetConfig:
         for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 < self.paused_share <= 1:
+            raise ValueError(f"paused_share must be above 0 and at most 1, got {self.paused_share}")
+        if self.paused_share < 1 and self.on_update == "restart":
+            raise ValueError('on_update="restart" needs paused_share=1: a trajectory has one version')
         if self.on_update not in ("continue", "restart"):
             raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')

@@ -7,7 +7,8 @@ Invariants
 - The death of a replica changes no token where sampling is seeded and the weights are the same: the request is made
   again elsewhere as it was, and what comes after the tokens that were delivered is the rest of the turn. Where an
   engine does not sample these again, or after an update, the turn goes on from them under another seed.
-- While weights are updated nothing begins on any replica, and after an update that failed nothing until one succeeds.
+- While weights are updated on all replicas at once nothing begins on any of them, and after an update that failed
+  nothing until one succeeds.
 - A turn never waits for replicas that will not come.
 """
 
@@ -82,6 +83,7 @@ class Fleet:
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
         self._ended: ReplicaDied | None = None
         self._scheduled = False
+        self._held = False
         self._later: asyncio.TimerHandle | None = None  # the next decision if nothing happens
         self._requests = 0
         self._keys = count(1)
@@ -138,6 +140,12 @@ class Fleet:
         worst = await self._supervisor.update_weights(weights)
         self._schedule()
         return worst
+
+    def hold(self, on: bool) -> None:
+        """While it is on no turn begins and none is moved; those that have begun go on."""
+        self._held = on
+        if not on:
+            self._schedule()
 
     def rest(self) -> AbstractAsyncContextManager[None]:
         """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
@@ -322,7 +330,7 @@ class Fleet:
         self._scheduled = False
         if self._later is not None:
             self._later.cancel()
-        if self._ended is not None or not self._supervisor.weights_current.is_set():
+        if self._ended is not None or self._held or not self._supervisor.weights_current.is_set():
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):

@@ -1,8 +1,8 @@
 """The life of the replicas: started at once, watched, replaced, and their weights kept current.
 
 Invariants
-- While weights are updated `weights_current` is clear; afterwards every live replica has passed the canary. After an
-  update that failed it stays clear until one succeeds.
+- While weights are updated on all replicas at once `weights_current` is clear; after an update every live replica has
+  passed the canary. After one that failed it is clear until one succeeds.
 - A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
   the current weights and passes the canary first. One that dies while it starts is started again in the same way.
 - All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
@@ -120,23 +120,27 @@ class Supervisor:
         return self.live[index]
 
     async def update_weights(self, weights: PublishedWeights) -> float:
-        """All live replicas load the weights and pass the canary; returns the canary's largest difference.
+        """All live replicas load the weights and pass the canary, `paused_share` of them at a time; returns its largest
+        difference.
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
         async with self._update:
             started = self._timeline.now()
-            self.weights_current.clear()
+            if self.config.paused_share == 1:
+                self.weights_current.clear()
             self.weights = weights
+            at_once = asyncio.Semaphore(max(1, int(self.config.paused_share * len(self.live))))
             try:
                 with self._timeline.idle_cause("weight_sync"):
                     self._listener.on_update()
                     async with asyncio.TaskGroup() as group:
                         tasks = [
-                            group.create_task(self._load_and_check(replica, weights), name=f"update-{index}")
+                            group.create_task(self._in_turn(replica, weights, at_once), name=f"update-{index}")
                             for index, replica in self.live.items()
                         ]
             except BaseExceptionGroup as failures:
+                self.weights_current.clear()
                 raise first_error(failures) from failures
             self.weights_current.set()
         ended = self._timeline.now()
@@ -183,6 +187,10 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for index, replica in self.live.items():
                 group.create_task(one(replica), name=f"{what}-{index}")
+
+    async def _in_turn(self, replica: ReplicaPort, weights: PublishedWeights, at_once: asyncio.Semaphore) -> float:
+        async with at_once:
+            return await self._load_and_check(replica, weights)
 
     async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> float:
         try:

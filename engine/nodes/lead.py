@@ -28,7 +28,7 @@ from engine.nodes.build import build_of, name_of
 from engine.nodes.config import LeadConfig
 from engine.nodes.grant_journal import GrantJournal, group_of
 from engine.nodes.lead_protocol import LeadProtocol
-from engine.nodes.ledger import Key, Ledger
+from engine.nodes.ledger import KEPT_BEATS, Key, Ledger
 from engine.nodes.messages import Announce, BadMessage, FileInfo, Job, Pull, ToNode, decode_to_lead, encode
 from engine.nodes.pulls import FileServer, info_of
 from engine.run import journal_records
@@ -61,7 +61,8 @@ class Lead:
 
     checkpoint: the folder whose files nodes pull. folder: on the file system of the published weights, where the newest
     stay linked as long as nodes may pull them. min_version: of a lease, the oldest weights that its tokens may be of.
-    kv_tokens: (room, free) of the lead's own replicas. note: a line for the user.
+    kv_tokens: (room, free) of the lead's own replicas. rolling: nodes load new weights in turns, while others still
+    sample under the older ones. note: a line for the user.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Lead:
         min_version: Callable[[int], int],
         kv_tokens: Callable[[], tuple[int, int]],
         version: Callable[[], int],
+        rolling: bool,
         note: Callable[[str], None],
     ) -> None:
         self.makes_here: MakesGroup | None = None
@@ -82,7 +84,7 @@ class Lead:
         self._ended = False
         self._config, self._checkpoint, self._folder = config, checkpoint, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
-        self._kv_tokens, self._version, self._note = kv_tokens, version, note
+        self._kv_tokens, self._version, self._rolling, self._note = kv_tokens, version, rolling, note
         self._files = FileServer()
         self._weights: tuple[str, Path] | None = None  # (name, link) of what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
@@ -94,7 +96,13 @@ class Lead:
         async with AsyncExitStack() as stack:
             stack.callback(self._files.close)
             stack.callback(self._forget_weights)
-            self.protocol = LeadProtocol(Ledger(group_tokens=self._group_tokens), await self._job(), self._post, self)
+            self.protocol = LeadProtocol(
+                Ledger(group_tokens=self._group_tokens),
+                await self._job(),
+                self._post,
+                self,
+                gather=KEPT_BEATS if any(self._journal.held) else 0,
+            )
             if not self._config.nodes_only:
                 self.protocol.join_here(capacity_tokens=self._kv_tokens()[0])
             self._listen(stack)
@@ -132,6 +140,7 @@ class Lead:
                 canary=np.ascontiguousarray(weights.canary, np.float32).tobytes(),
                 path=str(link),
                 inode=found.st_ino,
+                at_once=not self._rolling,
             )
         )
 

@@ -28,6 +28,7 @@ from engine.nodes.messages import (
     Hello,
     Job,
     LeadBeat,
+    Load,
     NodeBeat,
     Numbered,
     Order,
@@ -73,7 +74,18 @@ class _Peer:
 
 
 class LeadProtocol:
-    def __init__(self, ledger: Ledger, job: Job, post: Callable[[bytes, ToNode], None], events: LeadEvents) -> None:
+    """gather: beats that pass before anything is granted: after a restart nodes come back with what they had begun."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        job: Job,
+        post: Callable[[bytes, ToNode], None],
+        events: LeadEvents,
+        *,
+        gather: int = 0,
+    ) -> None:
+        self._gather = gather
         self.ledger = ledger
         self._job = job
         self._post = post
@@ -137,6 +149,7 @@ class LeadProtocol:
         """Each second of the lead's."""
         for session in self.ledger.tick():
             self._fence(session, "was silent")
+        self._gather = max(0, self._gather - 1)
         self._decide()
 
     def receive(self, address: bytes, message: Ask | Hello | NodeBeat | Numbered) -> None:
@@ -172,7 +185,10 @@ class LeadProtocol:
             return
         else:
             self._peers[session] = _Peer(address, Link(session))
-            self.ledger.join(session, hello.name, capacity_tokens=hello.capacity_tokens)
+            kept = frozenset(Key(lease, attempt) for lease, attempt in hello.kept)
+            self.ledger.join(
+                session, hello.name, capacity_tokens=hello.capacity_tokens, replicas=hello.replicas, kept=kept
+            )
             self._events.note(f"node {hello.name} joins with room for {hello.capacity_tokens} tokens")
             self._post(address, Welcome(session=session))
             if self._announced is not None:
@@ -183,7 +199,7 @@ class LeadProtocol:
     def _beat(self, beat: NodeBeat) -> None:
         peer = self._peers[beat.session]
         self._tokens[beat.session] = beat.tokens
-        self.ledger.beat(beat.session, version=beat.version, free_tokens=beat.free_tokens)
+        self.ledger.beat(beat.session, version=beat.version, free_tokens=beat.free_tokens, pulled=beat.pulled)
         self._post(peer.address, LeadBeat(session=beat.session, ack=peer.link.received))
         for numbered in peer.link.beat(beat.ack):
             self._post(peer.address, numbered)
@@ -219,8 +235,13 @@ class LeadProtocol:
         self._decide()
 
     def _decide(self) -> None:
+        if self._gather:
+            return
         for granted in self.ledger.decide():
             self._grant(granted)
+        if self._announced is not None and not self._announced.at_once:
+            for member in self.ledger.may_load(self._announced.version):
+                self._order(member.session, Load(version=self._announced.version))
 
     def _grant(self, granted: Granted) -> None:
         key, records = granted.key, list(self._records[granted.key])

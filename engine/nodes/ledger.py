@@ -6,6 +6,7 @@ Invariants
 - An attempt that is wanted is waiting, granted, or finished. A member that leaves or is fenced gives back all that it
   had.
 - An attempt goes only to a member whose live weights are recent enough for its step.
+- Only so many nodes load new weights at once that a quarter of all replicas pauses, or one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.fleet.config import PAUSED_SHARE
+
 SILENT_BEATS = 5  # without a sign of life, after which a node is fenced
+KEPT_BEATS = 3  # of a new session, after which a node drops what it had begun before and was not granted again
 
 
 class Key(NamedTuple):
@@ -33,19 +37,31 @@ class Granted:
 
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """A node with a session. version: of its live weights. free_tokens: of its KV caches, at its last beat; since: what
-    was granted after that. held: epochs by attempt. silent: beats of the lead since it was heard.
+    """A node with a session. version: of its live weights; pulled: of those that it has a copy of; loading: the version
+    that it was told to load. free_tokens: of its KV caches, at its last beat; since: what was granted after that. held:
+    epochs by attempt. kept: attempts that it has begun under a session before. silent: beats of the lead since it was
+    heard.
     """
 
     session: bytes
     name: str
     capacity_tokens: int
+    replicas: int = 1
     version: int = -1
+    pulled: int = -1
+    loading: int | None = None
     free_tokens: int = 0
     since: set[Key] = field(default_factory=set)
     held: dict[Key, int] = field(default_factory=dict)
+    kept: frozenset[Key] = frozenset()
+    beats: int = 0
     silent: int = 0
     lasting: bool = False  # the lead's own replicas: never fenced
+
+    @property
+    def pausing(self) -> int:
+        """Replicas that pause at once while it loads weights."""
+        return max(1, int(PAUSED_SHARE * self.replicas))
 
 
 class Ledger:
@@ -81,10 +97,25 @@ class Ledger:
     def waiting(self) -> list[Key]:
         return sorted(self._waiting)
 
-    def join(self, session: bytes, name: str, *, capacity_tokens: int, lasting: bool = False) -> None:
+    def join(
+        self,
+        session: bytes,
+        name: str,
+        *,
+        capacity_tokens: int,
+        replicas: int = 1,
+        kept: frozenset[Key] = frozenset(),
+        lasting: bool = False,
+    ) -> None:
         assert session not in self.members, name
         self.members[session] = Member(
-            session=session, name=name, capacity_tokens=capacity_tokens, free_tokens=capacity_tokens, lasting=lasting
+            session=session,
+            name=name,
+            capacity_tokens=capacity_tokens,
+            replicas=replicas,
+            free_tokens=capacity_tokens,
+            kept=kept,
+            lasting=lasting,
         )
 
     def leave(self, session: bytes) -> list[Key]:
@@ -102,10 +133,15 @@ class Ledger:
             member.silent = 0
         return member is not None
 
-    def beat(self, session: bytes, *, version: int, free_tokens: int) -> None:
+    def beat(self, session: bytes, *, version: int, free_tokens: int, pulled: int = -1) -> None:
         member = self.members[session]
-        member.version, member.free_tokens = version, free_tokens
+        member.version, member.pulled, member.free_tokens = version, pulled, free_tokens
+        if member.loading != pulled or version == pulled:
+            member.loading = None  # it has them, or has a newer version to load
         member.since.clear()
+        member.beats += 1
+        if member.beats == KEPT_BEATS:
+            member.kept = frozenset()
 
     def tick(self) -> list[bytes]:
         """A second of the lead's has passed: the sessions that are over. `leave` follows for each.
@@ -141,23 +177,41 @@ class Ledger:
         self._finished_tokens += tokens
 
     def decide(self) -> list[Granted]:
-        """New grants: the oldest attempt first, each to the member with most predicted free KV.
+        """New grants: the oldest attempt first, each to the member that had begun it, else to the one with most
+        predicted free KV.
 
         One that predicts no room for another group gets none, unless it has nothing to do.
         """
         new = []
         for key, min_version in sorted(self._waiting.items()):
             able = [member for member in self.members.values() if member.version >= min_version]
+            begun = [member for member in able if key in member.kept]  # its room was there already
             roomy = [member for member in able if not member.held or self._free(member) >= self.expected_tokens]
-            if not roomy:
+            if not begun and not roomy:
                 continue
-            member = max(roomy, key=lambda member: (self._free(member), -len(member.held)))
+            member = max(begun or roomy, key=lambda member: (self._free(member), -len(member.held)))
             granted = Granted(session=member.session, key=key, epoch=next(self._epochs))
             self._granted[key] = granted, self._waiting.pop(key)
             member.held[key] = granted.epoch
             member.since.add(key)
             new.append(granted)
         return new
+
+    def may_load(self, version: int) -> list[Member]:
+        """Those that are to load this version, of which they have a copy, now."""
+        nodes = [member for member in self.members.values() if not member.lasting]
+        left = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
+        left -= sum(member.pausing for member in nodes if member.loading is not None)
+        found = []
+        for member in sorted(nodes, key=lambda member: len(member.held)):
+            if member.pulled != version or version in (member.version, member.loading):
+                continue
+            if member.pausing > left:
+                break
+            left -= member.pausing
+            member.loading = version
+            found.append(member)
+        return found
 
     def _free(self, member: Member) -> float:
         """Predicted: what all that it has will need is taken off, whether it is there already or not."""

@@ -5,11 +5,11 @@
                                  <-        Job(recipe, options, files), or Refused(reason)
     Pull(file, offset, size)     ->                                        over connections of their own
                                  <-        Chunk(data), or Gone(file)
-    Hello(session, capacity)     ->
+    Hello(session, capacity, kept) ->
                                  <-        Welcome, or Refused(reason)
     Beat(version, free KV, ack)  <->       Beat(ack)                       each second
     Numbered(Record)             ->
-                                 <-        Numbered(Grant | Cancel | Announce | Bye)
+                                 <-        Numbered(Grant | Cancel | Announce | Load | Bye)
                                  <-        Fenced: this session is over
 
 Invariants
@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = 1  # of these messages
+PROTOCOL = 2  # of these messages
 CHUNK_BYTES = 1 << 20
 
 
@@ -63,17 +63,21 @@ class Pull(_Message, frozen=True):
 class Hello(_Message, frozen=True):
     """Node -> lead: ready to work, under a session that this node made (16 random bytes). Repeated until answered.
 
-    capacity_tokens: of the KV cache of all its replicas.
+    capacity_tokens: of the KV caches of all its replicas. kept: (lease, attempt) of what it had begun to make under its
+    session before, as far as it still has it.
     """
 
     session: bytes
     name: str
     build: Build
     capacity_tokens: int
+    replicas: int
+    kept: list[tuple[int, int]] = []
 
 
 class NodeBeat(_Message, frozen=True):
     """Node -> lead, each second. version: of the weights that are live on all its replicas, -1 before the first ones.
+    pulled: of those that it has a copy of.
 
     free_tokens: of its KV caches. tokens: sampled since it started.
     """
@@ -81,6 +85,7 @@ class NodeBeat(_Message, frozen=True):
     session: bytes
     ack: int
     version: int
+    pulled: int
     free_tokens: int
     tokens: int
 
@@ -175,6 +180,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
     """Lead -> node: weights of this version are there to be pulled.
 
     canary: the learner's log-probabilities, float32. path, inode: where the file lies for a node of the same machine.
+    at_once: they are loaded when they are there, else when a Load says so.
     """
 
     version: int
@@ -182,6 +188,13 @@ class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
     canary: bytes
     path: str
     inode: int
+    at_once: bool
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
+    """Lead -> node: its replicas may pause for this version now."""
+
+    version: int
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
@@ -191,7 +204,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
 Kind = TypeVar("Kind")
 ToLead = Ask | Pull | Hello | NodeBeat | Numbered
 ToNode = Job | Refused | Chunk | Gone | Welcome | LeadBeat | Fenced | Numbered
-Order = Grant | Cancel | Announce | Bye
+Order = Grant | Cancel | Announce | Load | Bye
 
 encode = msgspec.msgpack.Encoder().encode
 _to_lead = msgspec.msgpack.Decoder(ToLead)

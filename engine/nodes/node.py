@@ -68,9 +68,11 @@ class RolloutNode:
         self._tokens_sampled, self._note = tokens_sampled, note
         self._version = -1  # live on all replicas
         self._announced: Announce | None = None
+        self._pulled: tuple[int, Path] | None = None  # the newest copy
+        self._load = -1  # the version that the lead lets this node load
         self._news = asyncio.Event()
         self._files: list[Path] = []  # of weights, the older one first
-        self._groups: dict[tuple[Key, int], asyncio.Task[None]] = {}
+        self._groups: dict[int, asyncio.Task[None]] = {}  # by the number of the work
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
         self._heard = asyncio.get_running_loop().time()
@@ -78,6 +80,7 @@ class RolloutNode:
             name=config.name,
             build=build,
             capacity_tokens=fleet.kv_tokens[0],
+            replicas=len(fleet.live),
             make_session=lambda: secrets.token_bytes(16),
             post=self._post,
             events=self,
@@ -104,16 +107,23 @@ class RolloutNode:
 
     # What the protocol calls (engine.nodes.node_protocol.NodeEvents)
 
-    def start(self, key: Key, epoch: int, records: list[bytes]) -> None:
+    def start(self, key: Key, work: int, records: list[bytes]) -> None:
         name = f"group-{key.lease}-{key.attempt}"
-        self._groups[key, epoch] = self._tasks.create_task(self._make(key, epoch, records), name=name)
+        self._groups[work] = self._tasks.create_task(self._make(key, work, records), name=name)
 
-    def stop(self, key: Key, epoch: int) -> None:
-        if (key, epoch) in self._groups:
-            self._groups[key, epoch].cancel()
+    def stop(self, work: int) -> None:
+        if work in self._groups:
+            self._groups[work].cancel()
+
+    def hold(self, on: bool) -> None:
+        self._fleet.hold(on)
 
     def weights(self, announce: Announce) -> None:
         self._announced = announce
+        self._news.set()
+
+    def load(self, version: int) -> None:
+        self._load = version
         self._news.set()
 
     def refused(self, reason: str) -> None:
@@ -126,9 +136,9 @@ class RolloutNode:
     def note(self, line: str) -> None:
         self._note(line)
 
-    async def _make(self, key: Key, epoch: int, records: list[bytes]) -> None:
+    async def _make(self, key: Key, work: int, records: list[bytes]) -> None:
         def tell(record: Record) -> None:
-            self.protocol.tell(key, epoch, journal_records.encode(record), last=isinstance(record, Decided))
+            self.protocol.tell(key, work, journal_records.encode(record), last=isinstance(record, Decided))
 
         try:
             known = [journal_records.decode(record) for record in records]
@@ -136,7 +146,7 @@ class RolloutNode:
             assert isinstance(drawn, Drawn)
             await self._makes(drawn.prompt, key.lease, key.attempt, journal=GrantJournal(known, tell))
         finally:
-            del self._groups[key, epoch]
+            del self._groups[work]
 
     async def _keep_current(self) -> None:
         """Pulls and loads what is announced, the newest only."""
@@ -147,18 +157,32 @@ class RolloutNode:
             assert announce is not None
             if announce.version == self._version:
                 continue  # said again under a new session
-            try:
-                path = await self._pull(announce)
-            except (PullFailed, OSError) as error:
-                self._note(f"weights {announce.version} could not be pulled, and are asked for again: {error}")
-                await asyncio.sleep(BEAT_S)
-                self._news.set()
-                continue
-            canary = np.frombuffer(announce.canary, np.float32)
-            await self._fleet.update_weights(PublishedWeights(str(path), announce.version, canary))
-            self._version = announce.version
-            self._forget_older(path)
+            if self._pulled is None or self._pulled[0] != announce.version:
+                await self._prefetch(announce)
+            elif announce.at_once or self._load == announce.version:
+                await self._update(announce, self._pulled[1])
+
+    async def _prefetch(self, announce: Announce) -> None:
+        """While the replicas sample."""
+        try:
+            path = await self._pull(announce)
+        except (PullFailed, OSError) as error:
+            self._note(f"weights {announce.version} could not be pulled, and are asked for again: {error}")
+            await asyncio.sleep(BEAT_S)
+        else:
+            if self._pulled is not None and self._pulled[0] != self._version:
+                self._pulled[1].unlink()  # replaced before it was loaded
+            self._pulled = announce.version, path
             self._tick()
+        self._news.set()
+
+    async def _update(self, announce: Announce, path: Path) -> None:
+        canary = np.frombuffer(announce.canary, np.float32)
+        await self._fleet.update_weights(PublishedWeights(str(path), announce.version, canary))
+        self._version = announce.version
+        self._forget_older(path)
+        self._tick()
+        self._news.set()
 
     async def _pull(self, announce: Announce) -> Path:
         """The file of these weights: a link to the lead's where both see the same one, else a copy over the network."""
@@ -187,7 +211,12 @@ class RolloutNode:
                 self._end(LeadGone(f"the lead {self._config.lead} was not heard for {self._config.patience_s:g} s"))
 
     def _tick(self) -> None:
-        self.protocol.tick(version=self._version, free_tokens=self._fleet.kv_tokens[1], tokens=self._tokens_sampled())
+        self.protocol.tick(
+            version=self._version,
+            pulled=-1 if self._pulled is None else self._pulled[0],
+            free_tokens=self._fleet.kv_tokens[1],
+            tokens=self._tokens_sampled(),
+        )
 
     def _post(self, message: ToLead) -> None:
         self._mailbox.send_frames(encode(message))

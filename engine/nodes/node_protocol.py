@@ -2,18 +2,22 @@
 second.
 
 Invariants
-- Records are told only of what is granted under this session. When the session is over, by the lead's word or by its
-  silence, all that was granted is stopped, and the node says hello under a new one.
-- What was told stays here until the lead has it (`engine.nodes.link`); a node that would have to keep too much ends its
-  session instead.
+- Records are told only of what is granted under this session, under the epoch of that grant. When the session is over,
+  by the lead's word or by its silence, no further turn begins, and the node says hello under a new session.
+- What was made until then is kept: where the lead grants the same attempt again, and what it knows of it is how this
+  node's work began, the rest is told at once and the work goes on. What is not granted again soon is dropped.
+- What was told stays here until the lead has it (`engine.nodes.link`); a node that would have to keep too much drops it
+  and ends its session instead.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from engine.nodes.ledger import SILENT_BEATS, Key
+from engine.nodes.ledger import KEPT_BEATS, SILENT_BEATS, Key
 from engine.nodes.link import Link
 from engine.nodes.messages import (
     Announce,
@@ -24,6 +28,7 @@ from engine.nodes.messages import (
     Grant,
     Hello,
     LeadBeat,
+    Load,
     NodeBeat,
     Numbered,
     Record,
@@ -36,25 +41,46 @@ from engine.nodes.messages import (
 )
 
 WAITING_BYTES = 256 << 20  # of records that the lead has not taken
-MAX_PAUSE = 8  # beats between two hellos
+MAX_PAUSE = 2  # beats between two hellos
 
 
 class NodeEvents(Protocol):
-    """What the protocol calls as things happen."""
+    """What the protocol calls as things happen. work: a number that this node gives each group that it starts."""
 
-    def start(self, key: Key, epoch: int, records: list[bytes]) -> None: ...
+    def start(self, key: Key, work: int, records: list[bytes]) -> None: ...
 
-    def stop(self, key: Key, epoch: int) -> None:
+    def stop(self, work: int) -> None:
         """Nobody wants it any more. It may have ended."""
         ...
 
-    def weights(self, announce: Announce) -> None: ...
+    def hold(self, on: bool) -> None:
+        """Whether turns may not begin: the lead is not there."""
+        ...
+
+    def weights(self, announce: Announce) -> None:
+        """To be pulled, and loaded at once or when the lead says so."""
+        ...
+
+    def load(self, version: int) -> None: ...
 
     def refused(self, reason: str) -> None: ...
 
     def bye(self) -> None: ...
 
     def note(self, line: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """A group that is made here. epoch: of its grant; None between two sessions. records: all of it, those of the grant
+    included. told_at: the number of its last message once it is finished.
+    """
+
+    number: int
+    epoch: int | None
+    records: list[bytes]
+    told_at: int | None = None
+    finished: bool = False
 
 
 class NodeProtocol:
@@ -64,26 +90,30 @@ class NodeProtocol:
         name: str,
         build: Build,
         capacity_tokens: int,
+        replicas: int,
         make_session: Callable[[], bytes],
         post: Callable[[ToLead], None],
         events: NodeEvents,
     ) -> None:
-        self._name, self._build, self._capacity_tokens = name, build, capacity_tokens
+        self._name, self._build, self._capacity_tokens, self._replicas = name, build, capacity_tokens, replicas
         self._make_session, self._post, self._events = make_session, post, events
+        self._numbers = itertools.count(1)
+        self._work: dict[Key, _Work] = {}
         self.silent = 0  # beats since the lead was heard
         self._begin()
 
     def _begin(self) -> None:
         self._link = Link(self._make_session())
-        self._granted: dict[Key, int] = {}
         self.welcomed = False
         self._pause, self._until_hello = 1, 0
+        self._lead_beats = 0
 
     @property
     def held(self) -> list[Key]:
-        return sorted(self._granted)
+        """What is made under this session."""
+        return sorted(key for key, work in self._work.items() if work.epoch is not None and not work.finished)
 
-    def tick(self, *, version: int, free_tokens: int, tokens: int) -> None:
+    def tick(self, *, version: int, pulled: int, free_tokens: int, tokens: int) -> None:
         """Each second of the node's, and whenever its weights have changed."""
         if not self.welcomed:
             self._hello()
@@ -97,6 +127,7 @@ class NodeProtocol:
                 session=self._link.session,
                 ack=self._link.received,
                 version=version,
+                pulled=pulled,
                 free_tokens=free_tokens,
                 tokens=tokens,
             )
@@ -111,9 +142,7 @@ class NodeProtocol:
             case Fenced() if message.session == self._link.session:
                 self._end("the lead has given its groups to others")
             case LeadBeat() if message.session == self._link.session:
-                self.silent = 0
-                for numbered in self._link.beat(message.ack):
-                    self._post(numbered)
+                self._beat(message)
             case Numbered() if message.session == self._link.session:
                 self._welcome()
                 body = self._link.take(message)
@@ -122,16 +151,28 @@ class NodeProtocol:
             case _:
                 pass  # of a session that is over
 
-    def tell(self, key: Key, epoch: int, record: bytes, *, last: bool = False) -> None:
-        """A record of a group. last: its decision. Of one that is not granted any more nothing is said."""
-        if self._granted.get(key) != epoch:
+    def tell(self, key: Key, number: int, record: bytes, *, last: bool = False) -> None:
+        """A record of the group that is made as this work. last: its decision. Of one that nobody wants any more
+        nothing is said.
+        """
+        work = self._work.get(key)
+        if work is None or work.number != number:
             return
-        if last:
-            del self._granted[key]
-        told = Record(lease=key.lease, attempt=key.attempt, epoch=epoch, record=record)
-        self._post(self._link.send(encode(told)))
+        work.records.append(record)
+        work.finished = last
+        if work.epoch is not None:
+            self._say(key, work, record)
         if self._link.waiting_bytes > WAITING_BYTES:
             self._end(f"the lead does not take what is told: {WAITING_BYTES >> 20} MiB wait")
+            self._drop(list(self._work))
+
+    def _say(self, key: Key, work: _Work, record: bytes) -> None:
+        assert work.epoch is not None
+        told = Record(lease=key.lease, attempt=key.attempt, epoch=work.epoch, record=record)
+        numbered = self._link.send(encode(told))
+        if work.finished:
+            work.told_at = numbered.seq
+        self._post(numbered)
 
     def _hello(self) -> None:
         self._until_hello -= 1
@@ -144,6 +185,8 @@ class NodeProtocol:
                 name=self._name,
                 build=self._build,
                 capacity_tokens=self._capacity_tokens,
+                replicas=self._replicas,
+                kept=[(key.lease, key.attempt) for key in sorted(self._work)],
             )
         )
 
@@ -151,28 +194,66 @@ class NodeProtocol:
         self.silent = 0
         if not self.welcomed:
             self.welcomed = True
+            self._events.hold(False)
             self._events.note("joined the run")
+
+    def _beat(self, beat: LeadBeat) -> None:
+        self.silent = 0
+        for numbered in self._link.beat(beat.ack):
+            self._post(numbered)
+        has = [key for key, work in self._work.items() if work.told_at is not None and work.told_at <= beat.ack]
+        for key in has:
+            del self._work[key]
+        self._lead_beats += 1
+        if self._lead_beats == KEPT_BEATS:
+            self._drop_what_is_others()
 
     def _order(self, body: bytes) -> None:
         match order := decode_order(body):
             case Grant():
-                key = Key(order.lease, order.attempt)
-                self._granted[key] = order.epoch
-                self._events.start(key, order.epoch, order.records)
+                self._grant(order)
             case Cancel():
                 key = Key(order.lease, order.attempt)
-                if self._granted.get(key) == order.epoch:
-                    del self._granted[key]
-                    self._events.stop(key, order.epoch)
+                work = self._work.get(key)
+                if work is not None and work.epoch == order.epoch:
+                    self._drop([key])
             case Announce():
                 self._events.weights(order)
+            case Load():
+                self._events.load(order.version)
             case Bye():
                 self._events.bye()
 
+    def _grant(self, order: Grant) -> None:
+        key, known = Key(order.lease, order.attempt), order.records
+        kept = self._work.get(key)
+        if kept is not None and kept.records[: len(known)] == known:
+            kept.epoch = order.epoch
+            for record in kept.records[len(known) :]:
+                self._say(key, kept, record)
+            return
+        if kept is not None:
+            self._drop([key])
+        work = self._work[key] = _Work(next(self._numbers), order.epoch, list(known))
+        self._events.start(key, work.number, known)
+
+    def _drop_what_is_others(self) -> None:
+        """What this node had begun under a session before, and was not granted again."""
+        others = [key for key, work in self._work.items() if work.epoch is None]
+        if others:
+            self._events.note(f"drops {len(others)} groups that it had begun: the lead has given them to others")
+            self._drop(others)
+
+    def _drop(self, keys: list[Key]) -> None:
+        for key in keys:
+            work = self._work.pop(key)
+            if not work.finished:
+                self._events.stop(work.number)
+
     def _end(self, why: str) -> None:
-        stopped = self._granted
-        self._events.note(f"{why}; {len(stopped)} groups are dropped")
+        self._events.note(f"{why}; what is made of {len(self._work)} groups is kept until it is back")
+        self._events.hold(True)
+        for work in self._work.values():
+            work.epoch = work.told_at = None
         self._begin()
         self.silent = 0
-        for key, epoch in stopped.items():
-            self._events.stop(key, epoch)

@@ -84,6 +84,7 @@ class LeadTraining(Training):
             min_version=lambda lease: max(0, self.leases.step_of(lease) - oldest),
             kv_tokens=lambda: self.fleet.kv_tokens,
             version=lambda: self.fleet.version,
+            rolling=oldest > 0,
             note=self.note,
         )
 

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from engine.balancing.kv_aware import KvAware
+from engine.fleet.canary import CanaryFailed
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Superseded
 from tests.support.fakes import Gate, Replicas, fleet_of, settle
-from tests.unit.engine.fleet.test_fleet import expected, play, sampling, weights
+from tests.unit.engine.fleet.test_fleet import CANARY, expected, play, sampling, weights
 
 
 async def part(fleet, key=1, tokens=2):
@@ -100,3 +101,61 @@ async def test_restart_lets_a_turn_end_that_ends_before_its_abort_arrives():
 def test_another_way_to_update_is_refused(on_update):
     with pytest.raises(ValueError, match=f"on_update must be .*{on_update!r}"):
         FleetConfig(on_update=on_update)
+
+
+async def test_where_staleness_allows_it_a_quarter_of_the_replicas_pauses_and_the_others_go_on():
+    gates = {}
+
+    def prepare(replica):
+        gates[replica.index] = replica.update_gate = Gate()
+
+    replicas = Replicas(prepare)
+    async with fleet_of(replicas, 4, paused_share=0.25) as fleet, asyncio.TaskGroup() as group:
+        update = group.create_task(fleet.update_weights(weights(4)))
+        for index in range(4):
+            await gates[index].started.wait()
+            await settle()
+            assert [number for number, gate in gates.items() if gate.started.is_set()] == list(range(index + 1))
+            if index == 0:
+                assert [token for _, token in await play(fleet)] == expected(), "nobody waits for the update"
+            gates[index].release()
+        await update
+    assert [replica.weights for replica in replicas.made] == [[("/w/4", 4)]] * 4
+
+
+async def test_after_an_update_in_turns_that_failed_nothing_begins_until_one_succeeds():
+    def prepare(replica):
+        replica.canary = [-1.0, -2.0, -3.25 if replica.index == 1 else -3.0]
+
+    replicas = Replicas(prepare)
+    async with fleet_of(replicas, 2, canary=CANARY, paused_share=0.5) as fleet:
+        with pytest.raises(CanaryFailed, match="replica 1"):
+            await fleet.update_weights(weights(2, (-1.0, -2.0, -3.0)))
+        async with asyncio.TaskGroup() as group:
+            turn = group.create_task(play(fleet))
+            await settle()
+            assert not turn.done()
+            replicas.made[1].canary = replicas.made[0].canary
+            await fleet.update_weights(weights(3, (-1.0, -2.0, -3.0)))
+            await turn
+
+
+def test_a_trajectory_of_one_version_and_an_update_in_turns_exclude_each_other():
+    with pytest.raises(ValueError, match="paused_share"):
+        FleetConfig(on_update="restart", paused_share=0.25)
+
+
+async def test_while_a_fleet_is_held_turns_end_but_none_begins():
+    replicas = Replicas()
+    async with fleet_of(replicas) as fleet, asyncio.TaskGroup() as group:
+        turn, found = await part(fleet)
+        fleet.hold(True)
+        waiting = group.create_task(play(fleet, key=2))
+        async for _, delta in turn:
+            found += delta.token_ids
+        fleet.trajectory_ended(1, 9, finished=True)
+        assert found == expected()
+        await settle()
+        assert not waiting.done()
+        fleet.hold(False)
+        assert [token for _, token in await waiting] == expected()
