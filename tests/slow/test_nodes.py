@@ -1,6 +1,6 @@
 """A quick start over several processes or hosts ends as on one machine, whoever is killed or cut off: real engines.
 
-ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about 15 s each):
+ROCSTAR_KILLS=50 makes it a campaign of that many kills and cuts at random moments (about 15 s each):
 
     ROCSTAR_KILLS=50 python -m pytest tests/slow/test_nodes.py -q -s -k random
 
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.run.workspace import workspace
 from sandbox import keys
 from tests.support.runs import Run, command, numbers
 
@@ -37,6 +38,7 @@ FIELDS = [
     "slots=2",
 ]
 
+NODES = ("one", "two")
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 
 
@@ -56,6 +58,8 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 
 class Cluster:
     """A lead and nodes. on: the words before a command that is run on a host."""
+
+    hosts: Hosts
 
     def __init__(self, folder: Path, started: list[Run], listen: str, on: Callable[[str], list[str]]) -> None:
         self.folder, self._started, self._on = folder, started, on
@@ -154,39 +158,6 @@ def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(here: Cluster, wa
     assert here.numbers == wanted
 
 
-@pytest.mark.skipif(not KILLS, reason="a campaign: ROCSTAR_KILLS=50")
-@pytest.mark.timeout(60 * KILLS + 300)
-def test_random_kills_of_nodes_and_lead_change_no_number(here: Cluster, wanted: list[dict[str, float]]) -> None:
-    """In as many runs as the kills take."""
-    rng = random.Random(0)
-    kills = 0
-    while kills < KILLS:
-        shutil.rmtree(here.folder / "runs", ignore_errors=True)
-        lead = here.lead()
-        nodes = [here.node("one"), here.node("two")]
-        while lead.process.poll() is None and kills < KILLS:
-            time.sleep(rng.uniform(1, 12))
-            if lead.process.poll() is not None:
-                break
-            kills += 1
-            victim = rng.choice(["lead", "one", "two"])
-            print(f"kill {kills}: {victim}", flush=True)
-            if victim == "lead":
-                lead.process.kill()
-                lead.end()
-                lead = here.lead()
-            else:
-                number = ["one", "two"].index(victim)
-                nodes[number].process.kill()
-                nodes[number].end()
-                nodes[number] = here.node(victim)
-        ends_well(lead)
-        for node in nodes:  # one that was started last may have found no lead any more
-            node.process.kill()
-            node.end()
-        assert here.numbers == wanted
-
-
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
     """Network namespaces: of the lead, and of two nodes with a cable each to it."""
@@ -213,27 +184,213 @@ def ip(*words: str) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_on_three_hosts_cables_that_are_pulled_for_a_while_change_no_number(
-    hosts: list[str], tmp_path: Path, started: list[Run], wanted: list[dict[str, float]]
+def test_a_learner_that_is_killed_costs_a_restart_of_the_lead_and_no_number(
+    here: Cluster, wanted: list[dict[str, float]]
 ) -> None:
-    own_memory = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
+    lead = here.lead()
+    lead.until("rollout nodes may join")
+    one = here.node("one")
+    one.until("joined the run")
+    here.until_under_way(2)
+    [learner, *_] = lead.named("algo.learner")
+    learner.kill()
+    assert lead.end() == 1, lead.text()
+    assert lead.left() == []
+    again = here.lead()
+    ends_well(again, one)
+    assert "resuming" in again.text()
+    assert here.numbers == wanted
 
-    def on(host: str) -> list[str]:
-        namespace = next(name for name in hosts if name.endswith(host))
-        return ["nsenter", f"--net=/run/netns/{namespace}", *own_memory]
 
-    cluster = Cluster(tmp_path, started, "tcp://0.0.0.0:5700", on)
+@pytest.mark.timeout(500)
+def test_a_replica_of_a_node_that_is_killed_is_replaced_there(here: Cluster, wanted: list[dict[str, float]]) -> None:
+    lead = here.lead()
+    lead.until("rollout nodes may join")
+    one = here.node("one")
+    one.until("joined the run")
+    here.until_under_way(1)
+    [replica] = [
+        child for child in one.seen.values() if "EngineCore" in child.name() or "EngineCore" in str(child.cmdline())
+    ]
+    replica.kill()
+    ends_well(lead, one)
+    assert here.numbers == wanted
+
+
+class Hosts:
+    """Three hosts that nothing joins but cables: a lead's, and those of nodes "one" and "two". Each has a network,
+    /dev/shm and a temporary folder of its own.
+    """
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self._names, self._folder = names, folder
+
+    def on(self, host: str) -> list[str]:
+        """The words before a command that is run there."""
+        self.temporary(host).mkdir(exist_ok=True)
+        own_memory = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
+        own_folder = ["env", f"TMPDIR={self.temporary(host)}"]
+        return ["nsenter", f"--net=/run/netns/{self._name(host)}", *own_memory, *own_folder]
+
+    def temporary(self, host: str) -> Path:
+        return self._folder / f"{host}.tmp"
+
+    def pull_cable(self, node: str) -> None:
+        ip("-n", self._names[0], "link", "set", self._cable(node), "down")
+
+    def plug_cable(self, node: str) -> None:
+        ip("-n", self._names[0], "link", "set", self._cable(node), "up")
+
+    def cut_half(self, node: str) -> None:
+        """What the lead sends does not reach the node; what the node sends reaches the lead."""
+        ip("-n", self._names[0], "route", "add", "blackhole", f"{self._address(node)}/32")
+
+    def mend_half(self, node: str) -> None:
+        ip("-n", self._names[0], "route", "del", "blackhole", f"{self._address(node)}/32")
+
+    def shape(self, node: str, rate: str) -> None:
+        for host, device in (("lead", self._cable(node)), (node, "cable")):
+            words = ["tc", "-n", self._name(host), "qdisc", "add", "dev", device, "root", "tbf"]
+            subprocess.run([*words, "rate", rate, "burst", "64kb", "latency", "200ms"], check=True)
+
+    def lose(self, node: str, percent: int) -> None:
+        """So many of a hundred packets to this node are lost, and as many from it."""
+        rules = f"""
+            table inet loss {{
+                chain in {{ type filter hook input priority 0; numgen random mod 100 < {percent} drop; }}
+                chain out {{ type filter hook output priority 0; numgen random mod 100 < {percent} drop; }}
+            }}
+        """
+        subprocess.run(["ip", "netns", "exec", self._name(node), "nft", "-f", "-"], input=rules, text=True, check=True)
+
+    def _name(self, host: str) -> str:
+        return next(name for name in self._names if name.endswith(host))
+
+    @staticmethod
+    def _cable(node: str) -> str:
+        return f"down{NODES.index(node)}"
+
+    @staticmethod
+    def _address(node: str) -> str:
+        return f"10.77.{NODES.index(node)}.2"
+
+
+@pytest.fixture
+def three(hosts: list[str], tmp_path: Path, started: list[Run]) -> Cluster:
+    there = Hosts(hosts, tmp_path)
+    cluster = Cluster(tmp_path, started, "tcp://0.0.0.0:5700", there.on)
+    cluster.hosts = there
+    return cluster
+
+
+def begin(cluster: Cluster) -> tuple[Run, Run, Run]:
+    """A lead and two nodes on hosts of their own, in the middle of the second step."""
     lead = cluster.lead()
     lead.until("rollout nodes may join")
     one, two = cluster.node("one", "10.77.0.1"), cluster.node("two", "10.77.1.1")
     one.until("joined the run")
     two.until("joined the run")
     cluster.until_under_way(1)
-    for cable in ("down0", "down1"):  # else the other node may have made all that is left
-        ip("-n", hosts[0], "link", "set", cable, "down")
+    return lead, one, two
+
+
+@pytest.mark.timeout(500)
+def test_on_three_hosts_cables_that_are_pulled_for_a_while_change_no_number(
+    three: Cluster, wanted: list[dict[str, float]]
+) -> None:
+    lead, one, two = begin(three)
+    for node in NODES:  # else the other node may have made all that is left
+        three.hosts.pull_cable(node)
     lead.until("was silent")
     lead.until("was silent")
-    for cable in ("down0", "down1"):
-        ip("-n", hosts[0], "link", "set", cable, "up")
+    for node in NODES:
+        three.hosts.plug_cable(node)
     ends_well(lead, one, two)
-    assert cluster.numbers == wanted
+    assert three.numbers == wanted
+
+
+@pytest.mark.timeout(500)
+def test_where_only_one_direction_is_cut_no_number_changes(three: Cluster, wanted: list[dict[str, float]]) -> None:
+    lead, one, two = begin(three)
+    for node in NODES:
+        three.hosts.cut_half(node)
+    one.until("the lead is silent")
+    two.until("the lead is silent")
+    for node in NODES:
+        three.hosts.mend_half(node)
+    ends_well(lead, one, two)
+    assert three.numbers == wanted
+
+
+@pytest.mark.timeout(500)
+def test_over_slow_cables_that_lose_packets_no_number_changes(three: Cluster, wanted: list[dict[str, float]]) -> None:
+    if shutil.which("tc") is None or shutil.which("nft") is None:
+        pytest.skip("slow and lossy cables need tc and nft")
+    for node in NODES:
+        three.hosts.shape(node, "20mbit")
+        three.hosts.lose(node, 3)
+    ends_well(*begin(three))
+    assert three.numbers == wanted
+
+
+@pytest.mark.timeout(500)
+def test_a_node_that_stands_still_is_fenced_and_comes_back(three: Cluster, wanted: list[dict[str, float]]) -> None:
+    lead, one, two = begin(three)
+    for node in (one, two):
+        os.killpg(node.process.pid, signal.SIGSTOP)
+    lead.until("was silent")
+    lead.until("was silent")
+    for node in (one, two):
+        os.killpg(node.process.pid, signal.SIGCONT)
+    ends_well(lead, one, two)
+    assert three.numbers == wanted
+
+
+@pytest.mark.skipif(not KILLS, reason="a campaign: ROCSTAR_KILLS=50")
+@pytest.mark.timeout(60 * KILLS + 300)
+def test_random_kills_and_cuts_change_no_number(three: Cluster, wanted: list[dict[str, float]]) -> None:
+    """In as many runs as they take; nothing is left on any host."""
+    rng = random.Random(0)
+    done = 0
+    while done < KILLS:
+        shutil.rmtree(three.folder / "runs", ignore_errors=True)
+        lead = three.lead()
+        nodes = {name: three.node(name, f"10.77.{NODES.index(name)}.1") for name in NODES}
+        while lead.process.poll() is None and done < KILLS:
+            time.sleep(rng.uniform(1, 12))
+            if lead.process.poll() is not None:
+                break
+            done += 1
+            fault, node = rng.choice(["kill the lead", "kill", "cut", "cut half", "stop"]), rng.choice(NODES)
+            print(f"{done}: {fault} {node}", flush=True)
+            match fault:
+                case "kill the lead":
+                    lead.process.kill()
+                    lead.end()
+                    lead = three.lead()
+                case "kill":
+                    nodes[node].process.kill()
+                    nodes[node].end()
+                    nodes[node] = three.node(node, f"10.77.{NODES.index(node)}.1")
+                case "cut":
+                    three.hosts.pull_cable(node)
+                    time.sleep(rng.uniform(0.5, 12))
+                    three.hosts.plug_cable(node)
+                case "cut half":
+                    three.hosts.cut_half(node)
+                    time.sleep(rng.uniform(0.5, 12))
+                    three.hosts.mend_half(node)
+                case "stop":
+                    os.killpg(nodes[node].process.pid, signal.SIGSTOP)
+                    time.sleep(rng.uniform(0.5, 12))
+                    os.killpg(nodes[node].process.pid, signal.SIGCONT)
+        ends_well(lead)
+        for run in nodes.values():  # one that was started last may have found no lead any more
+            run.process.kill()
+            run.end()
+            assert run.left() == []
+        assert three.numbers == wanted
+    for host in ("lead", *NODES):
+        with workspace(three.hosts.temporary(host)):  # whoever begins next there sweeps what a killed one left
+            pass
+        assert list(three.hosts.temporary(host).glob("rocstar-*")) == []
