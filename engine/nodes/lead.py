@@ -30,10 +30,12 @@ from engine.nodes.grant_journal import GrantJournal, group_of
 from engine.nodes.lead_protocol import LeadProtocol
 from engine.nodes.ledger import KEPT_BEATS, Key, Ledger
 from engine.nodes.messages import Announce, BadMessage, FileInfo, Job, Pull, ToNode, decode_to_lead, encode
+from engine.nodes.node_book import NodeBook
 from engine.nodes.pulls import FileServer, info_of
 from engine.run import journal_records
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown
+from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, PublishedWeights
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
@@ -77,6 +79,7 @@ class Lead:
         kv_tokens: Callable[[], tuple[int, int]],
         version: Callable[[], int],
         rolling: bool,
+        timeline: Timeline,
         note: Callable[[str], None],
     ) -> None:
         self.makes_here: MakesGroup | None = None
@@ -85,6 +88,7 @@ class Lead:
         self._config, self._checkpoint, self._folder = config, checkpoint, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
         self._kv_tokens, self._version, self._rolling, self._note = kv_tokens, version, rolling, note
+        self._book = NodeBook(timeline)
         self._files = FileServer()
         self._weights: tuple[str, Path] | None = None  # (name, link) of what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
@@ -164,7 +168,12 @@ class Lead:
         finally:
             del self._made[key]
             self._sizes.pop(key, None)
+            self._book.given_up(key)
             self.protocol.withdraw(key)
+
+    def metrics(self) -> dict[str, float]:
+        """Of each node since this was last asked."""
+        return self._book.metrics(self.protocol.nodes, version=self._version())
 
     async def bye(self) -> None:
         """The run has ended, and so do its nodes. Waits a moment for them to hear it."""
@@ -190,7 +199,11 @@ class Lead:
                 self._sizes[key] += len(decoded.trajectory.token_ids_T)
         return self._sizes.pop(key, 0) if isinstance(decoded, Decided) else None
 
+    def granted(self, key: Key, node: str) -> None:
+        self._book.granted(key, node)
+
     def group(self, key: Key, records: list[bytes]) -> None:
+        self._book.made(key)
         future = self._made[key]
         if not future.done():
             future.set_result(group_of([journal_records.decode(record) for record in records]))

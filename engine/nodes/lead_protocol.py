@@ -54,6 +54,10 @@ class LeadEvents(Protocol):
         """The group is made; these are all its records."""
         ...
 
+    def granted(self, key: Key, node: str) -> None:
+        """The node of this name is to make it."""
+        ...
+
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         """The lead's own replicas are to make it."""
         ...
@@ -250,6 +254,7 @@ class LeadProtocol:
         else:
             grant = Grant(lease=key.lease, attempt=key.attempt, epoch=granted.epoch, records=records)
             self._order(granted.session, grant)
+            self._events.granted(key, self.ledger.members[granted.session].name)
 
     def _order(self, session: bytes, order: Order) -> None:
         peer = self._peers[session]

@@ -85,12 +85,13 @@ class LeadTraining(Training):
             kv_tokens=lambda: self.fleet.kv_tokens,
             version=lambda: self.fleet.version,
             rolling=oldest > 0,
+            timeline=self.timeline,
             note=self.note,
         )
 
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         self.lead.beat_here()  # its weights are live
-        await super()._on_trained(step, metrics)
+        await super()._on_trained(step, metrics | self.lead.metrics())
 
     def _tokens_sampled(self) -> int:
         return super()._tokens_sampled() + self.lead.protocol.tokens

@@ -25,7 +25,7 @@ from engine.replica.port import KvSample
 from engine.telemetry.idle_clock import IdleClock
 
 # Tracks in the order in which Perfetto shows them.
-TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation")
+TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation", "nodes")
 EVENTS = 250_000
 _PIDS = {track: pid for pid, track in enumerate(TRACKS)}
 

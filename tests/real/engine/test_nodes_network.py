@@ -24,6 +24,7 @@ from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_chec
 from engine.nodes.pulls import PullFailed, fetch
 from engine.run.journal import Journal
 from engine.stages.group import GroupConfig, MakesGroups
+from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox import keys
 from sandbox.keys import load_host
@@ -64,6 +65,8 @@ class Run:
             min_version=lambda lease: 0,
             kv_tokens=lambda: (0, 0),
             version=lambda: 0,
+            rolling=False,
+            timeline=Timeline(),
             note=self.notes.append,
         )
 
@@ -170,7 +173,7 @@ async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_t
         async with a_node(run, scripted):
             await until(lambda: [member.version for member in run.lead.protocol.nodes] == [1])
             lost = FileInfo(name="weights-2", size_bytes=1000)
-            run.lead.protocol.announce(Announce(version=2, file=lost, canary=b"", path="", inode=0))
+            run.lead.protocol.announce(Announce(version=2, file=lost, canary=b"", path="", inode=0, at_once=True))
             await until(lambda: sum("weights 2" in note for note in run.notes) > 1)
             [member] = run.lead.protocol.nodes
             assert member.version == 1

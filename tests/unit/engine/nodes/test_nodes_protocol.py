@@ -140,7 +140,7 @@ class World:
         self.admitted = set()
         self.oldest = 0
         self.notes = []
-        self.granted = []  # records that went along
+        self.granted_records = []  # records that went along
         self.grants = []  # the same, of those with which a node began
         self.begin_lead()
         self.nodes = [FakeNode(self, number) for number in range(nodes)]
@@ -174,7 +174,7 @@ class World:
         node.inbox.append(encode(message))
         order = decode_order(message.body) if isinstance(message, Numbered) else None
         if isinstance(order, Grant):
-            self.granted.append(len(order.records))
+            self.granted_records.append(len(order.records))
 
     def announce(self, version):
         at_once = not self.leases.max_staleness
@@ -203,6 +203,9 @@ class World:
         assert key not in self.groups, "made twice"
         assert records == [PROMPT, *self.seen[key]]
         self.groups[key] = records
+
+    def granted(self, key, node):
+        pass
 
     def start_here(self, key, epoch, records):
         self.work[key] = (epoch, list(records))
@@ -353,8 +356,8 @@ def test_the_schedules_do_reach_fences_regrants_and_the_bound():
         world = World(seed, nodes=3, steps=4, groups_per_step=2, max_staleness=1, here=False)
         world.run()
         fenced += sum("was silent" in line for line in world.notes)
-        regranted += sum(count > 1 for count in world.granted)
-        kept += len(world.granted) - len(world.grants)
+        regranted += sum(count > 1 for count in world.granted_records)
+        kept += len(world.granted_records) - len(world.grants)
         oldest = max(oldest, world.oldest)
     assert fenced > 10
     assert regranted > 5

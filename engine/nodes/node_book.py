@@ -1,0 +1,67 @@
+"""What each node does for the run: lanes of the timeline, and metrics by the node's name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.nodes.ledger import Key, Member
+from engine.telemetry.timeline import Timeline
+
+NODES = 64  # that get metrics of their own, the first ones by name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grant:
+    node: str
+    since: float
+    lane: int
+
+
+class NodeBook:
+    """The lead tells it which node has which group."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._granted: dict[Key, _Grant] = {}
+        self._groups: Counter[str] = Counter()
+
+    def granted(self, key: Key, node: str) -> None:
+        """It may be another node's until now."""
+        self._end(key, "granted to another")
+        lane = self._timeline.lanes["nodes"].take()
+        self._granted[key] = _Grant(node=node, since=self._timeline.now(), lane=lane)
+
+    def made(self, key: Key) -> None:
+        if key in self._granted:  # else the lead's own replicas made it
+            self._groups[self._granted[key].node] += 1
+            self._end(key, "made")
+
+    def given_up(self, key: Key) -> None:
+        """Idempotent."""
+        self._end(key, "given up")
+
+    def metrics(self, nodes: Sequence[Member], *, version: int) -> dict[str, float]:
+        """Groups made by each node since the metrics before, and how its weights and its KV cache are now.
+
+        Nodes of one name count as one; the last of them says what is now.
+        """
+        found: dict[str, float] = {"nodes/live": len(nodes)}
+        members = {member.name: member for member in nodes}
+        for name in sorted({*members, *self._groups})[:NODES]:
+            found[f"nodes/{name}/groups"] = self._groups[name]
+            if name in members:
+                member = members[name]
+                found[f"nodes/{name}/lag"] = version - member.version
+                found[f"nodes/{name}/kv_free"] = member.free_tokens / max(1, member.capacity_tokens)
+        self._groups.clear()
+        return found
+
+    def _end(self, key: Key, how: str) -> None:
+        grant = self._granted.pop(key, None)
+        if grant is not None:
+            now = self._timeline.now()
+            label = {"lease": key.lease, "attempt": key.attempt, "end": how}
+            self._timeline.span("nodes", grant.node, grant.since, now, grant.lane, **label)
+            self._timeline.lanes["nodes"].give(grant.lane)
