@@ -24,6 +24,8 @@ QUESTIONS = {  # of each bench, in the order of the README
     "step": "How long is a step against its slower side, strict and overlapped?",
     "weights": "How long does a weight update take, by size and transport?",
     "mismatch": "How far apart are the log-probabilities of sampler and learner on the same tokens?",
+    "nodes": "What does leading nodes cost, and how long do weights take to reach them?",
+    "sim_nodes": "Where does one lead saturate, by messages and by bytes?",
     "kills": "Does a run that is killed again and again end as one that was not?",
 }
 HEAD = """# Benches

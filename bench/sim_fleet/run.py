@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +97,8 @@ class Simulation:
         self._tick_s = machine.costs.o + machine.costs.w if tick_s is None else tick_s
         self._states = [_Trajectory(row) for row in trace]
         self._open = len(trace)  # not done
+        self._heard_at = 0.0
+        self.turn_ended: Callable[[Traced, int], None] = lambda traced, turn: None  # told of each turn, from 0
         self._waiting = 0  # to be placed
         self._events: list[tuple[float, int, str, int]] = []
         self._serial = 0
@@ -111,6 +113,13 @@ class Simulation:
     def run(self) -> Result:
         """Raises RuntimeError when trajectories wait and nothing will happen any more."""
         began = time.perf_counter()
+        self.begin()
+        while self._events or self._open:
+            self.go_on()
+        return self._result(time.perf_counter() - began)
+
+    def begin(self) -> None:
+        """The replicas are up, and the trace arrives."""
         for index, engine in enumerate(self.engines):
             self._policy.replica_up(index, engine.machine.blocks, engine.machine.block_size)
         for key in range(len(self._states)):
@@ -118,23 +127,38 @@ class Simulation:
         for number, death in enumerate(self._deaths):
             self._push(death.at_s, "death", number)
         self._decide()
+
+    def arrive(self, trace: Sequence[Traced], now: float) -> None:
+        """Further trajectories, not before anything that has happened."""
+        self.now = self._heard_at = now
+        for row in trace:
+            self._states.append(_Trajectory(row))
+            self._open += 1
+            self._request_turn(len(self._states) - 1)
+        self._schedule()
+
+    @property
+    def next_at(self) -> float:
+        """When something happens next; infinite when nothing is under way."""
+        event_at = self._events[0][0] if self._events else math.inf
+        return min(event_at, self._decided_at + AGAIN_S) if self._waiting else event_at
+
+    def go_on(self) -> None:
+        """What happens next. Raises RuntimeError where trajectories wait and nothing will."""
+        again_at = self._decided_at + AGAIN_S
+        if not self._events and (not self._waiting or again_at > self._heard_at + GIVE_UP_S):
+            raise RuntimeError(f"{self._open} trajectories are left at {self.now:.1f} s and nothing will happen")
+        if self._waiting and not (self._events and self._events[0][0] <= again_at):
+            self.now = again_at
+            self._decide()
+            return
+        self.now, _, kind, number = heapq.heappop(self._events)
+        self._heard_at = self.now
         handle = {"engine": self._segment_ended, "tool": self._request_turn, "death": self._kill, "up": self._up}
-        heard_at = 0.0
-        while self._events or self._open:
-            again_at = self._decided_at + AGAIN_S
-            if not self._events and (not self._waiting or again_at > heard_at + GIVE_UP_S):
-                raise RuntimeError(f"{self._open} trajectories are left at {self.now:.1f} s and nothing will happen")
-            if self._waiting and not (self._events and self._events[0][0] <= again_at):
-                self.now = again_at
-                self._decide()
-                continue
-            self.now, _, kind, number = heapq.heappop(self._events)
-            heard_at = self.now
-            if kind in handle:
-                handle[kind](number)
-            if self._wanted and not (self._events and self._events[0][0] <= self.now):
-                self._schedule()
-        return self._result(time.perf_counter() - began)
+        if kind in handle:
+            handle[kind](number)
+        if self._wanted and not (self._events and self._events[0][0] <= self.now):
+            self._schedule()
 
     def _result(self, wall_s: float) -> Result:
         engines = self.engines + self.dead
@@ -287,6 +311,7 @@ class Simulation:
         state.held = (state.tokens - 1) // size * size
         state.turn += 1
         self._wanted = True
+        self.turn_ended(state.traced, state.turn - 1)
         if state.turn < len(state.traced.turns):
             state.state = "tool"
             self._policy.turn_finished(key, state.tokens, self.now)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.nodes.network import address, network
 from engine.run.workspace import workspace
 from sandbox import keys
 from tests.support.runs import Run, command, numbers
@@ -39,6 +40,7 @@ FIELDS = [
 ]
 
 NODES = ("one", "two")
+OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
 
 
@@ -228,9 +230,8 @@ class Hosts:
     def on(self, host: str) -> list[str]:
         """The words before a command that is run there."""
         self.temporary(host).mkdir(exist_ok=True)
-        own_memory = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
         own_folder = ["env", f"TMPDIR={self.temporary(host)}"]
-        return ["nsenter", f"--net=/run/netns/{self._name(host)}", *own_memory, *own_folder]
+        return ["nsenter", f"--net=/run/netns/{self._name(host)}", *OWN_MEMORY, *own_folder]
 
     def temporary(self, host: str) -> Path:
         return self._folder / f"{host}.tmp"
@@ -331,6 +332,21 @@ def test_over_slow_cables_that_lose_packets_no_number_changes(three: Cluster, wa
         three.hosts.lose(node, 3)
     ends_well(*begin(three))
     assert three.numbers == wanted
+
+
+@pytest.mark.timeout(500)
+def test_over_links_with_a_long_round_trip_no_number_changes(
+    tmp_path: Path, started: list[Run], wanted: list[dict[str, float]]
+) -> None:
+    if os.geteuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
+        pytest.skip("emulated links need root, ip and /dev/net/tun")
+    with network(["lead", *NODES], rate_bits=1e8, round_trip_s=0.1) as on:
+        far = Cluster(tmp_path, started, "tcp://0.0.0.0:5700", lambda host: [*on[host], *OWN_MEMORY])
+        lead = far.lead()
+        lead.until("rollout nodes may join")
+        nodes = [far.node(name, address(0)) for name in NODES]
+        ends_well(lead, *nodes)
+    assert far.numbers == wanted
 
 
 @pytest.mark.timeout(500)

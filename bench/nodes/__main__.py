@@ -1,0 +1,5 @@
+"""`python -m bench.nodes`: see bench/nodes/nodes.py."""
+
+from bench.nodes.nodes import main
+
+main()
