@@ -52,7 +52,7 @@ def network(hosts: Sequence[str], *, rate_bits: float, round_trip_s: float) -> I
     finally:
         if switch is not None:
             switch.kill()
-            switch.wait()
+            switch.communicate()
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 

@@ -66,7 +66,7 @@ def measured(folder: Path, link: Link, *, nodes: int, size_bytes: int, rounds: i
         finally:
             for process in started:
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 def _round(nodes: list[subprocess.Popen[str]]) -> float:

@@ -215,8 +215,8 @@ class Cluster:
         self._waiting_for = set(range(self._setting.nodes))
         self._trained_at = self._now
         self._link_free = max(self._link_free, self._now)
-        for number in range(self._setting.nodes):  # the lead's link is shared: the last bytes of all come together
-            self._link_free += self._setting.weight_bytes / self._setting.rate
+        # The lead's link is shared, so that the last bytes of all nodes come together.
+        self._link_free += self._setting.nodes * self._setting.weight_bytes / self._setting.rate
         for number in range(self._setting.nodes):
             self._push(self._link_free + self._setting.latency_s + self._setting.load_s, self._live, number, step + 1)
 

@@ -2,10 +2,10 @@
 
     python -m bench.sim_nodes [--quick] [--nodes 1,2,4,8,16,32,64] [--kinds math8k,agentic] [--staleness 0,1]
 
-Each node has a fleet of `bench.sim_fleet` with its own balancer; the lead grants groups by the ledger of the engine and
-pays for each message what `bench.nodes` measured. groups per step grow with the nodes. The lead's link is 100 Gbit/s, the
-weights are 29.5 GB (14B in bf16), a step of the learner takes a minute: assumed, as the engines are. lead CPU: share of
-a core; full at: the nodes at which it would be 1, if it grows as from half of the nodes to all of them.
+Each node has a fleet of `bench.sim_fleet` with its own balancer; the lead grants groups by the ledger of the engine
+and pays for each message what `bench.nodes` measured. The groups of a step grow with the nodes. The lead's link is 100
+Gbit/s, the weights are 29.5 GB (14B in bf16), a step of the learner takes a minute: assumed, as the engines are. lead
+CPU: share of a core; full at: the nodes at which it would be 1, if it grows as from half of the nodes to all of them.
 """
 
 from __future__ import annotations
