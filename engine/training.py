@@ -447,6 +447,12 @@ class Training:
             cause = f"max_tokens={budget} leaves no token for an answer: the shortest of {len(prompts)} held-out"
             raise BudgetTooSmall(f"{cause} prompts has {shortest} tokens. Fix: a larger max_tokens")
 
+    def _learner_process(self) -> LearnerProcessConfig:
+        config = self.config
+        return config.devices.learner(
+            LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
+        )
+
     def _fleet(self, replicas: int, timeline: Timeline, *, pinned: bool) -> Fleet:
         """pinned: each replica has a core of its own, where there are enough."""
         settings = self.config.replicas_config
@@ -472,10 +478,7 @@ class Training:
         config = self.config
         async with AsyncExitStack() as self._stack:
             self._workspace = self._stack.enter_context(workspace())
-            process = config.devices.learner(
-                LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
-            )
-            learner = LearnerProcess(process, self._workspace, self.run_folder.path / "learner.log")
+            learner = LearnerProcess(self._learner_process(), self._workspace, self.run_folder.path / "learner.log")
             self.learner = await self._stack.enter_async_context(learner)
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))

@@ -5,6 +5,8 @@ Invariants
 - The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
 - Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint). Any number of
   ranks may go on from them: one that was not there keeps the random numbers of its own seed.
+- Where ranks are on several hosts, a checkpoint is on rank 0's: the others send it what they wrote, and get what they
+  read.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from algo.learner import hosts
 from engine.atomic_files import sync_folder, write_synced
 
 MANIFEST = "manifest.json"  # {file: [bytes, CRC-32]}; engine.run.checkpoints reads it
@@ -65,13 +68,18 @@ class Checkpoints:
     def read(self, path: Path) -> dict[str, int]:
         """Puts model, optimizer and random numbers back; returns the counters. Raises CheckpointFailed."""
         try:
-            reader = dcp.FileSystemReader(path)
+            if hosts.several():
+                hosts.spread(path, self._group)
+            reader = dcp.FileSystemReader(hosts.folder_of(path))
             saved = reader.read_metadata().state_dict_metadata
             names = [name for name in saved if name.startswith("counters.")]
             state = self._state() | {"counters": {name.removeprefix("counters."): 0 for name in names}}
             for name in self._random.keys() - saved.keys():
                 del state[name]
             dcp.load(state, storage_reader=reader, process_group=self._group)
+            if hosts.several():
+                dist.barrier(self._group)
+                hosts.forget(path)
             saved_weights = {name.removeprefix("model.") for name in saved if name.startswith("model.")}
             unknown = saved_weights - state["model"].keys()
             if unknown:  # DCP leaves them out
@@ -102,10 +110,13 @@ class Checkpoints:
     def _write(self, state: dict[str, Any], path: Path) -> None:
         unfinished = path.parent / f".{path.name}"
         try:
-            if dist.get_rank() == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), process_group=self._group)
+            here = hosts.folder_of(unfinished)
+            if hosts.first_of_its_host():
+                shutil.rmtree(here, ignore_errors=True)
+                here.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(here), process_group=self._group)
+            if hosts.several():
+                hosts.collect(unfinished, self._group)
             if dist.get_rank() == 0:
                 _finish(unfinished, path)
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException

@@ -79,6 +79,9 @@ class LearnerConfig:
     share_prefix: bool = True
     """Compute once a row what all trajectories of a minibatch begin with (system message, tools, prompt), where that is
     64 tokens or more and attention is "packed". It changes results only by rounding."""
+    sharding: Literal["full", "hybrid"] = "full"
+    """Where ranks are on several hosts: "full" cuts the weights over all of them; "hybrid" over the ranks of a host, so
+    that each host has a whole copy and only gradients cross the network."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again."""
     activation_offload: bool = False
@@ -137,6 +140,7 @@ class LearnerConfig:
             ),
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
             ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
+            ("'full' or 'hybrid'", ("sharding",), ("full", "hybrid").__contains__),
             ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
         )

@@ -2,6 +2,9 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node=R -m algo.learner --connect ipc:///path/of/socket
 
+On other hosts the ranks have `--connect none --checkpoint DIR`: a folder with the checkpoint's configuration. Weights
+come from rank 0.
+
 Invariants
 - Rank 0 owns the socket; every rank sees the same requests in the same order.
 - Every request but Stop gets exactly one reply. After `Failed` in answer to anything but Save the process ends with
@@ -111,10 +114,14 @@ class Learner:
     _trainer: Trainer
     _empty = 0  # batches in a row without a token to train
 
+    def __init__(self, checkpoint: Path | None = None) -> None:
+        """checkpoint: where this host has it; None: where Configure says."""
+        self._checkpoint = checkpoint
+
     def configure(self, request: messages.Configure) -> Answer:
         from algo.learner.trainer import Trainer
 
-        config, source = LearnerConfig(**request.learner), Path(request.checkpoint)
+        config, source = LearnerConfig(**request.learner), self._checkpoint or Path(request.checkpoint)
         with _fatal(f"checkpoint {source}"):
             self._trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
         version = 0
@@ -178,18 +185,18 @@ class Learner:
         return weights, {"canary": canary}, seconds
 
 
-def serve(node: NodeLink | None) -> None:
+def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
     """Consumes requests and answers each; returns on Stop. node is None on ranks other than 0.
 
     Raises Fatal or NodeGone.
     """
     from algo.learner.trainer import broadcast, join_group
 
-    learner = Learner()
+    learner = Learner(checkpoint)
     frames = node.receive() if node else None
     if frames is not None:
         _check_first(frames)
-    join_group()
+    join_group(speaks=node is not None)
     while True:
         request, arrays = messages.unpack_request(broadcast(frames))
         learner.check(to_end=isinstance(request, messages.Stop))
@@ -253,11 +260,13 @@ def keep_freed_memory() -> None:
 def main() -> int:
     _set_up_process()
     parser = argparse.ArgumentParser(description="rocstar learner rank")
-    parser.add_argument("--connect", required=True, help="the node's ZeroMQ address")
-    address = parser.parse_args().connect
-    node = NodeLink(address) if os.environ.get("RANK", "0") == "0" else None
+    parser.add_argument("--connect", required=True, help="the node's ZeroMQ address; none on other hosts")
+    parser.add_argument("--checkpoint", type=Path, help="where this host has the checkpoint's configuration")
+    options = parser.parse_args()
+    speaks = options.connect != "none" and os.environ.get("LOCAL_RANK", "0") == "0"
+    node = NodeLink(options.connect) if speaks else None
     try:
-        serve(node)
+        serve(node, options.checkpoint)
     except Exception as error:
         reason = str(error) if isinstance(error, Fatal | NodeGone) else _one_line(error)
         traceback.print_exc()  # for the log: the bug may be in a loss of yours

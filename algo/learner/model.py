@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from algo.learner.attention import PACKED, bounds, register
+from algo.learner.hosts import ranks_of_a_host
 from algo.learner.lora import add_adapters
 from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.supported import check_names, check_structure
@@ -203,7 +204,8 @@ def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
     One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
     ones, which may be shorter or empty.
     """
-    ranks = dist.get_world_size()
+    ranks = _shards(next(scorer.parameters()))
+    copies = dist.get_world_size() // ranks
     for name, weight in scorer.named_parameters():
         part = weight.to_local()
         rows = -(-len(weight) // ranks)
@@ -212,11 +214,22 @@ def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
         if whole:
             padded = own.new_zeros(ranks * rows, *own.shape[1:])
             padded[: len(weight)] = whole[name]
-            parts = [*padded.split(rows)]
+            parts = [*padded.split(rows)] * copies
         dist.scatter(own, parts, src=0)
         part.copy_(own[: len(part)])
     for constant in scorer.buffers():  # those that no file holds too: the frequencies of rotary embeddings
         dist.broadcast(constant, src=0)
+
+
+def _shards(weight: Tensor) -> int:
+    """Into how many parts a weight is cut: over all ranks, or over those of a host."""
+    return int(sharding_mesh(weight).size())
+
+
+def sharding_mesh(weight: Tensor) -> DeviceMesh:
+    """The ranks that share one copy of a sharded weight."""
+    mesh = weight.device_mesh
+    return mesh if mesh.ndim == 1 else mesh["ranks"]
 
 
 def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
@@ -225,7 +238,10 @@ def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
     Layers stay gathered between forward and backward unless several GPUs share them: where this runs in fp32 on the
     CPU memory is not scarce, and on one GPU there is nothing to win.
     """
-    mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(config.device, (ranks,))
+    if config.sharding == "hybrid" and (within := ranks_of_a_host()) < ranks:
+        mesh = init_device_mesh(config.device, (ranks // within, within), mesh_dim_names=("hosts", "ranks"))
     computed = None if config.dtype == "float32" else getattr(torch, config.dtype)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32 if computed else None)
     for layer in scorer.model.base_model.layers:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from algo.learner.lora import merged
+from algo.learner.model import sharding_mesh
 from algo.weights.layout import BUCKET_BYTES, Layout, Transport
 from algo.weights.transport import Gloo, Shm, Silent
 
@@ -114,12 +115,13 @@ def _begin(weight: Tensor) -> tuple[dist.Work | None, Tensor]:
     """
     if not isinstance(weight, DTensor):
         return None, weight
-    part, ranks = weight.to_local(), weight.device_mesh.size()
+    mesh = sharding_mesh(weight)
+    part, ranks = weight.to_local(), mesh.size()
     if ranks == 1:
         return None, part
     rows = -(-len(weight) // ranks)
     if len(part) < rows:
         part = torch.cat([part, part.new_empty(rows - len(part), *part.shape[1:])])
     whole = part.new_empty(ranks * rows, *part.shape[1:])
-    work = dist.all_gather([*whole.split(rows)], part, group=weight.device_mesh.get_group(), async_op=True)
+    work = dist.all_gather([*whole.split(rows)], part, group=mesh.get_group(), async_op=True)
     return work, whole[: len(weight)]

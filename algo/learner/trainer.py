@@ -28,6 +28,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algo.learner import hosts
 from algo.learner.attention import PACKED
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.export import export
@@ -51,16 +52,23 @@ if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
 
 
-def join_group() -> None:
-    """This process becomes a rank of the learner. Raises OSError when the launcher is gone."""
+def join_group(*, speaks: bool) -> None:
+    """This process becomes a rank of the learner; speaks: it has the node's socket, and becomes rank 0.
+
+    Raises OSError when the launcher is gone.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The launcher serves the store. One that died before it could take us along leaves no rank waiting for it.
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
-    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
     # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(days=1))
+    backend, patience = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(days=1)
+    if hosts.several():
+        store, rank = hosts.ordered(speaks=speaks)
+        size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
+        dist.init_process_group(backend, timeout=patience)
 
 
 def broadcast(frames: list[bytes] | None) -> list[bytes]:

@@ -81,8 +81,7 @@ def clients(role: str, folder: Path, address: str, shape: Shape, number: int) ->
 async def lead_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
     """Of `groups` groups, from the first grant to the last group."""
     address = free_address()
-    lead = a_lead(address, folder / "keys", folder)
-    async with lead:
+    async with a_lead(address, folder / "keys", folder) as lead:
         (folder / "weights").write_bytes(b"0")
         lead.publish(PublishedWeights(str(folder / "weights"), 0, np.zeros(1, np.float32)))
         nodes = clients("nodes", folder, address, shape, NODES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.nodes.config import LeadConfig
+from engine.nodes.door import Door
 from engine.nodes.lead import Lead
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown, Piece, Record
@@ -20,11 +22,18 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "recipes" / "tiny" / "agent"
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.py"
 
 
-def a_lead(listen: str, keys: Path, folder: Path) -> Lead:
+@asynccontextmanager
+async def a_lead(listen: str, keys: Path, folder: Path) -> AsyncIterator[Lead]:
     """With a journal on the disk, as every lead has."""
+    config = LeadConfig(listen=listen, keys=keys, recipe=RECIPE, options=(), nodes_only=True)
+    async with Door(config, checkpoint=CHECKPOINT, note=lambda line: None) as door, _lead(config, door, folder) as lead:
+        yield lead
+
+
+def _lead(config: LeadConfig, door: Door, folder: Path) -> Lead:
     return Lead(
-        LeadConfig(listen=listen, keys=keys, recipe=RECIPE, options=(), nodes_only=True),
-        checkpoint=CHECKPOINT,
+        config,
+        door,
         folder=folder,
         journal=Journal(folder / "journal"),
         group_tokens=1,

@@ -82,8 +82,7 @@ def _round(nodes: list[subprocess.Popen[str]]) -> float:
 
 
 async def _lead(keys_folder: Path, folder: Path, at: str) -> None:
-    lead = a_lead(at.replace(address(0), "0.0.0.0"), keys_folder, folder)
-    async with lead:
+    async with a_lead(at.replace(address(0), "0.0.0.0"), keys_folder, folder) as lead:
         lead.publish(PublishedWeights(str(folder / "weights"), 1, np.zeros(1, np.float32)))
         print("ready", flush=True)
         await asyncio.Event().wait()

@@ -20,7 +20,8 @@ from rich.console import Console
 from engine.console.options import Invocation, flat, overrides, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig, node_command
-from engine.nodes.lead import ListenFailed
+from engine.nodes.door import ListenFailed
+from engine.nodes.messages import LearnerHosts
 from engine.nodes.training import lead_training
 from engine.process import streams
 from engine.run.run_folder import RunFolder, Unfinished, versions
@@ -87,10 +88,19 @@ def _lead(invocation: Invocation, config: Any) -> LeadConfig | None:
             recipe=Path(recipe),
             options=tuple(overrides(type(config), flat(config))),
             nodes_only=invocation.nodes_only,
+            learner=_learner(invocation),
         )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _learner(invocation: Invocation) -> LearnerHosts | None:
+    """The learner's hosts as far as the command line says; the run adds the rest."""
+    if invocation.learner_hosts == 1:
+        return None
+    assert invocation.learner_at is not None, "Invocation has looked"
+    return LearnerHosts(hosts=invocation.learner_hosts, ranks=1, at=invocation.learner_at, module="", run="")
 
 
 def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:
@@ -98,7 +108,11 @@ def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> l
     here = _command({**flat(invocation), **flat(config), "dry_run": False}, type(config))
     if lead is None:
         return [f"this machine:   {here}"]
-    return [f"lead:           {here}", f"each node:      {node_command(lead.listen, lead.keys)}"]
+    node = node_command(lead.listen, lead.keys)
+    commands = [f"lead:           {here}", f"each node:      {node}"]
+    if lead.learner is not None:
+        commands.append(f"each of {lead.learner.hosts - 1} learner hosts: {node} --learner")
+    return commands
 
 
 def _program(train: Train) -> str:

@@ -27,6 +27,7 @@ import difflib
 import inspect
 import math
 import os
+import re
 import sys
 import textwrap
 import types
@@ -118,6 +119,8 @@ class Invocation:
     nodes: Annotated[str | None, "address where rollout nodes may join, tcp://0.0.0.0:5700; none: this machine"] = None
     nodes_keys: Annotated[Path | None, "folder of `python -m sandbox.keys`, for nodes on other machines"] = None
     nodes_only: Annotated[bool, "all groups are made on the nodes; the replicas here evaluate"] = False
+    learner_hosts: Annotated[int, "hosts of the learner's ranks, this one included; each has learner_ranks"] = 1
+    learner_at: Annotated[str | None, "this machine's HOST:PORT where the learner's hosts meet, lead:29400"] = None
     dry_run: Annotated[bool, "print what each machine would run, and end"] = False
 
     def __post_init__(self) -> None:
@@ -125,6 +128,16 @@ class Invocation:
             raise ValueError(f"name must be that of a folder, got {self.name!r}")
         if self.nodes is None and (self.nodes_only or self.nodes_keys is not None):
             raise ValueError("nodes must be an address where nodes_only or nodes_keys is given, got none")
+        if self.learner_hosts < 1:
+            raise ValueError(f"learner_hosts must be at least 1, got {self.learner_hosts}")
+        if self.learner_hosts > 1 and self.nodes is None:
+            raise ValueError("nodes must be an address where learner_hosts is above 1: the other hosts come to it")
+        if (self.learner_hosts > 1) != (self.learner_at is not None):
+            raise ValueError(
+                f"learner_at must be HOST:PORT with learner_hosts above 1, and only then, got {self.learner_at}"
+            )
+        if self.learner_at is not None and not re.fullmatch(r"[^:/]+:\d+", self.learner_at):
+            raise ValueError(f"learner_at must be HOST:PORT, got {self.learner_at!r}")
 
     def named(self, program: str) -> Invocation:
         """With a name where none was given."""

@@ -1,6 +1,7 @@
 """A rollout node: makes groups for a run that is led on another machine. Run this on each machine that is to help:
 
     python -m engine.nodes --lead tcp://LEAD:5700 --keys DIR [field=value ...]
+    python -m engine.nodes --lead tcp://LEAD:5700 --keys DIR --learner      # ranks of the learner instead
 
 The lead says which recipe to run with which options, and gives the checkpoint's files; field=value changes an option
 for this machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join and leave at any time.
@@ -24,6 +25,7 @@ import uvloop
 
 from engine.console.options import Invocation, parse_all
 from engine.errors import BadInput
+from engine.nodes import learner_host
 from engine.nodes.build import ROOT, build_of
 from engine.nodes.config import NodeConfig
 from engine.nodes.lead_protocol import difference
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = NodeConfig(lead=words.lead, keys=words.keys, patience_s=words.patience_s, **fields)
         keys = load_host(words.keys) if words.keys is not None else None
         with workspace(Path(tempfile.gettempdir())) as folder:  # not in memory: it gets the whole checkpoint
+            if words.learner:
+                return _train(config, keys, folder, dry_run=words.dry_run)
             return _join(config, keys, words.fields, folder, dry_run=words.dry_run)
     except (BadInput, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,9 +76,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub of `python -m sandbox.keys`")
     parser.add_argument("--name", help="what the lead calls this node (default: the name of this machine)")
     parser.add_argument("--patience-s", type=float, default=600.0, help="seconds without the lead before it ends")
+    parser.add_argument("--learner", action="store_true", help="run ranks of the learner here, and make no groups")
     parser.add_argument("--dry-run", action="store_true", help="ask the lead, print what would be run here, and end")
     parser.add_argument("fields", nargs="*", metavar="field=value", help="options that differ on this machine")
     return parser
+
+
+def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: bool) -> int:
+    job = asyncio.run(_job(config, keys))
+    if reason := difference(job.build, build_of((ROOT / job.recipe).resolve())):
+        raise BadInput(f"this host cannot take part: {reason}")
+    if dry_run:
+        if job.learner is None:
+            raise BadInput("the lead's learner is on its machine alone. Fix: learner_hosts=2 on the lead")
+        print(shlex.join(learner_host.command(job.learner, folder / "checkpoint", folder)))
+        return 0
+    asyncio.run(_serve_learner(config, keys, job, folder))
+    print("the run has ended", flush=True)
+    return 0
+
+
+async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
+    end_on_signals(_this_task())
+    await learner_host.serve(config, keys, job, folder, lambda line: print(line, flush=True))
 
 
 def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: Path, *, dry_run: bool) -> int:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.nodes.messages import LearnerHosts
 from sandbox.config import stays_here
 from sandbox.keys import load_node
 
@@ -24,6 +25,8 @@ class LeadConfig:
     options: tuple[str, ...]
     nodes_only: bool = False
     """The lead's own replicas make no groups; they evaluate, and agree on the first weights."""
+    learner: LearnerHosts | None = None
+    """Where the learner's ranks are on several hosts."""
 
     def __post_init__(self) -> None:
         check_address("nodes", self.listen)
@@ -51,6 +54,14 @@ class NodeConfig:
         check_address("lead", self.lead)
         if not self.patience_s > 0:
             raise ValueError(f"patience_s must be positive, got {self.patience_s}")
+
+
+def launcher(learner: LearnerHosts, *, leads: bool) -> tuple[str, ...]:
+    """torch's launcher on one of the learner's hosts. leads: on the lead's, where the hosts meet."""
+    words = [f"--nnodes={learner.hosts}", "--rdzv-backend=c10d", f"--rdzv-endpoint={learner.at}"]
+    words += [f"--rdzv-id={learner.run}", f"--rdzv-conf=is_host={str(leads).lower()}", "--max-restarts=0"]
+    words += [f"--local-addr={learner.at.rpartition(':')[0]}"] if leads else []
+    return (sys.executable, "-m", "torch.distributed.run", *words)
 
 
 def node_command(listen: str, keys: Path | None) -> str:

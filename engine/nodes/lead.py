@@ -1,10 +1,8 @@
-"""The lead's shell: a ROUTER socket, the journal and the lead's own replicas around `LeadProtocol`.
+"""The lead's shell: its door, the journal and the lead's own replicas around `LeadProtocol`.
 
 Invariants
 - A record that comes from a node is in the run's journal before the group is made of it: a lead that is killed and
   started again goes on from what its nodes had told it.
-- Without keys only this machine can connect; with keys only nodes whose public key is in the folder. Who is turned away
-  is named in the run's notes.
 """
 
 from __future__ import annotations
@@ -20,36 +18,23 @@ from typing import Protocol, Self
 
 import msgspec
 import numpy as np
-import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from engine.errors import first_error
-from engine.nodes.build import build_of, name_of
 from engine.nodes.config import LeadConfig
+from engine.nodes.door import Door
 from engine.nodes.grant_journal import GrantJournal, group_of
 from engine.nodes.lead_protocol import LeadProtocol
 from engine.nodes.ledger import KEPT_BEATS, Key, Ledger
-from engine.nodes.messages import Announce, BadMessage, FileInfo, Job, Pull, ToNode, decode_to_lead, encode
+from engine.nodes.messages import Announce, BadMessage, FileInfo
 from engine.nodes.node_book import NodeBook
-from engine.nodes.pulls import FileServer, info_of
 from engine.run import journal_records
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, PublishedWeights
-from sandbox.keys import guard, load_node
-from sandbox.mailbox import Mailbox
 
 BEAT_S = 1.0
 BYE_BEATS = 30  # tenths of a beat, for nodes to hear that the run has ended
-REFUSALS = 100  # noted of strangers; after so many they are only counted
-
-
-_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-
-
-class ListenFailed(RuntimeError):
-    """The lead cannot listen on its address."""
 
 
 class MakesGroup(Protocol):
@@ -61,7 +46,7 @@ class MakesGroup(Protocol):
 class Lead:
     """`async with Lead(...) as lead`, then `attempt` in place of a local one (`engine.stages.group.groups`).
 
-    checkpoint: the folder whose files nodes pull. folder: on the file system of the published weights, where the newest
+    folder: on the file system of the published weights, where the newest
     stay linked as long as nodes may pull them. min_version: of a lease, the oldest weights that its tokens may be of.
     kv_tokens: (room, free) of the lead's own replicas. rolling: nodes load new weights in turns, while others still
     sample under the older ones. note: a line for the user.
@@ -70,8 +55,8 @@ class Lead:
     def __init__(
         self,
         config: LeadConfig,
+        door: Door,
         *,
-        checkpoint: Path,
         folder: Path,
         journal: Journal,
         group_tokens: int,
@@ -83,13 +68,12 @@ class Lead:
         note: Callable[[str], None],
     ) -> None:
         self.makes_here: MakesGroup | None = None
-        self.refused = 0  # connections and messages
         self._ended = False
-        self._config, self._checkpoint, self._folder = config, checkpoint, folder
+        self._config, self._door, self._folder = config, door, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
         self._kv_tokens, self._version, self._rolling, self._note = kv_tokens, version, rolling, note
         self._book = NodeBook(timeline)
-        self._files = FileServer()
+        self._files = door.files
         self._weights: tuple[str, Path] | None = None  # (name, link) of what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
         self._sizes: Counter[Key] = Counter()  # tokens of the groups that are made
@@ -98,18 +82,17 @@ class Lead:
     async def __aenter__(self) -> Self:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
-            stack.callback(self._files.close)
             stack.callback(self._forget_weights)
             self.protocol = LeadProtocol(
                 Ledger(group_tokens=self._group_tokens),
-                await self._job(),
-                self._post,
+                self._door.job,
+                self._door.post,
                 self,
                 gather=KEPT_BEATS if any(self._journal.held) else 0,
             )
             if not self._config.nodes_only:
                 self.protocol.join_here(capacity_tokens=self._kv_tokens()[0])
-            self._listen(stack)
+            self._door.receive, self._door.failed = self.protocol.receive, self._failed
             self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
             for task in (
                 self._tasks.create_task(self._beat(), name="lead-beat"),
@@ -235,72 +218,10 @@ class Lead:
         finally:
             del self._here[key]
 
-    async def _job(self) -> Job:
-        files = [path for path in sorted(self._checkpoint.iterdir()) if path.is_file()]
-        for path in files:
-            self._files.offer(f"checkpoint/{path.name}", path)
-        infos = await asyncio.to_thread(lambda: [info_of(path) for path in files])
-        build = await asyncio.to_thread(build_of, self._config.recipe)
-        return Job(build=build, recipe=name_of(self._config.recipe), options=list(self._config.options), files=infos)
-
-    def _listen(self, stack: AsyncExitStack) -> None:
-        self._mailbox = Mailbox(zmq.ROUTER, self._receive)
-        stack.callback(self._mailbox.close)
-        if self._config.keys is not None:
-            gate = guard(self._mailbox, load_node(self._config.keys), self._turned_away)
-            stack.callback(gate.close, 0)
-        try:
-            self._mailbox.socket.bind(self._config.listen)
-        except zmq.ZMQError as error:
-            raise ListenFailed(f"cannot listen on nodes={self._config.listen}: {error}. Fix: another port") from None
-        self._watch_handshakes(stack)
-
-    def _watch_handshakes(self, stack: AsyncExitStack) -> None:
-        """Connections that end before they have shown a key: of another protocol, or for another lead."""
-        monitor = self._mailbox.socket.get_monitor_socket(_BROKEN_OFF)
-        loop, file = asyncio.get_running_loop(), int(monitor.getsockopt(zmq.FD))
-
-        def read() -> None:
-            while int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
-                self._refuse(f"a connection is turned away at its handshake ({zmq.Event(event).name})")
-
-        def close() -> None:
-            loop.remove_reader(file)
-            self._mailbox.socket.disable_monitor()
-            monitor.close(0)
-
-        loop.add_reader(file, read)
-        loop.call_soon(read)  # the descriptor is edge-triggered
-        stack.callback(close)
-
-    def _receive(self, frames: list[bytes]) -> None:
-        address, *rest = frames
-        try:
-            message = decode_to_lead(b"".join(rest))
-        except BadMessage as error:
-            self._refuse(f"a message of {sum(map(len, rest))} bytes is none of this protocol: {error}")
-            return
-        try:
-            if isinstance(message, Pull):
-                self._post(address, self._files.answer(message))
-            else:
-                self.protocol.receive(address, message)
-        except Exception as error:  # in a callback, where it would only be logged
-            self._ended = True
-            if not self._failure.done():
-                self._failure.set_exception(error)
-
-    def _post(self, address: bytes, message: ToNode) -> None:
-        self._mailbox.send_frames(address, encode(message))
-
-    def _turned_away(self, address: str) -> None:
-        self._refuse(f"a connection from {address} without a key of this run is turned away")
-
-    def _refuse(self, line: str) -> None:
-        self.refused += 1
-        if self.refused <= REFUSALS:
-            self._note(line)
+    def _failed(self, error: Exception) -> None:
+        self._ended = True
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
     async def _fail(self) -> None:
         """Ends the run for what a callback has raised."""

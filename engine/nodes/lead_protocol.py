@@ -18,7 +18,6 @@ from engine.nodes.ledger import Granted, Key, Ledger, Member
 from engine.nodes.link import Link
 from engine.nodes.messages import (
     Announce,
-    Ask,
     BadMessage,
     Build,
     Bye,
@@ -156,10 +155,8 @@ class LeadProtocol:
         self._gather = max(0, self._gather - 1)
         self._decide()
 
-    def receive(self, address: bytes, message: Ask | Hello | NodeBeat | Numbered) -> None:
+    def receive(self, address: bytes, message: Hello | NodeBeat | Numbered) -> None:
         match message:
-            case Ask():
-                self._post(address, self._job)
             case Hello():
                 self._hello(address, message)
             case NodeBeat() | Numbered():

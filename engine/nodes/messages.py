@@ -48,6 +48,18 @@ class Build(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     versions: dict[str, str]
 
 
+class LearnerHosts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A learner on several hosts, the lead's among them, with so many ranks on each. at: HOST:PORT of the lead, where
+    the hosts meet (torch.distributed's c10d rendezvous). module: what each rank runs. run: a name that no other run has.
+    """
+
+    hosts: int
+    ranks: int
+    at: str
+    module: str
+    run: str
+
+
 class Ask(_Message, frozen=True):
     """Node -> lead: what is this run?"""
 
@@ -109,6 +121,7 @@ class Job(_Message, frozen=True):
     recipe: str
     options: list[str]
     files: list[FileInfo]
+    learner: LearnerHosts | None = None
 
 
 class Refused(_Message, frozen=True):

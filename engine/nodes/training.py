@@ -10,13 +10,17 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 
 from engine.balancing.balancer import Balancer
 from engine.errors import BadInput
-from engine.nodes.config import LeadConfig, NodeConfig
+from engine.learner.process import LearnerProcessConfig
+from engine.nodes.config import LeadConfig, NodeConfig, launcher
+from engine.nodes.door import Door
 from engine.nodes.lead import Lead
 from engine.nodes.messages import Build
 from engine.nodes.node import RolloutNode
@@ -42,6 +46,7 @@ class LeadTraining(Training):
     """A run whose groups are made by rollout nodes, and by the replicas here."""
 
     lead: Lead
+    lead_config: LeadConfig
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         self.lead.makes_here = _makes(self, rollouts, reward)
@@ -73,11 +78,20 @@ class LeadTraining(Training):
         self.run_folder.note(line)
         say(self.console, line)
 
-    def open_lead(self, config: LeadConfig) -> Lead:
+    def _learner_process(self) -> LearnerProcessConfig:
+        made = super()._learner_process()
+        learner = self.lead_config.learner
+        if learner is None:
+            return made
+        others = learner.hosts - 1
+        say(self.console, f"waiting for the learner's ranks of {others} other host{'s' * (others > 1)}")
+        return replace(made, launcher=launcher(learner, leads=True))
+
+    def open_lead(self, door: Door) -> Lead:
         oldest = self.leases.max_staleness
         return Lead(
-            config,
-            checkpoint=self.config.checkpoint,
+            self.lead_config,
+            door,
             folder=self._workspace,
             journal=self.journal,
             group_tokens=self.config.group.started * self.config.rollout.max_tokens,
@@ -110,13 +124,25 @@ async def lead_training(
     """On the lead. Raises ListenFailed, KeysUnusable, and what `training` raises."""
     if config.devices.devices:
         raise BadInput("nodes cannot be used with devices: weights of GPUs are not pulled yet. Fix: leave out one")
+    if lead.learner is not None and config.devices.learner_fields["weight_transfer"] != "shm":
+        raise BadInput("learner_hosts must be 1 with devices: weights of GPUs are not gathered over hosts yet")
     job = LeadTraining(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
-    async with opened(job), job.open_lead(lead) as job.lead:
+    job.lead_config = with_learner(lead, config, run)
+    door = Door(job.lead_config, checkpoint=config.checkpoint, note=job.note)
+    async with door, opened(job), job.open_lead(door) as job.lead:
         assert job.fleet.weights is not None
         job.lead.publish(job.fleet.weights)
         job.lead.beat_here()
         say(console, f"rollout nodes may join at {lead.listen}")
         yield job
+
+
+def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> LeadConfig:
+    """What the run knows of the learner's hosts beside the command line."""
+    if lead.learner is None:
+        return lead
+    ranks, module = config.devices.ranks, config.learner_module
+    return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.identity))
 
 
 class NodeTraining(Training):

@@ -18,6 +18,7 @@ import zmq
 from engine.atomic_files import CannotWrite
 from engine.nodes import pulls
 from engine.nodes.config import LeadConfig, NodeConfig
+from engine.nodes.door import Door
 from engine.nodes.lead import Lead
 from engine.nodes.messages import CHUNK_BYTES, Announce, Ask, FileInfo, Job, encode
 from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
@@ -56,9 +57,10 @@ class Run:
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.journal = Journal(folder / "journal")
         config = LeadConfig(listen=self.address, keys=self.keys, recipe=RECIPE, options=("steps=3",), nodes_only=True)
+        self.door = Door(config, checkpoint=self.checkpoint, note=self.notes.append)
         self.lead = Lead(
             config,
-            checkpoint=self.checkpoint,
+            self.door,
             folder=folder,
             journal=self.journal,
             group_tokens=100,
@@ -118,7 +120,7 @@ async def a_node(run: Run, scripted: Setup, **fields: object) -> AsyncIterator[R
 
 
 async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         run.publish(1)
         async with a_node(run, scripted):
             group = await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
@@ -134,7 +136,7 @@ async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
 
 
 async def test_a_new_version_is_on_the_node_whatever_the_learner_does_with_its_file(run: Run) -> None:
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         run.publish(1)
         async with a_node(run, scripted):
             await until(lambda: bool(scripted.replicas.made[0].weights))
@@ -157,7 +159,7 @@ async def test_where_the_file_cannot_be_seen_its_bytes_are_pulled(run: Run, monk
 
     monkeypatch.setattr("engine.nodes.node.fetch", fetching)
     monkeypatch.setattr("engine.nodes.node.os.link", lambda *names: (_ for _ in ()).throw(OSError("another disk")))
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         monkeypatch.setattr("engine.nodes.lead.os.link", shutil.copy)
         run.publish(1)
         async with a_node(run, scripted):
@@ -168,7 +170,7 @@ async def test_where_the_file_cannot_be_seen_its_bytes_are_pulled(run: Run, monk
 
 
 async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_that_it_has(run: Run) -> None:
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         run.publish(1)
         async with a_node(run, scripted):
             await until(lambda: [member.version for member in run.lead.protocol.nodes] == [1])
@@ -183,7 +185,7 @@ async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_t
 
 
 async def test_the_checkpoint_comes_from_the_lead_byte_by_byte(run: Run, tmp_path: Path) -> None:
-    async with run.lead:
+    async with run.door, run.lead:
         job = await ask(run.config(), run.node_keys, Ask())
         assert isinstance(job, Job)
         assert job.recipe == "recipes/quickstart.py"
@@ -203,7 +205,7 @@ async def test_a_pull_that_fails_leaves_nothing(run: Run, tmp_path: Path) -> Non
     size = 3 * CHUNK_BYTES + 5
     wrong = FileInfo(name="model.safetensors", size_bytes=size, sha256="0" * 64)
     long = FileInfo(name="model.safetensors", size_bytes=size + 1)
-    async with run.lead:
+    async with run.door, run.lead:
         for name, info in (("checkpoint/gone", long), ("checkpoint/model.safetensors", wrong)):
             with pytest.raises(PullFailed, match=name):
                 await fetch(run.address, run.node_keys, name, info, there / "file")
@@ -219,7 +221,7 @@ async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> 
     (strange / "node.pub").unlink()
     shutil.copy(run.keys / "node.pub", strange)  # it knows the lead, but the lead does not know it
     impatient = run.config(patience_s=1.0)
-    async with run.lead:
+    async with run.door, run.lead:
         with pytest.raises(LeadGone):
             await ask(impatient, load_host(strange), Ask())
         await until(lambda: any("127.0.0.1" in note for note in run.notes))
@@ -241,7 +243,7 @@ async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> 
 
 
 async def test_garbage_from_who_has_the_keys_is_named_and_has_no_effect(run: Run) -> None:
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         context = zmq.Context()
         peer = context.socket(zmq.DEALER)
         peer.setsockopt(zmq.CURVE_SERVERKEY, run.node_keys.node_public)
@@ -250,7 +252,7 @@ async def test_garbage_from_who_has_the_keys_is_named_and_has_no_effect(run: Run
         peer.connect(run.address)
         for garbage in (b"", b"\xc1", os.urandom(1000), b"\x91" * 100_000, encode(["Hello", 1])):
             peer.send(garbage)
-        await until(lambda: run.lead.refused == 5)
+        await until(lambda: run.door.refused == 5)
         peer.close(0)
         context.term()
         run.publish(1)
@@ -264,7 +266,7 @@ async def test_a_node_that_is_not_served_says_so(run: Run) -> None:
 
 
 async def test_a_node_of_another_build_is_refused(run: Run) -> None:
-    async with run.lead, Setup(*TURNS) as scripted:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
         job = await ask(run.config(), run.node_keys, Ask())
         assert isinstance(job, Job)
         other = type(job.build)(protocol=job.build.protocol, code="other", versions=job.build.versions)
@@ -299,7 +301,7 @@ async def test_a_disk_that_is_full_ends_the_run_with_its_name(run: Run) -> None:
         raise CannotWrite("cannot write to the journal")
 
     async def lead() -> None:
-        async with run.lead, Setup(*TURNS) as scripted:
+        async with run.door, run.lead, Setup(*TURNS) as scripted:
             run.publish(1)
             async with a_node(run, scripted):
                 await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 10)

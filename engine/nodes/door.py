@@ -1,0 +1,148 @@
+"""Where the lead listens: a ROUTER socket with its keys, the files that may be pulled, and the answer to `Ask`.
+
+It is open before the run's parts are: the learner's ranks on other hosts come through it.
+
+Invariants
+- Without keys only this machine can connect; with keys only nodes whose public key is in the folder. Who is turned away
+  is named in the run's notes.
+- What comes before somebody is there to take it is dropped; whoever waits for an answer asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from engine.nodes.build import build_of, name_of
+from engine.nodes.config import LeadConfig
+from engine.nodes.messages import (
+    Ask,
+    BadMessage,
+    Hello,
+    Job,
+    NodeBeat,
+    Numbered,
+    Pull,
+    ToNode,
+    decode_to_lead,
+    encode,
+)
+from engine.nodes.pulls import FileServer, info_of
+from sandbox.keys import guard, load_node
+from sandbox.mailbox import Mailbox
+
+REFUSALS = 100  # noted of strangers; after so many they are only counted
+_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+class ListenFailed(RuntimeError):
+    """The lead cannot listen on its address."""
+
+
+class Door:
+    """`async with Door(...) as door`. checkpoint: the folder whose files nodes pull. note: a line for the user."""
+
+    def __init__(self, config: LeadConfig, *, checkpoint: Path, note: Callable[[str], None]) -> None:
+        self.files = FileServer()
+        self.refused = 0  # connections and messages
+        self.receive: Callable[[bytes, Hello | NodeBeat | Numbered], None] = lambda address, message: None
+        self.failed: Callable[[Exception], None] = _raise
+        self._config, self._checkpoint, self._note = config, checkpoint, note
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            stack.callback(self.files.close)
+            self.job = await self._job()
+            self._listen(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    def post(self, address: bytes, message: ToNode) -> None:
+        self._mailbox.send_frames(address, encode(message))
+
+    async def _job(self) -> Job:
+        files = [path for path in sorted(self._checkpoint.iterdir()) if path.is_file()]
+        for path in files:
+            self.files.offer(f"checkpoint/{path.name}", path)
+        infos = await asyncio.to_thread(lambda: [info_of(path) for path in files])
+        build = await asyncio.to_thread(build_of, self._config.recipe)
+        return Job(
+            build=build,
+            recipe=name_of(self._config.recipe),
+            options=list(self._config.options),
+            files=infos,
+            learner=self._config.learner,
+        )
+
+    def _listen(self, stack: AsyncExitStack) -> None:
+        self._mailbox = Mailbox(zmq.ROUTER, self._receive)
+        stack.callback(self._mailbox.close)
+        if self._config.keys is not None:
+            gate = guard(self._mailbox, load_node(self._config.keys), self._turned_away)
+            stack.callback(gate.close, 0)
+        try:
+            self._mailbox.socket.bind(self._config.listen)
+        except zmq.ZMQError as error:
+            raise ListenFailed(f"cannot listen on nodes={self._config.listen}: {error}. Fix: another port") from None
+        self._watch_handshakes(stack)
+
+    def _watch_handshakes(self, stack: AsyncExitStack) -> None:
+        """Connections that end before they have shown a key: of another protocol, or for another lead."""
+        monitor = self._mailbox.socket.get_monitor_socket(_BROKEN_OFF)
+        loop, file = asyncio.get_running_loop(), int(monitor.getsockopt(zmq.FD))
+
+        def read() -> None:
+            while int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                self._refuse(f"a connection is turned away at its handshake ({zmq.Event(event).name})")
+
+        def close() -> None:
+            loop.remove_reader(file)
+            self._mailbox.socket.disable_monitor()
+            monitor.close(0)
+
+        loop.add_reader(file, read)
+        loop.call_soon(read)  # the descriptor is edge-triggered
+        stack.callback(close)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        address, *rest = frames
+        try:
+            message = decode_to_lead(b"".join(rest))
+        except BadMessage as error:
+            self._refuse(f"a message of {sum(map(len, rest))} bytes is none of this protocol: {error}")
+            return
+        try:
+            match message:
+                case Pull():
+                    self.post(address, self.files.answer(message))
+                case Ask():
+                    self.post(address, self.job)
+                case _:
+                    self.receive(address, message)
+        except Exception as error:  # in a callback, where it would only be logged
+            self.failed(error)
+
+    def _turned_away(self, address: str) -> None:
+        self._refuse(f"a connection from {address} without a key of this run is turned away")
+
+    def _refuse(self, line: str) -> None:
+        self.refused += 1
+        if self.refused <= REFUSALS:
+            self._note(line)
+
+
+def _raise(error: Exception) -> None:
+    raise error
