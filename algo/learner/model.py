@@ -204,8 +204,8 @@ def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
     One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
     ones, which may be shorter or empty.
     """
-    ranks = _shards(next(scorer.parameters()))
-    copies = dist.get_world_size() // ranks
+    copies = copies_of(scorer)
+    ranks = dist.get_world_size() // copies
     for name, weight in scorer.named_parameters():
         part = weight.to_local()
         rows = -(-len(weight) // ranks)
@@ -221,9 +221,9 @@ def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
         dist.broadcast(constant, src=0)
 
 
-def _shards(weight: Tensor) -> int:
-    """Into how many parts a weight is cut: over all ranks, or over those of a host."""
-    return int(sharding_mesh(weight).size())
+def copies_of(scorer: nn.Module) -> int:
+    """How many ranks hold each shard: 1, or with hybrid sharding one of each host."""
+    return dist.get_world_size() // int(sharding_mesh(next(scorer.parameters())).size())
 
 
 def sharding_mesh(weight: Tensor) -> DeviceMesh:

@@ -35,7 +35,7 @@ from algo.learner.export import export
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
-from algo.learner.model import Scorer, choose_device, load, reshard, reshard_between_passes
+from algo.learner.model import Scorer, choose_device, copies_of, load, reshard, reshard_between_passes
 from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
@@ -114,6 +114,7 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
+        self.copies = copies_of(self.scorer)  # of each gradient, over the ranks
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
@@ -240,7 +241,7 @@ class Trainer:
         """
         micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
-        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
         result = reduced(counts, square)
         norm = result["grad_norm"] = result.pop("square") ** 0.5
         if not np.isfinite([result["loss"], norm]).all():

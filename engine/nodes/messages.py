@@ -49,8 +49,10 @@ class Build(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class LearnerHosts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A learner on several hosts, the lead's among them, with so many ranks on each. at: HOST:PORT of the lead, where
-    the hosts meet (torch.distributed's c10d rendezvous). module: what each rank runs. run: a name that no other run has.
+    """A learner on several hosts, the lead's among them, with so many ranks on each.
+
+    at: HOST:PORT of the lead, where the hosts meet (torch.distributed's c10d rendezvous). module: what each rank runs.
+    run: a name that no other run has.
     """
 
     hosts: int
