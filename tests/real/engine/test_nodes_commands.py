@@ -7,10 +7,12 @@ import sys
 import pytest
 
 from engine.console.options import Invocation
+from engine.nodes import learner_host
 from engine.nodes.__main__ import _options, _parser
 from engine.nodes.build import build_of, name_of
-from engine.nodes.config import NodeConfig, node_command
+from engine.nodes.config import NodeConfig, launcher, node_command
 from engine.nodes.lead_protocol import difference
+from engine.nodes.messages import LearnerHosts
 from recipes.quickstart import Config
 from sandbox import keys
 from tests.support.paths import ROOT
@@ -34,6 +36,40 @@ def test_dry_run_prints_a_command_for_each_machine_that_it_can_run(tmp_path):
     assert parsed.lead.endswith(":5700")
     assert parsed.keys == tmp_path / "keys"
     assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_says_what_the_other_hosts_of_the_learner_run(tmp_path):
+    words = ["nodes=tcp://127.0.0.1:5700", "learner_hosts=3", "learner_at=127.0.0.1:29400", f"runs={tmp_path / 'runs'}"]
+    done = quickstart(*words, "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    _, _, learner = done.stdout.splitlines()
+    label, _, command = learner.partition(": ")
+    assert "2" in label
+    assert _parser().parse_args(shlex.split(command)[3:]).learner
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"learner_hosts": 2, "learner_at": "lead:29400"}, "nodes"),
+        ({"learner_hosts": 2, "nodes": "tcp://127.0.0.1:1"}, "learner_at"),
+        ({"learner_at": "lead:29400", "nodes": "tcp://127.0.0.1:1"}, "learner_at"),
+        ({"learner_hosts": 2, "learner_at": "lead", "nodes": "tcp://127.0.0.1:1"}, "learner_at"),
+        ({"learner_hosts": 0}, "learner_hosts"),
+    ],
+)
+def test_hosts_of_the_learner_need_a_place_to_meet_and_a_door(fields, named):
+    with pytest.raises(ValueError, match=named):
+        Invocation(**fields)
+
+
+def test_all_hosts_of_the_learner_start_the_same_launcher_and_the_lead_is_where_they_meet():
+    learner = LearnerHosts(hosts=3, ranks=4, at="lead:29400", module="algo.learner", run="quickstart-1")
+    lead, other = launcher(learner, leads=True), learner_host.command(learner, tmp := ROOT / "there", tmp)
+    assert {"--nnodes=3", "--rdzv-endpoint=lead:29400", "--rdzv-id=quickstart-1", "--max-restarts=0"} <= set(lead)
+    assert set(lead) & set(other) == set(lead) - {"--rdzv-conf=is_host=true", "--local-addr=lead"}
+    assert "--nproc-per-node=4" in other
+    assert other[-5:] == ["algo.learner", "--connect", "none", "--checkpoint", str(tmp)]
 
 
 def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
@@ -80,5 +116,7 @@ def test_the_build_tells_other_sources_and_not_other_machines(tmp_path):
 
 def test_a_run_is_the_same_whoever_takes_part():
     """The identity of a run has none of these options: it goes on with nodes or without them."""
-    assert {"nodes", "nodes_keys", "nodes_only", "dry_run"} <= set(Invocation.__slots__)
-    assert not {"nodes", "nodes_keys", "nodes_only", "dry_run"} & set(Config.__dataclass_fields__)
+    assert {"nodes", "nodes_keys", "nodes_only", "learner_hosts", "learner_at"} <= set(Invocation.__slots__)
+    assert not {"nodes", "nodes_keys", "nodes_only", "learner_hosts", "learner_at", "dry_run"} & set(
+        Config.__dataclass_fields__
+    )
