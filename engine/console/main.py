@@ -17,11 +17,11 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from engine.console.machines import commands, lead_of
 from engine.console.options import Invocation, flat, overrides, parse_all
 from engine.errors import BadInput
-from engine.nodes.config import LeadConfig, node_command
+from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
-from engine.nodes.messages import LearnerHosts
 from engine.nodes.training import lead_training
 from engine.process import streams
 from engine.run.run_folder import RunFolder, Unfinished, versions
@@ -46,7 +46,7 @@ def main(
     program = _program(train)
     invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
     invocation = invocation.named(program)
-    lead = _lead(invocation, config)
+    lead = lead_of(invocation, config_class, config)
     if invocation.dry_run:
         print("\n".join(_commands(invocation, config, lead)))
         return 0
@@ -75,44 +75,9 @@ def main(
     return 0
 
 
-def _lead(invocation: Invocation, config: Any) -> LeadConfig | None:
-    """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option."""
-    if invocation.nodes is None:
-        return None
-    recipe = sys.modules[type(config).__module__].__file__
-    assert recipe is not None, "nodes run the recipe's file"
-    try:
-        return LeadConfig(
-            listen=invocation.nodes,
-            keys=invocation.nodes_keys,
-            recipe=Path(recipe),
-            options=tuple(overrides(type(config), flat(config))),
-            nodes_only=invocation.nodes_only,
-            learner=_learner(invocation),
-        )
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _learner(invocation: Invocation) -> LearnerHosts | None:
-    """The learner's hosts as far as the command line says; the run adds the rest."""
-    if invocation.learner_hosts == 1:
-        return None
-    assert invocation.learner_at is not None, "Invocation has looked"
-    return LearnerHosts(hosts=invocation.learner_hosts, ranks=1, at=invocation.learner_at, module="", run="")
-
-
 def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:
     """What each machine of the run is to run."""
-    here = _command({**flat(invocation), **flat(config), "dry_run": False}, type(config))
-    if lead is None:
-        return [f"this machine:   {here}"]
-    node = node_command(lead.listen, lead.keys)
-    commands = [f"lead:           {here}", f"each node:      {node}"]
-    if lead.learner is not None:
-        commands.append(f"each of {lead.learner.hosts - 1} learner hosts: {node} --learner")
-    return commands
+    return commands(_command({**flat(invocation), **flat(config), "dry_run": False}, type(config)), lead)
 
 
 def _program(train: Train) -> str:

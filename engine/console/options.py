@@ -110,12 +110,9 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Invocation:
-    """What every recipe takes beside its own configuration: where its run is written, and who takes part."""
+class Machines:
+    """Who takes part in a run beside this machine."""
 
-    name: Annotated[str, "folder of the run under runs/; the recipe's own name by default"] = ""
-    runs: Annotated[Path, "where runs are written"] = Path("runs")
-    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
     nodes: Annotated[str | None, "address where rollout nodes may join, tcp://0.0.0.0:5700; none: this machine"] = None
     nodes_keys: Annotated[Path | None, "folder of `python -m sandbox.keys`, for nodes on other machines"] = None
     nodes_only: Annotated[bool, "all groups are made on the nodes; the replicas here evaluate"] = False
@@ -124,8 +121,6 @@ class Invocation:
     dry_run: Annotated[bool, "print what each machine would run, and end"] = False
 
     def __post_init__(self) -> None:
-        if self.name == ".." or Path(self.name).name != self.name:
-            raise ValueError(f"name must be that of a folder, got {self.name!r}")
         if self.nodes is None and (self.nodes_only or self.nodes_keys is not None):
             raise ValueError("nodes must be an address where nodes_only or nodes_keys is given, got none")
         if self.learner_hosts < 1:
@@ -138,6 +133,20 @@ class Invocation:
             )
         if self.learner_at is not None and not re.fullmatch(r"[^:/]+:\d+", self.learner_at):
             raise ValueError(f"learner_at must be HOST:PORT, got {self.learner_at!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invocation(Machines):
+    """What every recipe takes beside its own configuration: where its run is written, and who takes part."""
+
+    name: Annotated[str, "folder of the run under runs/; the recipe's own name by default"] = ""
+    runs: Annotated[Path, "where runs are written"] = Path("runs")
+    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
+
+    def __post_init__(self) -> None:
+        Machines.__post_init__(self)  # super() does not know the class that slots=True makes
+        if self.name == ".." or Path(self.name).name != self.name:
+            raise ValueError(f"name must be that of a folder, got {self.name!r}")
 
     def named(self, program: str) -> Invocation:
         """With a name where none was given."""

@@ -110,14 +110,15 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
     if reason := difference(job.build, build):
         raise BadInput(f"this node cannot take part: {reason}")
     checkpoint = folder / "checkpoint"
-    options = _options(job.options, [*fields, f"checkpoint={checkpoint}"])
+    here = [f"{job.checkpoint_option}={checkpoint}", f"runs={folder}", "name=node"]
+    options = _options(job.options, [*fields, *here])
     if dry_run:
         print(shlex.join([sys.executable, str(recipe), *options]))
         return 0
     checkpoint.mkdir()
     asyncio.run(pull_checkpoint(config, keys, job, checkpoint))
     module = _load(recipe)
-    [invocation, values] = parse_all([Invocation, module.Config], [f"runs={folder}", "name=node", *options])
+    [invocation, values] = parse_all([Invocation, module.Config], options)
     with (
         RunFolder.open(invocation.runs, invocation.name) as run,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

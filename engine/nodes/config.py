@@ -25,6 +25,8 @@ class LeadConfig:
     options: tuple[str, ...]
     nodes_only: bool = False
     """The lead's own replicas make no groups; they evaluate, and agree on the first weights."""
+    checkpoint_option: str = "checkpoint"
+    """The recipe's option for the folder that training begins with: nodes set it to their copy."""
     learner: LearnerHosts | None = None
     """Where the learner's ranks are on several hosts."""
 

@@ -116,13 +116,14 @@ class Numbered(_Message, frozen=True):
 class Job(_Message, frozen=True):
     """Lead -> node: what to run. recipe: its file, relative to the project where it lies within it.
 
-    files: of the checkpoint, to be pulled as `checkpoint/NAME`.
+    files: of the checkpoint, to be pulled as `checkpoint/NAME`. checkpoint_option: of the recipe, for their folder.
     """
 
     build: Build
     recipe: str
     options: list[str]
     files: list[FileInfo]
+    checkpoint_option: str = "checkpoint"
     learner: LearnerHosts | None = None
 
 

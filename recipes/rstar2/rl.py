@@ -11,8 +11,9 @@ wherever it was interrupted. `protocol=release` takes the values of the publishe
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +34,13 @@ from algo.loss.policy_losses import PpoClip
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
 from engine.console.job import run
-from engine.console.options import flat, parse
-from engine.data import Prompts
+from engine.console.machines import commands, lead_of
+from engine.console.options import Machines, flat, parse_all
 from engine.devices import DevicePlan
 from engine.errors import BadInput
+from engine.nodes.config import LeadConfig
+from engine.nodes.door import ListenFailed
+from engine.nodes.training import lead_training
 from engine.process import streams
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
@@ -212,9 +216,6 @@ class Config:
     learner: LearnerConfig = REPORT.learner
 
     def __post_init__(self) -> None:
-        check_exists(data=self.data)
-        for path in self.eval_sets:
-            check_exists(eval_sets=path)
         if self.name in ("", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be that of a folder, got {self.name!r}")
         for name in ("prompts_per_step", "filter_samples", "eval_every", "eval_problems", "eval_samples", "eval_turns"):
@@ -351,17 +352,28 @@ class Start:
     learner_state: Path | None = None
 
 
-async def run_stages(config: Config) -> None:
+async def run_stages(config: Config, lead: LeadConfig | None = None) -> None:
     """All stages that are asked for, each from where it is. Raises BadInput, or one of `engine.training.EXPECTED`."""
     console = Console()
+    check_files(config)
     data = config.data
     for number in config.numbers:
         if config.stage == "all" and config.stage_of(number).unsolved_only:
             data = await filter_unsolved(config, number, console)
-        await run_stage(config, number, data, console)
+        await run_stage(config, number, data, console, lead)
 
 
-async def run_stage(config: Config, number: int, data: Path, console: Console) -> None:
+def check_files(config: Config) -> None:
+    """Raises BadInput for data that are not there. A rollout node needs none: its prompts come from the lead."""
+    try:
+        check_exists(data=config.data)
+        for path in config.eval_sets:
+            check_exists(eval_sets=path)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+async def run_stage(config: Config, number: int, data: Path, console: Console, lead: LeadConfig | None) -> None:
     """One stage, in a folder of its own; nothing where it has ended already."""
     name, steps = f"stage-{number}", config.stage_of(number).steps
     path = config.folder / name
@@ -377,14 +389,27 @@ async def run_stage(config: Config, number: int, data: Path, console: Console) -
         if folder.path != path:
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
         streams.listen(folder.note)
+        if lead is not None:
+            alone = tuple(f"stage={number}" if word == "stage=all" else word for word in lead.options)
+            folder.opener = partial(lead_training, replace(lead, options=alone))
         if not folder.resumed:
             say(console, f"stage {number}: a new run of {steps} steps in {path}")
             folder.json("config.json", {**identity, "steps": steps, "argv": sys.argv, "versions": versions()})
-        await train(config, number, start, prompts, sets, folder)
+        await train_stage(config, number, start, prompts, sets, folder)
 
 
-async def train(
-    config: Config, number: int, start: Start, prompts: Prompts, sets: Mapping[str, Sequence[Prompt]], folder: RunFolder
+async def train(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """A rollout node's part in a stage (`engine.nodes`): the lead has the data, and evaluates."""
+    return await train_stage(config, config.numbers[0], Start(checkpoint=config.model), iter(()), {}, folder)
+
+
+async def train_stage(
+    config: Config,
+    number: int,
+    start: Start,
+    prompts: Iterator[Prompt],
+    sets: Mapping[str, Sequence[Prompt]],
+    folder: RunFolder,
 ) -> dict[str, Any]:
     """The stage itself. sets: to evaluate on, by name. Returns its summary."""
     settings = config.training(number, start.checkpoint, start.learner_state)
@@ -521,10 +546,15 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def main(argv: Sequence[str]) -> int:
     streams.outlive_readers()
-    config = parse(Config, argv)
+    machines, config = parse_all([Machines, Config], argv)
     if config.protocol == "release":  # with its own defaults
-        config = parse(ReleaseConfig, argv)
-    return run("rl", run_stages(config))
+        machines, config = parse_all([Machines, ReleaseConfig], argv)
+    lead = lead_of(machines, Config, config, checkpoint_option="model")
+    if machines.dry_run:
+        here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])
+        print("\n".join(commands(here, lead)))
+        return 0
+    return run("rl", run_stages(config, lead), expected=(ListenFailed,))
 
 
 if __name__ == "__main__":

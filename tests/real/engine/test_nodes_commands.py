@@ -1,12 +1,13 @@
 """What a user types on each machine, and what is printed of it."""
 
+import dataclasses
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from engine.console.options import Invocation
+from engine.console.options import Invocation, Machines
 from engine.nodes import learner_host
 from engine.nodes.__main__ import _options, _parser
 from engine.nodes.build import build_of, name_of
@@ -116,7 +117,6 @@ def test_the_build_tells_other_sources_and_not_other_machines(tmp_path):
 
 def test_a_run_is_the_same_whoever_takes_part():
     """The identity of a run has none of these options: it goes on with nodes or without them."""
-    assert {"nodes", "nodes_keys", "nodes_only", "learner_hosts", "learner_at"} <= set(Invocation.__slots__)
-    assert not {"nodes", "nodes_keys", "nodes_only", "learner_hosts", "learner_at", "dry_run"} & set(
-        Config.__dataclass_fields__
-    )
+    options = {field.name for field in dataclasses.fields(Machines)}
+    assert {"nodes", "nodes_keys", "nodes_only", "learner_hosts", "learner_at"} <= options
+    assert not options & {field.name for field in dataclasses.fields(Config)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from itertools import islice
@@ -55,6 +56,12 @@ def program(name: str, *words: str) -> list[str]:
 def rl(data: Path, runs: Path, *words: str) -> list[str]:
     files = [f"data={data / 'train.jsonl'}", f"eval_sets={data / 'test.jsonl'}", f"runs={runs}"]
     return program("rl", *files, *STAGES, *words)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def finished(command: list[str], within_s: float) -> str:
@@ -110,6 +117,23 @@ def test_a_chain_that_is_killed_in_its_second_stage_ends_as_if_nothing_had_happe
     assert (folder / "filter" / "filtered.jsonl").read_bytes() == (
         undisturbed / "filter" / "filtered.jsonl"
     ).read_bytes()
+
+
+@pytest.mark.timeout(400)
+def test_a_stage_whose_groups_are_made_on_a_node_ends_as_on_one_machine(
+    undisturbed: Path, data: Path, started: list[Run], tmp_path: Path
+) -> None:
+    """The node has neither the data nor the model."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    words = [word for word in rl(data, tmp_path) if not word.startswith(("stage=", "steps="))]
+    lead = Run([*words, "stage=1", "steps=2", f"nodes={address}", "nodes_only=true"])
+    started.append(lead)
+    node = Run([sys.executable, "-u", "-m", "engine.nodes", "--lead", address, "--name", "one", "replicas=1"])
+    started.append(node)
+    assert lead.end(within_s=300) == 0, lead.text()
+    assert node.end() == 0, node.text()
+    assert "joined the run" in node.text()
+    assert numbers(tmp_path / "rstar2" / "stage-1") == numbers(undisturbed / "stage-1")
 
 
 SAMPLED = ["max_tokens=230", "turns=4", "temperature=1", "in_flight=4", "replica.kv_blocks=512"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from recipes.rstar2.rl import (
     Plateau,
     ReleaseConfig,
     Start,
+    check_files,
     check_same,
     enough_of,
     filter_config,
@@ -141,8 +143,6 @@ def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(
     [
         (["stage=all", "steps=3"], "steps"),
         (["group_size=1"], "group_size"),
-        (["data=missing.jsonl"], "data"),
-        (["eval_sets=missing.jsonl"], "eval_sets"),
         (["name=../x"], "name"),
         (["rollout.max_tokens=2000"], "rollout.max_tokens=992"),
         (["eval_sets={data}", "eval_max_tokens=2000"], "eval_max_tokens=992"),
@@ -155,6 +155,13 @@ def test_what_cannot_be_is_refused_by_name(data, capsys, words, named):
         config(data, *(word.format(data=data) for word in words))
     assert end.value.code == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["data", "eval_sets"])
+def test_files_that_are_not_there_are_named_on_the_lead_and_not_looked_for_on_a_node(data, name):
+    given = replace(config(data), **{name: Path("missing.jsonl") if name == "data" else (Path("missing.jsonl"),)})
+    with pytest.raises(BadInput, match=rf"{name}.*missing\.jsonl"):
+        check_files(given)
 
 
 def test_the_release_has_one_stage(data, capsys):

@@ -1,0 +1,54 @@
+"""From the command line to a run over several machines: who leads, and what each of the others is to run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.console.options import Machines, flat, overrides
+from engine.nodes.config import LeadConfig, node_command
+from engine.nodes.messages import LearnerHosts
+
+
+def lead_of(machines: Machines, config_class: type[Any], config: Any, **options: Any) -> LeadConfig | None:
+    """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option.
+
+    config_class: of the recipe, whose file nodes run. options: further ones of LeadConfig.
+    """
+    if machines.nodes is None:
+        return None
+    recipe = sys.modules[config_class.__module__].__file__
+    assert recipe is not None, "nodes run the recipe's file"
+    try:
+        return LeadConfig(
+            listen=machines.nodes,
+            keys=machines.nodes_keys,
+            recipe=Path(recipe),
+            options=tuple(overrides(config_class, flat(config))),
+            nodes_only=machines.nodes_only,
+            learner=_learner(machines),
+            **options,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _learner(machines: Machines) -> LearnerHosts | None:
+    """The learner's hosts as far as the command line says; the run adds the rest."""
+    if machines.learner_hosts == 1:
+        return None
+    assert machines.learner_at is not None, "Machines has looked"
+    return LearnerHosts(hosts=machines.learner_hosts, ranks=1, at=machines.learner_at, module="", run="")
+
+
+def commands(here: str, lead: LeadConfig | None) -> list[str]:
+    """A line for each machine. here: what this one runs."""
+    if lead is None:
+        return [f"this machine:   {here}"]
+    node = node_command(lead.listen, lead.keys)
+    lines = [f"lead:           {here}", f"each node:      {node}"]
+    if lead.learner is not None:
+        lines.append(f"each of {lead.learner.hosts - 1} learner hosts: {node} --learner")
+    return lines
