@@ -29,7 +29,7 @@ lint: venv ## ruff and mypy
 	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy
 
 bench: venv ## every bench in its quick form
-	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench.$$name --quick $(ARGS); done
+	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench $$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
 	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,7 +1,7 @@
 """How far is the learner from the bare forward and backward pass of its model, and what does each part cost?
 
-    python -m bench.learner [--quick] [--model tiny|30m|135m|qwen3-1.7b|qwen3-4b] [--device cuda --context 16384]
-    python -m bench.learner --long [--quick]      (what long rows and a large vocabulary take: bench.long_rows)
+    python -m bench learner [--quick] [--model tiny|30m|135m|qwen3-1.7b|qwen3-4b] [--device cuda --context 16384]
+    python -m bench learner --long [--quick]      (what long rows and a large vocabulary take: bench.long_rows)
 
 In one process, in shuffled rounds, over the same trajectories: *learner* (packed rows, policy loss, entropy and
 statistics, FSDP2 on one rank); *bare*: the same Hugging Face model on the same rows with the same attention, logits at
@@ -309,7 +309,7 @@ def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench learner", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 rounds of 32 trajectories")
     parser.add_argument("--long", action="store_true", help="long rows and a large vocabulary, on the CPU")
     parser.add_argument("--plain-limit-gb", type=at_least(1), default=8, help="with --long: no plain head beyond it")
@@ -356,7 +356,3 @@ def main() -> None:
                 dist.destroy_process_group()
 
     interruptible(run, lambda: show(options, machine, rounds), rounds)
-
-
-if __name__ == "__main__":
-    main()

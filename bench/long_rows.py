@@ -1,6 +1,6 @@
 """What a long row costs the learner, and what the plain head of transformers would take for it.
 
-    python -m bench.learner --long [--quick] [--dtype bfloat16] [--threads N] [--plain-limit-gb 8]
+    python -m bench learner --long [--quick] [--dtype bfloat16] [--threads N] [--plain-limit-gb 8]
 
 A row is one trajectory, of which every token but the first is a target. *learner*: its passes (`Trainer`: packed row,
 log-probabilities and entropies in chunks, policy loss). *plain head*: the same checkpoint in transformers, whose

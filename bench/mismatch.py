@@ -1,6 +1,6 @@
 """How far apart are the engine that samples and the learner that trains, on the same tokens and weights?
 
-    python -m bench.mismatch [--quick] [--checkpoint FOLDER] [--pairs float32/float32,bfloat16/float32]
+    python -m bench mismatch [--quick] [--checkpoint FOLDER] [--pairs float32/float32,bfloat16/float32]
 
 A real replica rolls the quick start's task with jailed tools, turn after turn, under the checkpoint's weights; the
 learner scores the same tokens of the same trajectories. One row is |learner - sampler| of the log-probabilities of
@@ -173,7 +173,7 @@ def show(options: argparse.Namespace, machine: dict[str, Any], found: dict[str, 
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.mismatch", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench mismatch", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="128 trajectories instead of 1,024")
     parser.add_argument(
         "--checkpoint", type=existing("config.json"), default=TINY, help="Hugging Face folder with a chat template"
@@ -191,7 +191,3 @@ def main() -> None:
     options, machine = arguments(), environment()
     found: dict[str, Compared] = {}
     interruptible(lambda: uvloop.run(measure(options, found)), lambda: show(options, machine, found), found)
-
-
-if __name__ == "__main__":
-    main()

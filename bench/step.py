@@ -1,6 +1,6 @@
 """A training step against its slower side: the quick start, strictly on-policy and with steps that overlap.
 
-    python -m bench.step [--quick] [--steps 12] [--rounds 3] [--staleness 0,1] [field=value ...]
+    python -m bench step [--quick] [--steps 12] [--rounds 3] [--staleness 0,1] [field=value ...]
 
 The run is the ordinary one (recipes/quickstart.py), in a process of its own; rounds are interleaved. Of each run the
 steps after the second count, evaluations excluded.
@@ -238,7 +238,7 @@ def show(options: argparse.Namespace, machine: dict, rounds: Sequence[Round]) ->
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench step", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round of 8 steps")
     parser.add_argument("--steps", type=at_least(SKIP + 3))
     parser.add_argument("--rounds", type=at_least(1))
@@ -253,7 +253,3 @@ def main() -> None:
     options, machine = arguments(), environment()
     rounds: list[Round] = []
     interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
-
-
-if __name__ == "__main__":
-    main()

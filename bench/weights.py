@@ -1,6 +1,6 @@
 """Weight sync: how long from the learner's last optimizer step until all replicas serve the new weights?
 
-    python -m bench.weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo] [--ranks 1] [--rounds 7]
+    python -m bench weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo] [--ranks 1] [--rounds 7]
 
 For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round is a training step without
 data: the learner publishes its weights as a new version, and both engines load them and pass the canary. No request is
@@ -243,7 +243,7 @@ def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench weights", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
     parser.add_argument("--sizes", type=names(tuple(SIZES)), help=",".join(SIZES))
     parser.add_argument("--transports", type=names(TRANSPORTS), default=list(TRANSPORTS), help=",".join(TRANSPORTS))
@@ -259,7 +259,3 @@ def main() -> None:
     prepare_environment()
     rounds: list[Round] = []
     interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
-
-
-if __name__ == "__main__":
-    main()

@@ -59,7 +59,7 @@ class LearnerConfig:
     """Largest |learner - sampler| difference of a log-probability, checked in the first minibatch on trajectories that
     were sampled by the weights under training alone (at a staleness of 1 or more these are few). Beyond it the learner
     ends before it updates. None: not checked. The default suits float32 on both sides; bfloat16 on either side needs
-    about 0.5 (`python -m bench.mismatch` measures it)."""
+    about 0.5 (`python -m bench mismatch` measures it)."""
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096

@@ -1,6 +1,6 @@
 """Does placement by KV cache pay on real engines? Policies against each other on two vLLM replicas with a small cache.
 
-    python -m bench.fleet [--quick] [--rounds 5] [--kinds math8k,...] [--policies kv_aware,...] [--record FILE]
+    python -m bench fleet [--quick] [--rounds 5] [--kinds math8k,...] [--policies kv_aware,...] [--record FILE]
 
 Traces of multi-turn rollouts (bench/traces) are replayed token for token on the CPU: one core and 100 blocks of 32
 tokens per replica, 3 M random parameters in fp32. A round runs every policy once, in random order, on the same engines
@@ -177,7 +177,7 @@ def trace_of(kind: str, seed: int) -> Path:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench fleet", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one workload, half of it, four policies, one round")
     parser.add_argument("--rounds", type=at_least(1))
     parser.add_argument("--kinds", type=names(KINDS), help=",".join(KINDS))

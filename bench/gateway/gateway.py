@@ -1,6 +1,6 @@
 """What does a turn through the gateway cost, beside the built-in loop and beside vLLM's own server?
 
-    python -m bench.gateway [--quick] [--only built_in,gateway,vllm] [--workloads agent,long] [--vllm PROGRAM]
+    python -m bench gateway [--quick] [--only built_in,gateway,vllm] [--workloads agent,long] [--vllm PROGRAM]
 
 CPU of the front end alone, per sampled token and per turn, at 256 conversations at once on one replica: the engine's
 process is not counted, nor are the clients, which have a process of their own and are the same for both servers.
@@ -127,7 +127,7 @@ def show(options: argparse.Namespace, around: Mapping[str, Any], rounds: Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench gateway", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round of few conversations")
     parser.add_argument("--only", type=names(WAYS), help=f"of {', '.join(WAYS)}; all that are there")
     parser.add_argument("--workloads", type=names(tuple(WORKLOADS)))

@@ -1,6 +1,6 @@
 """What leading nodes costs, and how long weights take to reach them.
 
-    python -m bench.nodes [--quick] [--groups 200] [--nodes 1,2,4] [--rounds 3] [--megabytes 100]
+    python -m bench nodes [--quick] [--groups 200] [--nodes 1,2,4] [--rounds 3] [--megabytes 100]
 
 lead: the real lead with its journal, sockets and keys, and scripted nodes in a process of their own that make groups
 the moment that they are granted. CPU seconds of the whole process, ZeroMQ's thread included, per group, per record and
@@ -196,7 +196,7 @@ def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.nodes", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench nodes", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few groups, one round, two nodes, 20 MB")
     parser.add_argument("--groups", type=at_least(1), help="long ones; 20 times as many short ones")
     parser.add_argument("--nodes", type=several(at_least(1)), help="to which weights are sent; 0 for none")

@@ -1,6 +1,6 @@
 """What does a rollout cost on top of its engines? Ours against the same engines generating the same tokens alone.
 
-    python -m bench.rollout [--quick] [--only load,scale] [--checkpoint FOLDER] [--profile FILE]
+    python -m bench rollout [--quick] [--only load,scale] [--checkpoint FOLDER] [--profile FILE]
 
 load    trajectories of the quick start's task with a trained policy, 256 at a time on two vLLM replicas and two cores,
         in interleaved rounds: bare engines (the floor: no fleet, chat, parser or tools), rollouts whose tools answer
@@ -208,7 +208,7 @@ def scale_rows(metrics: dict[str, Any]) -> list[list[str]]:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.rollout", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench rollout", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 rounds of 512 trajectories instead of 5 of 1,024")
     parser.add_argument("--only", type=names(PARTS), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--checkpoint", type=existing("config.json"), help="folder of a trained policy")

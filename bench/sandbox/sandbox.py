@@ -1,6 +1,6 @@
 """What does a sandboxed call cost, and what does it survive? Ours, floors and peers in one interleaved run.
 
-    python -m bench.sandbox [--quick] [--only calls,latency,sessions,burst,memory,attacks]
+    python -m bench sandbox [--quick] [--only calls,latency,sessions,burst,memory,attacks]
                             [--peer-url judge=http://127.0.0.1:8000 --peer-pid judge=PID,PID ...]
 
 calls     CPU ms per call of ALL server processes, and wall time over calls, for (a) print(1+1), (b) a numpy
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    sys.exit("run it as `python -m bench.sandbox`, from the root of the repository")
+    sys.exit("run it as `python -m bench sandbox`, from the root of the repository")
 
 
 from bench.report import at_least, drawn, environment, fill, finish, interruptible, names, number, say, table
@@ -234,7 +234,7 @@ def peers(options: argparse.Namespace) -> list[PeerAddress]:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.sandbox", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench sandbox", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="everything, small, in less than a minute")
     parser.add_argument("--only", type=names(PARTS), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--peer-url", action="append", default=[], help="judge=http://... or fusion=http://...")

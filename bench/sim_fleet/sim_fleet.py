@@ -1,10 +1,10 @@
 """Placement policies on simulated fleets of 8 to 1,024 replicas: the Balancer objects that serve live ones.
 
-    python -m bench.sim_fleet [--quick] [--replicas 8,64] [--kinds math8k,...] [--policies kv_aware,...] [--seeds 1,2]
-    python -m bench.sim_fleet --offload 4      also with host memory for 4 times the KV: what restoring a prefix gives
-    python -m bench.sim_fleet --overlap 3      also 3 steps' work at once against one step after the other
-    python -m bench.sim_fleet --deaths 8       also with 8 deaths of replicas, each back after 30 s
-    python -m bench.sim_fleet --calibrate FILE the two live replicas of `bench.fleet --record FILE`, replayed
+    python -m bench sim_fleet [--quick] [--replicas 8,64] [--kinds math8k,...] [--policies kv_aware,...] [--seeds 1,2]
+    python -m bench sim_fleet --offload 4      also with host memory for 4 times the KV: what restoring a prefix gives
+    python -m bench sim_fleet --overlap 3      also 3 steps' work at once against one step after the other
+    python -m bench sim_fleet --deaths 8       also with 8 deaths of replicas, each back after 30 s
+    python -m bench sim_fleet --calibrate FILE the two live replicas of `bench.fleet --record FILE`, replayed
 
 Engines are H200 with a 14B model by first principles (`bench.sim_fleet.costs`), not measured: compare policies, quote
 no seconds. `makespan_ratio_<policy>` is theirs / ours, above 1 where kv_aware is faster; regret is a makespan over the
@@ -242,7 +242,7 @@ def calibrate(options: argparse.Namespace) -> None:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.sim_fleet", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench sim_fleet", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 replicas, a quarter of three workloads, four policies")
     parser.add_argument("--replicas", type=several(at_least(1)), help="how many, with commas")
     parser.add_argument("--kinds", type=names(workload.KINDS), help=",".join(workload.KINDS))

@@ -1,6 +1,6 @@
 """Where one lead saturates: a run over 1 to 64 simulated nodes of 8 replicas each, by messages and by bytes.
 
-    python -m bench.sim_nodes [--quick] [--nodes 1,2,4,8,16,32,64] [--kinds math8k,agentic] [--staleness 0,1]
+    python -m bench sim_nodes [--quick] [--nodes 1,2,4,8,16,32,64] [--kinds math8k,agentic] [--staleness 0,1]
 
 Each node has a fleet of `bench.sim_fleet` with its own balancer; the lead grants groups by the ledger of the engine
 and pays for each message what `bench.nodes` measured. The groups of a step grow with the nodes. The lead's link is 100
@@ -101,7 +101,7 @@ def full_at(cell: Cell, found: Outcome, smaller: Outcome | None) -> str:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.sim_nodes", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench sim_nodes", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="1 and 2 nodes, two steps of math8k")
     parser.add_argument("--nodes", type=several(at_least(1)))
     parser.add_argument("--kinds", type=names(tuple(GROUPS)), help=",".join(GROUPS))

@@ -1,6 +1,6 @@
 """What is won by sending a tool call when its closing tag is generated, instead of at the end of its turn?
 
-    python -m bench.streaming [--quick] [--tool sleep|sandbox] [--rounds 5]
+    python -m bench streaming [--quick] [--tool sleep|sandbox] [--rounds 5]
 
 Scripted models of several styles on two real vLLM replicas with room for all (one core each), the ordinary rollouts,
 and the same turns and tools in interleaved runs: *streaming* (ours); *barrier* (calls leave together when their turn
@@ -203,7 +203,7 @@ async def measure(options: argparse.Namespace, folder: Path, runs: list[Run]) ->
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.streaming", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench streaming", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two styles, one round, 8 trajectories")
     parser.add_argument("--tool", choices=("sleep", "sandbox"), default="sleep", help="where a call's seconds pass")
     parser.add_argument("--styles", type=names(NAMES), help=",".join(NAMES))

@@ -22,7 +22,7 @@ def test_the_bench_on_real_engines_keeps_its_first_round_when_ctrl_c_ends_the_se
     options = "--rounds 9 --kinds uniform --policies kv_aware,round_robin --groups 1 --record steps.jsonl"
     options += " --deadline-s 600 --seeds 101"
     there = ["env", "-C", str(tmp_path), f"PYTHONPATH={ROOT}"]
-    run = Run([*there, sys.executable, "-m", "bench.fleet", *options.split()])
+    run = Run([*there, sys.executable, "-m", "bench", "fleet", *options.split()])
     try:
         run.until("round 2 of 9")
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 
 def test_the_learner_beside_its_bare_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.learner", "--quick", "--rounds", "1", "--threads", "1"]
+    command = [sys.executable, "-m", "bench", "learner", "--quick", "--rounds", "1", "--threads", "1"]
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, **where)
     assert done.returncode == 0, done.stderr

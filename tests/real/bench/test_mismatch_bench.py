@@ -42,7 +42,7 @@ def test_figures_are_of_the_size_and_the_divergence_is_k3():
 
 
 def test_the_bench_on_a_real_engine_and_a_real_learner(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.mismatch", "--trajectories=4", "--pairs=float32/float32"]
+    command = [sys.executable, "-m", "bench", "mismatch", "--trajectories=4", "--pairs=float32/float32"]
     surroundings = {"cwd": ROOT, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, **surroundings)
     assert done.returncode == 0, done.stderr

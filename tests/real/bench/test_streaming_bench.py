@@ -191,7 +191,7 @@ def test_the_bench_on_real_engines(tmp_path: Path) -> None:
     options = "--quick --styles talkative --trajectories 2 --turns 2"
     folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     done = subprocess.run(
-        [sys.executable, "-m", "bench.streaming", *options.split()],
+        [sys.executable, "-m", "bench", "streaming", *options.split()],
         capture_output=True,
         text=True,
         timeout=200,

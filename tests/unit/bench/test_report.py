@@ -115,7 +115,7 @@ def test_the_last_line_has_what_was_given_and_the_load_around(capsys, tmp_path, 
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["config"] == {"rounds": 5, "groups": None, "record": "steps.jsonl"}
     assert line["metrics"] == {"x": 1.5}
-    assert line["environment"].keys() == {"load_before", "load_after"}
+    assert line["environment"].keys() == {"load_before", "load_after", "others"}
     kept = json.loads((tmp_path / "runs/bench/bench.json").read_text())
     assert line.items() <= kept.items()
     assert kept["tables"] == [{"title": "title", "header": ["a"], "rows": [["1"]]}]
@@ -129,7 +129,7 @@ RESULT = {
     "bench": "learner",
     "machine": "2 cores of a test",
     "date": "2026-01-02",
-    "command": "python -m bench.learner --quick",
+    "command": "python -m bench learner --quick",
     "tables": [{"title": "Speed", "header": ["part", "ms"], "rows": [["a|b", "1.5"]]}],
 }
 

@@ -1,0 +1,82 @@
+"""Every bench by one command.
+
+    python -m bench list                                  what there is, and the question that each answers
+    python -m bench NAME [options]                        one bench; --help lists its options
+    python -m bench NAME --json F                         also keeps its figures in F
+    python -m bench NAME --baseline F --gate 5% --metric M    ends with code 1 where M is worse than in F by more
+    python -m bench sweep NAME --over a=1,2,4 --over b=x,y [options]    a table, and a plot of two figures
+    python -m bench compare A.json B.json [--metric M]    two runs: intervals and a verdict for each figure
+    python -m bench compare NAME --other DIR --rounds 7 [options]       two checkouts, round by round in turns
+
+What each prints has the machine, its load, the rounds and the commit; ratios only of a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from bench import compare, sweep
+from bench.figures import QUESTIONS
+from bench.report import RUN, Gate, own_options
+
+BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.report.finish`
+    "fleet": "bench.fleet.fleet",
+    "gateway": "bench.gateway.gateway",
+    "learner": "bench.learner",
+    "mismatch": "bench.mismatch",
+    "nodes": "bench.nodes.nodes",
+    "rollout": "bench.rollout.rollout",
+    "sandbox": "bench.sandbox.sandbox",
+    "sim_fleet": "bench.sim_fleet.sim_fleet",
+    "sim_nodes": "bench.sim_nodes.sim_nodes",
+    "step": "bench.step",
+    "streaming": "bench.streaming.streaming",
+    "weights": "bench.weights",
+}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"sweep": sweep.main, "compare": compare.main}
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    name, *words = argv
+    if name == "list":
+        for bench in BENCHES:
+            print(f"{bench:12}{QUESTIONS[bench]}")
+        return 0
+    if name in COMMANDS:
+        return COMMANDS[name](words)
+    if name not in BENCHES:
+        print(
+            f"error: there is no bench {name!r}. Fix: one of {', '.join([*BENCHES, *COMMANDS, 'list'])}",
+            file=sys.stderr,
+        )
+        return 2
+    return run(name, words)
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """A bench in this process. Returns its exit code."""
+    try:
+        own, further = own_options(words)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    RUN.begin(name, further, json=own.json)
+    sys.argv = [f"python -m bench {name}", *further]
+    importlib.import_module(BENCHES[name]).main()
+    return judged(own) if own.baseline is not None else 0
+
+
+def judged(gate: Gate) -> int:
+    """1 where the metric is worse than the baseline's by more than the gate, and surely so."""
+    assert gate.baseline is not None
+    assert RUN.result is not None, "a bench that returns has finished"
+    return compare.gate(compare.load(gate.baseline), RUN.result, metric=gate.metric, most=gate.most)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,0 @@
-"""`python -m bench.rollout`: see bench/rollout/rollout.py."""
-
-from bench.rollout.rollout import main
-
-main()

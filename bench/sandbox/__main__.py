@@ -1,5 +1,0 @@
-"""`python -m bench.sandbox`: see bench/sandbox/sandbox.py."""
-
-from bench.sandbox.sandbox import main
-
-main()
