@@ -1,8 +1,8 @@
 """How records lie on the disk: frames with a checksum, compressed; files that appear whole.
 
 Invariants
-- A file of a step or of a segment is there whole or not at all while processes are killed; one that a machine without
-  power left behind torn reads as the whole frames at its start.
+- A step's file is there whole or not at all while processes are killed. The timeline of a step and the rows grow by
+  whole frames; what a killed writer left of one is cut off before the next, and readers stop before it.
 - Reading never raises for what is damaged, missing or was just deleted: it gives what is there.
 
 A frame is that of the journal (`engine.run.journal_records`): length, CRC-32, payload; the payload is compressed.
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from engine.atomic_files import append
 from engine.recording.records import Record, decode, encode
 from engine.run.journal_records import HEADER, frame, frames
 
@@ -32,8 +33,8 @@ def step_path(folder: Path, step: int) -> Path:
     return folder / "steps" / f"step-{step:06d}.rec"
 
 
-def segment_path(folder: Path, number: int, step: int) -> Path:
-    return folder / "timeline" / f"{number:06d}-step-{step:06d}.seg"
+def timeline_path(folder: Path, step: int) -> Path:
+    return folder / "timeline" / f"step-{step:06d}.seg"
 
 
 def rows_path(folder: Path) -> Path:
@@ -50,22 +51,20 @@ def tokenizer_path(folder: Path) -> Path:
 
 def steps_in(folder: Path) -> dict[int, int]:
     """{step: bytes} of the steps that are kept whole, ascending."""
-    return dict(sorted((int(path.stem[5:]), size) for path, size in _files(folder / "steps", "step-*.rec")))
+    return _sizes(folder / "steps", "step-*.rec")
 
 
-def segments_in(folder: Path) -> dict[int, tuple[int, int]]:
-    """{number: (step, bytes)} of the segments, ascending."""
+def timeline_in(folder: Path) -> dict[int, int]:
+    """{step: bytes} of the steps whose timeline is there, ascending."""
+    return _sizes(folder / "timeline", "step-*.seg")
+
+
+def _sizes(folder: Path, pattern: str) -> dict[int, int]:
     found = {}
-    for path, size in _files(folder / "timeline", "*-step-*.seg"):
-        number, _, step = path.stem.split("-")
-        found[int(number)] = int(step), size
-    return dict(sorted(found.items()))
-
-
-def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     for path in folder.glob(pattern):
         with suppress(FileNotFoundError):  # the run deletes while others read
-            yield path, path.stat().st_size
+            found[int(path.stem[5:])] = path.stat().st_size
+    return dict(sorted(found.items()))
 
 
 def packed(record: Record) -> bytes:
@@ -95,13 +94,22 @@ def write(path: Path, parts: Iterable[bytes]) -> int:
     return size
 
 
-def read(path: Path) -> list[Record]:
-    """All whole records of a file, none where it is not there."""
+def append_to(path: Path, record: Record) -> int:
+    """A record at the end of a file, whole or not at all; returns its bytes. Raises OSError."""
+    data = packed(record)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        payloads, _ = frames(path.read_bytes())
-    except OSError:
-        return []
-    return [record for payload in payloads if (record := unpacked(payload)) is not None]
+        append(file, data)
+    finally:
+        os.close(file)
+    return len(data)
+
+
+def cut_torn(path: Path) -> None:
+    """What follows the whole frames of a file goes. Raises OSError."""
+    if path.exists():
+        _, end = frames(path.read_bytes())
+        os.truncate(path, end)
 
 
 def read_frames(path: Path, first: int, count: int) -> list[Record]:

@@ -75,17 +75,17 @@ class RecordedRun:
         return len(found[0].groups) if found and isinstance(found[0], StepRow) else 0
 
     @property
-    def segments(self) -> dict[int, int]:
-        """{number: step} of the timeline's segments, ascending."""
-        return {number: step for number, (step, _) in files.segments_in(self.folder).items()}
-
-    def segment(self, number: int, step: int) -> Segment | None:
-        """None where it is not there (any more), or not whole."""
-        found = files.read(files.segment_path(self.folder, number, step))
-        return found[0] if found and isinstance(found[0], Segment) else None
+    def timeline_steps(self) -> list[int]:
+        """The steps whose timeline is there, ascending; 0 is what came before the first."""
+        return list(files.timeline_in(self.folder))
 
     def timeline(self, first: int, last: int) -> Iterator[Segment]:
         """The segments of the steps from first to last, both included, in order."""
-        for number, step in self.segments.items():
-            if first <= step <= last and (found := self.segment(number, step)) is not None:
-                yield found
+        for step in self.timeline_steps:
+            if first <= step <= last:
+                yield from self.timeline_after(step, 0)[0]
+
+    def timeline_after(self, step: int, offset: int) -> tuple[list[Segment], int]:
+        """What a step's timeline has after an offset, and the offset to go on from, for a run that is under way."""
+        found, end = files.read_after(files.timeline_path(self.folder, step), offset)
+        return [record for record in found if isinstance(record, Segment)], end

@@ -12,7 +12,7 @@ Files, below `record/` of a run's folder (`engine.recording.files` says how they
     tokenizer.json                 of the `tokenizers` package, for the token ids
     rows.log                       a StepRow for each step of the run, also of those that are not kept whole
     steps/step-000012.rec          a step that is kept whole: StepRow, GroupRecord of each group, GroupTokens of each
-    timeline/000031-step-000012.seg    a Segment: some seconds of the timeline, at most a step
+    timeline/step-000012.seg    the Segments of a step, each of some seconds; they are appended while it is under way
 """
 
 from __future__ import annotations
@@ -236,12 +236,11 @@ class Lag(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What was noted from start to end. number: segments are counted over the whole run. step: the one that was under
-    way when it was closed. node: the machine, "" is the one that leads the run. A span is in the segment in which it
-    ended, so that it may have begun before its start.
+    """What was noted from start to end. step: the one that was under way when it was closed; 0: none yet. node: the
+    machine, "" is the one that leads the run. A span is in the segment in which it ended, so that it may have begun
+    before its start.
     """
 
-    number: int
     step: int
     node: str
     start: float

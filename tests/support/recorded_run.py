@@ -45,8 +45,8 @@ def write_recorded_run(run: Path, *, steps: int = 3, groups: int = 4, samples: i
     shutil.copy(TOKENIZER, files.tokenizer_path(folder))
     for step in range(1, steps + 1):
         write_step(folder, step, groups=groups, samples=samples)
-        files.write(files.segment_path(folder, step, step), [files.packed(made_segment(step, samples))])
-    total = sum(files.steps_in(folder).values()) + sum(size for _, size in files.segments_in(folder).values())
+        files.append_to(files.timeline_path(folder, step), made_segment(step, samples))
+    total = sum(files.steps_in(folder).values()) + sum(files.timeline_in(folder).values())
     index = Index(
         format=FORMAT,
         newest=50,
@@ -65,8 +65,7 @@ def write_step(folder: Path, step: int, *, groups: int = 4, samples: int = 4) ->
     tokens = [made_tokens(record) for record in made]
     row = made_row(step, made)
     files.write(files.step_path(folder, step), [files.packed(record) for record in (row, *made, *tokens)])
-    with files.rows_path(folder).open("ab") as file:
-        file.write(files.packed(row))
+    files.append_to(files.rows_path(folder), row)
 
 
 def made_row(step: int, groups: list[GroupRecord]) -> StepRow:
@@ -245,7 +244,6 @@ def made_segment(step: int, samples: int = 4) -> Segment:
         ]
     ]
     return Segment(
-        number=step,
         step=step,
         node="",
         start=start,

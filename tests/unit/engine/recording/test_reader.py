@@ -1,10 +1,13 @@
 """A recorded run is read back as it was written, also while it is written, damaged, or thinned."""
 
+import zlib
+
 import msgspec
 import numpy as np
 
 from engine.recording import files
 from engine.recording.reader import RecordedRun
+from engine.run.journal_records import frame
 from tests.support.recorded_run import made_group, made_segment, made_tokens, write_recorded_run, write_step
 
 
@@ -22,7 +25,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     assert run.steps == [1, 2, 3]
     assert run.groups(2) == [made_group(2, group, 4, whole=group < 3) for group in range(4)]
     assert [row.step for row in run.rows()] == [1, 2, 3]
-    assert run.segments == {1: 1, 2: 2, 3: 3}
+    assert run.timeline_steps == [1, 2, 3]
     assert [segment.spans for segment in run.timeline(2, 3)] == [made_segment(step).spans for step in (2, 3)]
 
 
@@ -68,12 +71,11 @@ def test_a_step_that_was_trained_again_counts_once(tmp_path):
 def test_a_torn_file_gives_what_is_whole_of_it(tmp_path):
     write_recorded_run(tmp_path, steps=2)
     run = RecordedRun(tmp_path)
-    for path in (files.step_path(run.folder, 2), files.segment_path(run.folder, 2, 2), files.rows_path(run.folder)):
+    for path in (files.step_path(run.folder, 2), files.timeline_path(run.folder, 2), files.rows_path(run.folder)):
         path.write_bytes(path.read_bytes()[:-5])
     assert len(run.groups(2)) == 4
     assert run.tokens(2, 2) is not None
     assert run.tokens(2, 3) is None
-    assert run.segment(2, 2) is None
     assert [segment.step for segment in run.timeline(1, 2)] == [1]
     assert [row.step for row in run.rows()] == [1]
 
@@ -91,13 +93,24 @@ def test_any_cut_of_a_step_file_is_read_without_an_error(tmp_path):
 def test_what_is_not_there_is_nothing(tmp_path):
     run = RecordedRun(tmp_path)
     assert (run.is_there, run.index, run.tokenizer, run.steps, run.rows()) == (False, None, None, [], [])
-    assert (run.groups(1), run.tokens(1, 0), run.segments, run.segment(1, 1)) == ([], None, {}, None)
+    assert (run.groups(1), run.tokens(1, 0), run.timeline_steps, list(run.timeline(0, 9))) == ([], None, [], [])
 
 
-def test_a_record_of_another_version_is_none(tmp_path):
+def test_a_record_of_another_version_is_left_out(tmp_path):
     write_recorded_run(tmp_path, steps=1)
     run = RecordedRun(tmp_path)
     other = msgspec.msgpack.encode({"type": "Future"})
-    path = files.segment_path(run.folder, 1, 1)
-    path.write_bytes(files.frame(files.zlib.compress(other)))
-    assert run.segment(1, 1) is None
+    with files.timeline_path(run.folder, 1).open("ab") as file:
+        file.write(frame(zlib.compress(other)))
+    assert len(list(run.timeline(1, 1))) == 1
+
+
+def test_a_timeline_is_read_on_while_it_grows(tmp_path):
+    write_recorded_run(tmp_path, steps=1)
+    run = RecordedRun(tmp_path)
+    first, offset = run.timeline_after(1, 0)
+    assert len(first) == 1
+    assert run.timeline_after(1, offset) == ([], offset)
+    files.append_to(files.timeline_path(run.folder, 1), made_segment(1))
+    more, _ = run.timeline_after(1, offset)
+    assert [segment.spans for segment in more] == [made_segment(1).spans]
