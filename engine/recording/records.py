@@ -1,8 +1,8 @@
 """What a recorded run is made of: steps with their groups, and segments of the timeline.
 
 Invariants
-- All times are seconds since 1970 (UTC), so that segments of several processes and machines share one axis. (Those of a
-  group that another machine made are that machine's.)
+- All times are seconds since 1970 (UTC), so that segments of several processes and machines share one axis, as far as
+  their clocks agree.
 - Steps are counted from 1, as in metrics.jsonl; groups and trajectories of a step from 0.
 - An array holds one number per token of a sequence, T of them, the prompt included. NaN: there is none for this token.
 
@@ -137,8 +137,9 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     sampled: by the policy (not: given). logprobs: the sampler's, 0 where not sampled. versions: of the weights that
     sampled it, -1 where not sampled. learner_logprobs, entropy: the learner's, in its forward pass of the step, just
     before the update; their ratio is exp(learner_logprobs - logprobs). push: minus the derivative of the loss by the
-    token's log-probability, times the minibatch's tokens: above 0 it is made likelier. All three are NaN where a token
-    was not trained; a trained token whose advantage is not 0 and whose push is 0 was clipped.
+    token's log-probability, times the minibatch's tokens: above 0 it is made likelier. These three are None where the
+    trajectory was not trained, and NaN where a token was not sampled; a trained token whose advantage is not 0 and
+    whose push is 0 was clipped.
     """
 
     token_ids: Ids
