@@ -8,11 +8,11 @@ Invariants
 
 Files, below `record/` of a run's folder (`engine.recording.files` says how they look as bytes)
 
-    index.json                     Index: what is kept, and by which policy
-    tokenizer.json                 of the `tokenizers` package, for the token ids
-    rows.log                       a StepRow for each step of the run, also of those that are not kept whole
-    steps/step-000012.rec          a step that is kept whole: StepRow, GroupRecord of each group, GroupTokens of each
-    timeline/step-000012.seg    the Segments of a step, each of some seconds; they are appended while it is under way
+    index.json                  Index: what is kept, and by which policy
+    tokenizer.json              of the `tokenizers` package, for the token ids
+    rows.log                    a StepRow for each step, also of those that are not kept whole; appended
+    steps/step-000012.rec       a step that is kept whole: StepRow, GroupRecord of each group, GroupTokens of each
+    timeline/step-000012.seg    the Segments of a step, each of some seconds; appended while it is under way
 """
 
 from __future__ import annotations
