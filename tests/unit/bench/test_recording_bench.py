@@ -8,7 +8,14 @@ from bench.recording import SKIP, Step, metrics_of, pairs
 
 def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0, bytes=0):
     return Step(
-        recorded=recorded, wall_s=wall_s, cpu_s=cpu_s, learn_s=0.5, loop_s=loop_s, thread_s=thread_s, bytes=bytes
+        recorded=recorded,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        node_s=0.5,
+        learn_s=0.5,
+        loop_s=loop_s,
+        thread_s=thread_s,
+        bytes=bytes,
     )
 
 
