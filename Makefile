@@ -3,7 +3,7 @@
 
 python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
-benches := fleet gateway learner mismatch nodes rollout sandbox sim_fleet sim_nodes step streaming weights
+benches := fleet gateway learner mismatch nodes recording rollout sandbox sim_fleet sim_nodes step streaming weights
 
 .PHONY: help venv serve-env quickstart test test-all lint bench clean
 

@@ -27,6 +27,7 @@ BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.
     "learner": "bench.learner",
     "mismatch": "bench.mismatch",
     "nodes": "bench.nodes.nodes",
+    "recording": "bench.recording",
     "rollout": "bench.rollout.rollout",
     "sandbox": "bench.sandbox.sandbox",
     "sim_fleet": "bench.sim_fleet.sim_fleet",

@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from algo.require import require
 from algo.reward.answers import answers
 from engine.types import Trajectory
+
+QUADRATURE = 128  # points
 
 
 def error_penalty(trajectory: Trajectory) -> float:
@@ -64,6 +67,23 @@ class RoC:
         kept_negatives = negatives * self.keep // (positives + negatives)
         return self.keep - kept_negatives, kept_negatives
 
+    def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        """p_err and p_format of each, and the probability with which it is kept."""
+        return [
+            {"p_err": error_penalty(member), "p_format": format_penalty(member), "probability": chance}
+            for member, chance in zip(trajectories, self._probabilities(trajectories).tolist(), strict=True)
+        ]
+
+    def _probabilities(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        if len(trajectories) <= self.keep:
+            return np.ones(len(trajectories))
+        good = np.asarray([_reward(trajectory) > 0 for trajectory in trajectories])
+        wanted_positives, wanted_negatives = self.quota(int(good.sum()), int((~good).sum()))
+        penalties_P = np.asarray([penalty(member) for member, right in zip(trajectories, good, strict=True) if right])
+        chances = np.full(len(trajectories), wanted_negatives / max(1, int((~good).sum())))
+        chances[good] = inclusion(penalties_P, self.smoothing, wanted_positives)
+        return chances
+
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
         rewards = [_reward(trajectory) for trajectory in trajectories]
@@ -91,3 +111,35 @@ def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np
     """
     arrivals_P = rng.exponential(size=len(penalties_P)) * (penalties_P + smoothing)
     return np.argsort(arrivals_P)[:count]
+
+
+def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) -> NDArray[np.float64]:
+    """With which probability `draw` has each among its `count`.
+
+    The clock of i rings at time t, and fewer than `count` of the others before it: integrated over t, by Gauss-Legendre
+    in u = exp(-rate_i t). How many others have rung by t is a sum of independent bits, whose law is built bit by bit.
+
+    >>> inclusion(np.asarray([0.0, 0.0, 0.0, 0.0]), 0.05, 1).round(6).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    total = len(penalties_P)
+    if count >= total:
+        return np.ones(total)
+    rates_P = 1 / (penalties_P + smoothing)
+    u_Q, weights_Q = _quadrature()
+    rung_PCQ = np.zeros((total, count, len(u_Q)))  # of the others of each, probability that so many have rung
+    rung_PCQ[:, :1] = 1.0
+    for other, rate in enumerate(rates_P):
+        chance_PQ = 1 - u_Q ** (rate / rates_P)[:, None]  # that this one has rung, by the clock of each
+        chance_PQ[other] = 0.0
+        before_PCQ = rung_PCQ[:, :-1] * chance_PQ[:, None]
+        rung_PCQ *= 1 - chance_PQ[:, None]
+        rung_PCQ[:, 1:] += before_PCQ
+    return np.asarray((rung_PCQ.sum(1) * weights_Q).sum(1))
+
+
+@functools.cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points in (0, 1) and their weights. Finding them takes longer than what they are for."""
+    nodes_Q, weights_Q = np.polynomial.legendre.leggauss(QUADRATURE)
+    return (nodes_Q + 1) / 2, weights_Q / 2

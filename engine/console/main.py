@@ -50,7 +50,7 @@ def main(
     if invocation.dry_run:
         print("\n".join(_commands(invocation, config, lead)))
         return 0
-    identity = {name: value for name, value in flat(config).items() if name != "steps"}
+    identity = identity_of(config)
     run = None
     try:
         with (
@@ -73,6 +73,11 @@ def main(
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
         return 130
     return 0
+
+
+def identity_of(config: Any) -> dict[str, Any]:
+    """The options of which a run goes on only with the same values: not its steps, and not what is recorded of it."""
+    return {name: value for name, value in flat(config).items() if name != "steps" and not name.startswith("record.")}
 
 
 def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:

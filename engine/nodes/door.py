@@ -25,6 +25,7 @@ from engine.nodes.config import LeadConfig
 from engine.nodes.messages import (
     Ask,
     BadMessage,
+    Happened,
     Hello,
     Job,
     NodeBeat,
@@ -52,7 +53,7 @@ class Door:
     def __init__(self, config: LeadConfig, *, checkpoint: Path, note: Callable[[str], None]) -> None:
         self.files = FileServer()
         self.refused = 0  # connections and messages
-        self.receive: Callable[[bytes, Hello | NodeBeat | Numbered], None] = lambda address, message: None
+        self.receive: Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None] = lambda address, message: None
         self.failed: Callable[[Exception], None] = _raise
         self._config, self._checkpoint, self._note = config, checkpoint, note
 

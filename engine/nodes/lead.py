@@ -27,6 +27,7 @@ from engine.nodes.lead_protocol import LeadProtocol
 from engine.nodes.ledger import KEPT_BEATS, Key, Ledger
 from engine.nodes.messages import Announce, BadMessage, FileInfo
 from engine.nodes.node_book import NodeBook
+from engine.recording.recording import Recording
 from engine.run import journal_records
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown
@@ -49,7 +50,8 @@ class Lead:
     folder: on the file system of the published weights, where the newest
     stay linked as long as nodes may pull them. min_version: of a lease, the oldest weights that its tokens may be of.
     kv_tokens: (room, free) of the lead's own replicas. rolling: nodes load new weights in turns, while others still
-    sample under the older ones. note: a line for the user.
+    sample under the older ones. note: a line for the user. recording: gets what happens on the nodes, and which of them
+    made a group.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Lead:
         note: Callable[[str], None],
     ) -> None:
         self.makes_here: MakesGroup | None = None
+        self.recording: Recording | None = None
         self._ended = False
         self._config, self._door, self._folder = config, door, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
@@ -185,11 +188,17 @@ class Lead:
     def granted(self, key: Key, node: str) -> None:
         self._book.granted(key, node)
 
-    def group(self, key: Key, records: list[bytes]) -> None:
+    def group(self, key: Key, records: list[bytes], name: str) -> None:
         self._book.made(key)
+        if self.recording is not None:
+            self.recording.nodes[key.lease] = name
         future = self._made[key]
         if not future.done():
             future.set_result(group_of([journal_records.decode(record) for record in records]))
+
+    def happened(self, name: str, epoch: float, segment: bytes) -> None:
+        if self.recording is not None:
+            self.recording.happened_on(name, epoch, segment)
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         if self._ended:

@@ -8,6 +8,7 @@
     Hello(session, capacity, kept) ->
                                  <-        Welcome, or Refused(reason)
     Beat(version, free KV, ack)  <->       Beat(ack)                       each second
+    Happened(segment)            ->
     Numbered(Record)             ->
                                  <-        Numbered(Grant | Cancel | Announce | Load | Bye)
                                  <-        Fenced: this session is over
@@ -102,6 +103,17 @@ class NodeBeat(_Message, frozen=True):
     pulled: int
     free_tokens: int
     tokens: int
+
+
+class Happened(_Message, frozen=True):
+    """Node -> lead, every few seconds: what happened here, for the run's record. segment: an
+    `engine.recording.records.Segment`, packed. epoch: when the clock of this node's trajectories was 0, in seconds
+    since 1970.
+    """
+
+    session: bytes
+    epoch: float
+    segment: bytes
 
 
 class Numbered(_Message, frozen=True):
@@ -218,7 +230,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 Kind = TypeVar("Kind")
-ToLead = Ask | Pull | Hello | NodeBeat | Numbered
+ToLead = Ask | Pull | Hello | NodeBeat | Happened | Numbered
 ToNode = Job | Refused | Chunk | Gone | Welcome | LeadBeat | Fenced | Numbered
 Order = Grant | Cancel | Announce | Load | Bye
 

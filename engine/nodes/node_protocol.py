@@ -26,6 +26,7 @@ from engine.nodes.messages import (
     Cancel,
     Fenced,
     Grant,
+    Happened,
     Hello,
     LeadBeat,
     Load,
@@ -173,6 +174,11 @@ class NodeProtocol:
         if work.finished:
             work.told_at = numbered.seq
         self._post(numbered)
+
+    def happened(self, epoch: float, segment: bytes) -> None:
+        """For the run's record, which can do without: outside of a session it is lost."""
+        if self.welcomed:
+            self._post(Happened(session=self._link.session, epoch=epoch, segment=segment))
 
     def _hello(self) -> None:
         self._until_hello -= 1

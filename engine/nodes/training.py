@@ -50,6 +50,7 @@ class LeadTraining(Training):
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         self.lead.makes_here = _makes(self, rollouts, reward)
+        self._explain(select)
         run = groups(
             rollouts,
             reward,
@@ -130,6 +131,7 @@ async def lead_training(
     job.lead_config = with_learner(lead, config, run)
     door = Door(job.lead_config, checkpoint=config.checkpoint, note=job.note)
     async with door, opened(job), job.open_lead(door) as job.lead:
+        job.lead.recording = job.recording
         assert job.fleet.weights is not None
         job.lead.publish(job.fleet.weights)
         job.lead.beat_here()
@@ -177,6 +179,7 @@ class NodeTraining(Training):
             folder=self._workspace,
             tokens_sampled=self._tokens_sampled,
             note=lambda line: say(self.console, line),
+            timeline=self.timeline if self.config.record.on else None,
         )
         await node.run()
         raise RunEnded

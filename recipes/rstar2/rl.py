@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -42,6 +42,7 @@ from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.nodes.training import lead_training
 from engine.process import streams
+from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
 from engine.run.run_folder import RunFolder, versions
@@ -214,6 +215,7 @@ class Config:
     replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
     learner: LearnerConfig = REPORT.learner
+    record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         if self.name in ("", "..") or Path(self.name).name != self.name:
@@ -331,6 +333,7 @@ class Config:
             step_deadline_s=self.step_deadline_s,
             checkpoint_every=self.checkpoint_every,
             title=f"{'GRPO-RoC' if self.algorithm == 'roc' else 'GRPO'}, stage {number}",
+            record=self.record,
         )
 
 
@@ -509,6 +512,7 @@ _FREE = {
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
     *("learner.activation_checkpointing", "learner.offload_optimizer"),
+    *(f"record.{field.name}" for field in fields(RecordConfig)),
 }
 
 

@@ -11,7 +11,7 @@ def a_member(name, **fields):
 
 
 def spans(timeline):
-    return [event for event in timeline._events() if event["ph"] == "X"]
+    return list(timeline.drain().spans)
 
 
 def test_groups_count_for_the_node_that_made_them_once():
@@ -35,7 +35,7 @@ def test_groups_count_for_the_node_that_made_them_once():
         "nodes/two/kv_free": 1.0,
     }
     assert book.metrics(nodes, version=3)["nodes/two/groups"] == 0
-    assert [(span["name"], span["args"]["end"]) for span in spans(timeline)] == [
+    assert [(span.name, span.args["end"]) for span in spans(timeline)] == [
         ("one", "granted to another"),
         ("two", "made"),
         ("two", "made"),
