@@ -1,12 +1,13 @@
 """What limits a run, in one sentence, with alarms before advice. Pure: rows of metrics.jsonl go in.
 
-Every figure is a share of the seconds of the newest steps that was lost to one cause; the largest that matters is the
-limit. Alarms are said whatever the limit is; advice names the option that changes what it speaks of.
+Every figure is a share of the seconds of the newest steps that was lost to one cause; the largest is the limit, unless
+the replicas sampled for longer than that: then they are, and the run is healthy. Alarms are said whatever the limit is;
+advice names the option that changes what it speaks of.
 
 Invariants
 - A run that has lost a replica, or whose event loop stands still, is limited by that: what follows from it is not
   taken for a cause.
-- A cause that costs less than LIMIT of the steps is no limit; the run then is as fast as its replicas sample.
+- Advice and alarms hold the figures that they are founded on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from enum import StrEnum
 from typing import Any
 
 WINDOW = 8  # newest steps that are looked at
-LIMIT = 0.3  # share of the steps that a limit costs
+BLOCKED = 0.3  # share of the steps in which the event loop stood still, from which all other figures are bent by it
 DOWN = 0.1  # share of the replicas' time that counts as a replica missing
 NOTABLE = 0.1  # share of the steps that is worth advice
+ROOM = 0.8  # of a machine's cores in use; where more are, learner and replicas gain nothing from running at once
 
 Row = Mapping[str, Any]
 
@@ -37,6 +39,7 @@ class Limit(StrEnum):
     SYNC = "sync"
     STALENESS = "staleness"
     NONE = "none"
+    """The replicas themselves: they sample for most of the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +84,7 @@ def diagnose(
         return Diagnosis(sentence="No step is trained yet.", limit=Limit.NONE, healthy=True)
     seen = _Window(steps, config)
     lost = seen.lost()
-    limit = _limit(lost)
+    limit = _limit(seen, lost)
     alarms = tuple(_alarms(seen))
     return Diagnosis(
         sentence=_SENTENCES[limit](seen, lost),
@@ -110,6 +113,12 @@ class _Window:
         """Of the seconds of the steps."""
         return self.total(name) / self.seconds
 
+    def mean(self, name: str, default: float = 0.0) -> float:
+        """Over the steps, each by its length; default where no row has it."""
+        rows = [row for row in self.rows if name in row]
+        seconds = sum(row["time/step_s"] for row in rows)
+        return sum(row[name] * row["time/step_s"] for row in rows) / seconds if seconds else default
+
     def idle(self, cause: str) -> float:
         """Share of the replicas' time."""
         return self.total(f"idle/{cause}_s") / self.observed_s
@@ -132,41 +141,72 @@ class _Window:
         return f"{option}={self.config[option]}" if option in self.config else option
 
     def lost(self) -> dict[Limit, float]:
+        """Share of the steps by cause. Those of replicas are the mean of all."""
         gate = self.idle("staleness_gate")
         publish = min(1.0, self.total("learner/publish_s") / max(1e-9, self.total("time/learn_s")))
-        waits = self.share("time/rollout_s")  # the learner for rollouts
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
-            Limit.HOST: max(self.share("host/loop_blocked_s"), self.idle("host")),
+            Limit.HOST: max(self.share("host/loop_blocked_s"), self._host_idle()),
             Limit.TOOL: max(self.share("tools/starved_s"), self.idle("tool_wait")),
             Limit.KV: self.share("kv/blocked_s"),
             Limit.TAIL: self.share("rollout/tail_s"),
             Limit.REWARD: self.idle("reward"),
             Limit.LEARNER: gate * (1 - publish),
             Limit.SYNC: max(self.idle("weight_sync"), self.share("time/sync_s")) + gate * publish,
-            Limit.STALENESS: min(gate, waits) if self._may_overlap else 0.0,
+            Limit.STALENESS: self._waits_for_each_other(),
+            Limit.NONE: self.sampling,
         }
 
     @property
+    def sampling(self) -> float:
+        """Share of the steps in which the replicas sampled at full width."""
+        starved = max(0.0, self.share("tools/starved_s") - self.idle("tool_wait"))
+        return max(0.0, self.busy - self.share("kv/blocked_s") - self.share("rollout/tail_s") - starved)
+
+    def _host_idle(self) -> float:
+        """Without what the bound on staleness explains: replicas without work while nothing more may begin."""
+        gated = self.share("time/lease_wait_s") if self.max_staleness else 0.0
+        return max(0.0, self.idle("host") - gated)
+
+    def _waits_for_each_other(self) -> float:
+        """Share of the steps that more staleness would save.
+
+        On-policy, replicas and learner take turns: the shorter of the two. Else the time in which the learner waits
+        for rollouts, no new ones may begin, and the replicas are (nearly) empty all the same.
+        """
+        learner_waits = self.share("time/rollout_s")
+        if self.max_staleness:
+            return min(learner_waits, self.share("time/lease_wait_s"), 1 - self.sampling - self.share("kv/blocked_s"))
+        return min(learner_waits, self.idle("staleness_gate")) if self._may_overlap else 0.0
+
+    @property
     def _may_overlap(self) -> bool:
-        """More staleness is possible: not where learner and replicas share their GPUs."""
-        devices, ranks = self.config.get("devices") or (), self.config.get("learner_ranks", 1)
-        return not devices or len(devices) > ranks
+        """Learner and replicas could work at once: on GPUs of their own, or on cores that are not all in use."""
+        if devices := self.config.get("devices"):
+            return len(devices) > self.config.get("learner_ranks", 1)
+        return self.mean("host/machine_cpu_share", 1.0) < ROOM
 
 
-def _limit(lost: Mapping[Limit, float]) -> Limit:
+def _limit(seen: _Window, lost: Mapping[Limit, float]) -> Limit:
     if lost[Limit.DEAD_REPLICA] >= DOWN:
         return Limit.DEAD_REPLICA
-    if lost[Limit.HOST] >= LIMIT:
+    if lost[Limit.HOST] >= BLOCKED:
         return Limit.HOST
-    # Overlapping rollouts and learner saves all of it; twice as fast a learner saves half of what it takes.
-    overlap = lost[Limit.STALENESS]
-    rollouts = max(lost[cause] for cause in (Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD))
-    if overlap >= LIMIT and overlap >= rollouts and overlap >= max(lost[Limit.LEARNER], lost[Limit.SYNC]) / 2:
+    if _staleness_limits(seen, lost):
         return Limit.STALENESS
-    causes = (Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC)
-    largest = max(causes, key=lambda cause: lost[cause])
-    return largest if lost[largest] >= LIMIT else Limit.NONE
+    causes = (Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC, Limit.NONE)
+    return max(causes, key=lambda cause: lost[cause])
+
+
+def _staleness_limits(seen: _Window, lost: Mapping[Limit, float]) -> bool:
+    """More staleness saves more than anything else would: all of what it overlaps, where another part that is made
+    twice as fast saves half of what it takes. A tail that it would overlap too is no other cause.
+    """
+    saved = lost[Limit.STALENESS]
+    within_rollouts = [Limit.TOOL, Limit.KV, Limit.REWARD] + ([] if seen.max_staleness else [Limit.TAIL])
+    return saved > max(lost[cause] for cause in within_rollouts) and saved >= max(
+        lost[cause] / 2 for cause in (Limit.LEARNER, Limit.SYNC, Limit.NONE)
+    )
 
 
 def _percent(share: float) -> str:
@@ -269,9 +309,10 @@ def _staleness(seen: _Window, lost: Mapping[Limit, float]) -> str:
 
 def _none(seen: _Window, lost: Mapping[Limit, float]) -> str:
     rate = seen.total("tokens/generated") / seen.seconds
+    second = max((cause for cause in lost if cause is not Limit.NONE), key=lambda cause: lost[cause])
     return (
-        f"Healthy: the replicas sample {_percent(seen.busy)} of the time at {rate:,.0f} tokens/s, and nothing else "
-        f"takes {_percent(LIMIT)} of a step."
+        f"The replicas are busy {_percent(seen.busy)} of the time at {rate:,.0f} tokens/s; {second} is next with "
+        f"{_percent(lost[second])} of a step."
     )
 
 
