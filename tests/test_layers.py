@@ -50,6 +50,15 @@ MAY_IMPORT = {
     "engine/learner": ("engine.types", "engine.errors", "engine.process"),
     "engine/pipeline": ("engine.errors",),
     "engine/run": ("engine.types", "engine.data", "engine.atomic_files"),
+    "engine/recording": (
+        "engine.types",
+        "engine.errors",
+        "engine.process.daemon_thread",
+        "engine.replica.port",
+        "engine.telemetry",
+        "engine.run",
+        "engine.atomic_files",
+    ),
     "engine/telemetry": (
         "engine.types",
         "engine.replica.port",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.console import Console, Group
@@ -38,10 +38,18 @@ class Display:
     """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
 
     What is in use of each replica's KV cache is read from the fleet at each tick.
-    lags_s collects how late the event loop served each tick.
+    lags_s collects how late the event loop served each tick; on_lag is told of each.
     """
 
-    def __init__(self, title: str, steps: int, fleet: Fleet, console: Console) -> None:
+    def __init__(
+        self,
+        title: str,
+        steps: int,
+        fleet: Fleet,
+        console: Console,
+        on_lag: Callable[[float], None] = lambda lag_s: None,
+    ) -> None:
+        self._on_lag = on_lag
         self.lags_s: list[float] = []
         self._console = console
         self._title = title
@@ -80,7 +88,9 @@ class Display:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(_TICK_S)
-            self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
+            lag_s = max(0.0, time.perf_counter() - before - _TICK_S)
+            self.lags_s.append(lag_s)
+            self._on_lag(lag_s)
             self.redraw()
 
     def redraw(self) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from engine.atomic_files import CannotWrite
 from engine.console.display import Display
 from engine.console.report import Progress, plot
+from engine.recording.reader import RecordedRun
+from engine.recording.segments import segment_of
+from engine.recording.trace import EVENTS, write_trace
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
@@ -83,9 +86,11 @@ class RunRecorder:
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
 
     def draw(self) -> None:
-        """Writes the timeline and the plot. Raises CannotWrite."""
+        """Writes the newest part of the timeline, and the plot. Raises CannotWrite."""
+        record = RecordedRun(self._run.path)
+        segments = record.newest(EVENTS) if record.is_there else [segment_of(self._timeline.drain(), step=0)]
         with self._run.writing("timeline.json") as path:
-            self._timeline.write(path)
+            write_trace(path, segments)
         if self.progress.steps and self.progress.evaluations:
             with self._run.writing("reward.png") as path:
                 plot(path, self.progress, self._title)

@@ -21,7 +21,7 @@ import numpy as np
 
 from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
 
-_HEADER = struct.Struct("<II")
+HEADER = struct.Struct("<II")
 Mark = tuple[int, int, int]  # tokens, turns and characters of a trajectory
 
 
@@ -115,15 +115,15 @@ def after(whole: Whole, mark: Mark) -> Whole:
 
 
 def frame(payload: bytes) -> bytes:
-    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+    return HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def frames(data: bytes) -> tuple[list[bytes], int]:
     """The payloads of the whole frames at the start of data, and where they end."""
     payloads, end = list[bytes](), 0
-    while end + _HEADER.size <= len(data):
-        length, checksum = _HEADER.unpack_from(data, end)
-        start = end + _HEADER.size
+    while end + HEADER.size <= len(data):
+        length, checksum = HEADER.unpack_from(data, end)
+        start = end + HEADER.size
         payload = data[start : start + length]
         if not length or len(payload) != length or zlib.crc32(payload) != checksum:
             break
@@ -137,10 +137,10 @@ def is_cut_off(rest: bytes) -> bool:
     power may leave zeros in place of what was not.)
     """
     written = rest.rstrip(b"\0")
-    if len(written) <= _HEADER.size:
+    if len(written) <= HEADER.size:
         return True
-    length, _ = _HEADER.unpack_from(written)
-    return len(written) < _HEADER.size + length
+    length, _ = HEADER.unpack_from(written)
+    return len(written) < HEADER.size + length
 
 
 def encode(record: Record) -> bytes:

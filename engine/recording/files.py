@@ -1,0 +1,145 @@
+"""How records lie on the disk: frames with a checksum, compressed; files that appear whole.
+
+Invariants
+- A step's file is there whole or not at all while processes are killed. The timeline of a step and the rows grow by
+  whole frames; what a killed writer left of one is cut off before the next, and readers stop before it.
+- Reading never raises for what is damaged, missing or was just deleted: it gives what is there.
+
+A frame is that of the journal (`engine.run.journal_records`): length, CRC-32, payload; the payload is compressed.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from engine.atomic_files import append
+from engine.recording.records import Record, decode, encode
+from engine.run.journal_records import HEADER, frame, frames
+
+LEVEL = 1  # of zlib: others are a few per cent smaller, and several times as slow
+
+
+def folder_of(run: Path) -> Path:
+    return run / "record"
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / "steps" / f"step-{step:06d}.rec"
+
+
+def timeline_path(folder: Path, step: int) -> Path:
+    return folder / "timeline" / f"step-{step:06d}.seg"
+
+
+def rows_path(folder: Path) -> Path:
+    return folder / "rows.log"
+
+
+def index_path(folder: Path) -> Path:
+    return folder / "index.json"
+
+
+def tokenizer_path(folder: Path) -> Path:
+    return folder / "tokenizer.json"
+
+
+def steps_in(folder: Path) -> dict[int, int]:
+    """{step: bytes} of the steps that are kept whole, ascending."""
+    return _sizes(folder / "steps", "step-*.rec")
+
+
+def timeline_in(folder: Path) -> dict[int, int]:
+    """{step: bytes} of the steps whose timeline is there, ascending."""
+    return _sizes(folder / "timeline", "step-*.seg")
+
+
+def _sizes(folder: Path, pattern: str) -> dict[int, int]:
+    found = {}
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # the run deletes while others read
+            found[int(path.stem[5:])] = path.stat().st_size
+    return dict(sorted(found.items()))
+
+
+def packed(record: Record) -> bytes:
+    return frame(zlib.compress(encode(record), LEVEL))
+
+
+def unpacked(payload: bytes) -> Record | None:
+    """None for a record of another version."""
+    try:
+        return decode(zlib.decompress(payload))
+    except (zlib.error, msgspec.DecodeError):
+        return None
+
+
+def write(path: Path, parts: Iterable[bytes]) -> int:
+    """The file appears with all parts; returns its bytes. It does not wait for the disk. Raises OSError."""
+    draft = path.with_suffix(".draft")
+    try:
+        with draft.open("wb") as file:
+            file.writelines(parts)
+            size = file.tell()
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def append_to(path: Path, record: Record) -> int:
+    """A record at the end of a file, whole or not at all; returns its bytes. Raises OSError."""
+    data = packed(record)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        append(file, data)
+    finally:
+        os.close(file)
+    return len(data)
+
+
+def cut_torn(path: Path) -> None:
+    """What follows the whole frames of a file goes. Raises OSError."""
+    if path.exists():
+        _, end = frames(path.read_bytes())
+        os.truncate(path, end)
+
+
+def read_frames(path: Path, first: int, count: int) -> list[Record]:
+    """Some records of a file by their numbers; only they are read and decompressed."""
+    found: list[Record] = []
+    try:
+        with path.open("rb") as file:
+            for number in range(first + count):
+                header = file.read(HEADER.size)
+                if len(header) < HEADER.size:
+                    break
+                length, _ = HEADER.unpack(header)
+                if number < first:
+                    file.seek(length, os.SEEK_CUR)
+                    continue
+                payloads, _ = frames(header + file.read(length))
+                if not payloads or (record := unpacked(payloads[0])) is None:
+                    break
+                found.append(record)
+    except OSError:
+        pass
+    return found
+
+
+def read_after(path: Path, offset: int) -> tuple[list[Record], int]:
+    """What a file that grows has after an offset, and where its whole frames end now."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            payloads, end = frames(file.read())
+    except OSError:
+        return [], offset
+    return [record for payload in payloads if (record := unpacked(payload)) is not None], offset + end

@@ -1,0 +1,68 @@
+"""What of a long run stays on the disk. Pure: sizes go in, what is to be deleted comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordConfig:
+    """What a run records of itself, for people who look at it (`engine.recording`).
+
+    >>> RecordConfig(max_mb=0).on
+    False
+    """
+
+    newest: int = 50
+    """Steps that are kept whole: all groups and trajectories, and the timeline."""
+    every: int = 20
+    """Of the steps before these, those that stay whole: each so many-th, and the first. Of the others a row remains."""
+    token_groups: int = 4
+    """Groups of a step whose tokens keep their numbers: the log-probabilities of sampler and learner, entropy."""
+    max_mb: int = 1024
+    """Of the whole record, in MiB; 0 records nothing. Where it is reached, `every` doubles, again and again."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("newest", 1), ("every", 1), ("token_groups", 0), ("max_mb", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def on(self) -> bool:
+        return self.max_mb > 0
+
+    @property
+    def max_bytes(self) -> int:
+        return self.max_mb << 20
+
+
+def deletions(step_bytes: Mapping[int, int], config: RecordConfig) -> list[int]:
+    """The steps that are not kept whole any more, ascending. step_bytes: what each takes, its timeline included.
+
+    The newest stay, and of those before them the first and each `every`-th. Where all that is more than the budget,
+    each second of the older ones goes, as often as it takes; then the older ones; then the oldest of the newest.
+
+    >>> deletions({step: 1 for step in range(1, 11)}, RecordConfig(newest=2, every=4))
+    [2, 3, 5, 6, 7]
+    """
+    if not step_bytes:
+        return []
+    last, every = max(step_bytes), config.every
+    older = [step for step in sorted(step_bytes) if step <= last - config.newest]
+    newest = [step for step in sorted(step_bytes) if step > last - config.newest]
+    kept = _thinned(older, every)
+    while kept and _total(step_bytes, kept + newest) > config.max_bytes:
+        every *= 2
+        kept = _thinned(older, every) if every <= last else []
+    while newest and _total(step_bytes, kept + newest) > config.max_bytes:
+        newest.pop(0)
+    return sorted(step_bytes.keys() - {*kept, *newest})
+
+
+def _thinned(steps: list[int], every: int) -> list[int]:
+    return [step for step in steps if step <= 1 or step % every == 0]
+
+
+def _total(step_bytes: Mapping[int, int], steps: list[int]) -> int:
+    return sum(step_bytes[step] for step in steps)

@@ -1,0 +1,103 @@
+"""Reads a recorded run, finished, crashed or under way, from its files alone.
+
+    run = RecordedRun(Path("runs/quickstart"))
+    for group in run.groups(run.steps[-1]):
+        print(group.prompt_id, [member.reward for member in group.trajectories])
+        tokens = run.tokens(group.step, group.group)
+    for segment in run.timeline(11, 12):
+        print(segment.step, len(segment.spans))
+
+Nothing here imports torch or vLLM. Nothing raises for what is missing or torn: what is there is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from engine.recording import files
+from engine.recording.records import GroupRecord, GroupTokens, Index, Segment, StepRow
+
+
+class RecordedRun:
+    """run: the run's folder. Each property looks at the disk: of a run that goes on they grow, and old steps vanish."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = files.folder_of(run)
+        self._rows: dict[int, StepRow] = {}
+        self._rows_end = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the run was recorded."""
+        return self.folder.is_dir()
+
+    @property
+    def index(self) -> Index | None:
+        """The policy, what is kept, and what went wrong. None where there is none yet."""
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(files.index_path(self.folder).read_bytes(), type=Index)
+        return None
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """A file for `tokenizers.Tokenizer.from_file`, if there is one."""
+        path = files.tokenizer_path(self.folder)
+        return path if path.is_file() else None
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps (from 1) that are kept whole, ascending."""
+        return list(files.steps_in(self.folder))
+
+    def rows(self) -> list[StepRow]:
+        """A row for each step so far, ascending. Reads only what has come since the last call."""
+        found, self._rows_end = files.read_after(files.rows_path(self.folder), self._rows_end)
+        self._rows |= {row.step: row for row in found if isinstance(row, StepRow)}
+        return [self._rows[step] for step in sorted(self._rows)]
+
+    def groups(self, step: int) -> list[GroupRecord]:
+        """The groups of a step in admission order, without tokens; none where it is not kept whole."""
+        found = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
+        return [record for record in found if isinstance(record, GroupRecord)]
+
+    def tokens(self, step: int, group: int) -> GroupTokens | None:
+        """The tokens of one group of a step (its number within it); None where they are not there."""
+        first = 1 + self._groups_of(step) + group
+        found = files.read_frames(files.step_path(self.folder, step), first, 1)
+        return found[0] if found and isinstance(found[0], GroupTokens) else None
+
+    def _groups_of(self, step: int) -> int:
+        found = files.read_frames(files.step_path(self.folder, step), 0, 1)
+        return len(found[0].groups) if found and isinstance(found[0], StepRow) else 0
+
+    @property
+    def timeline_steps(self) -> list[int]:
+        """The steps whose timeline is there, ascending; 0 is what came before the first."""
+        return list(files.timeline_in(self.folder))
+
+    def timeline(self, first: int, last: int) -> Iterator[Segment]:
+        """The segments of the steps from first to last, both included, in order."""
+        for step in self.timeline_steps:
+            if first <= step <= last:
+                yield from self.timeline_after(step, 0)[0]
+
+    def timeline_after(self, step: int, offset: int) -> tuple[list[Segment], int]:
+        """What a step's timeline has after an offset, and the offset to go on from, for a run that is under way."""
+        found, end = files.read_after(files.timeline_path(self.folder, step), offset)
+        return [record for record in found if isinstance(record, Segment)], end
+
+    def newest(self, events: int) -> list[Segment]:
+        """The timeline of the newest steps, as many as hold about so many events, in order."""
+        found: list[Segment] = []
+        for step in reversed(self.timeline_steps):
+            segments, _ = self.timeline_after(step, 0)
+            events -= sum(len(segment.spans) + len(segment.instants) for segment in segments)
+            events -= sum(2 * len(steps.at) for segment in segments for steps in segment.engine_steps)
+            if found and events < 0:
+                break
+            found = [*segments, *found]
+        return found
