@@ -397,7 +397,8 @@ class Training:
             await self.recording.flush()
         self.recorder.draw()
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
-        print_report(self.console, self.run_folder.path, summary, self.recorder.progress)
+        diagnosis = self.recorder.diagnosis()
+        print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
             say(self.console, str(self.nothing_left))
         return summary

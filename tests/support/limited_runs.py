@@ -1,4 +1,4 @@
-"""The quick start with one fault each: a program for tests/real/engine/test_diagnosis.py, and for trying by hand.
+"""The quick start with one fault each: a program for tests/slow/test_diagnosis.py, and for trying by hand.
 
     python tests/support/limited_runs.py FAULT [field=value ...]      runs/FAULT
     python tests/support/limited_runs.py --record FOLDER RUN ...      the rows that tests/unit keeps of such runs
