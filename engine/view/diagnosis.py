@@ -60,7 +60,8 @@ def diagnose(
     seen = StepWindow(steps, config, summary)
     between = int(steps[0]["step"]), int(steps[-1]["step"])
     if not seen.is_measured:
-        sentence = "What the replicas waited for is not in these rows, which an older version wrote."
+        waits = percent(seen.share("time/rollout_s"))
+        sentence = f"What the replicas waited for is not known; the learner waits for rollouts {waits} of the time."
         return Diagnosis(sentence=sentence, limit=Limit.NONE, alarms=tuple(alarms(seen)), steps=between)
     lost, wrong = seen.lost(), tuple(alarms(seen))
     limit = _limit(seen, lost)
@@ -105,9 +106,10 @@ def _dead(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _host(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
-    blocked = seen.share("host/loop_blocked_s")
+    blocked, share = seen.share("host/loop_blocked_s"), percent(lost[Limit.HOST])
     if blocked < lost[Limit.HOST] / 2:
-        share = percent(lost[Limit.HOST])
+        if lost[Limit.HOST] > seen.idle("host"):
+            return f"The host limits this run: the event loop computes for {share} of the time and has none left."
         return f"The host limits this run: {share} of the replicas' time waits for the node's own work."
     stage = f", with `{seen.own_stage}` the busiest stage of yours" if seen.own_stage else ""
     return (
