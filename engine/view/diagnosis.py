@@ -67,7 +67,7 @@ def diagnose(
     limit = _limit(seen, lost)
     sentence = _SENTENCES[limit](seen, lost)
     return Diagnosis(
-        sentence=f"Healthy: {sentence}" if limit is Limit.NONE and not wrong else sentence,
+        sentence=f"Healthy. {sentence}" if limit is Limit.NONE and not wrong else sentence,
         limit=limit,
         alarms=wrong,
         advice=tuple(advice(seen, lost, limit)),
@@ -170,7 +170,7 @@ def _none(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
     rate = seen.total("tokens/generated") / seen.seconds
     second = max((cause for cause in lost if cause is not Limit.NONE), key=lambda cause: lost[cause])
     return (
-        f"nothing but its replicas limits this run; they sample {percent(seen.idle('busy'))} of the time, "
+        f"Nothing but its replicas limits this run; they sample {percent(seen.idle('busy'))} of the time, "
         f"{rate:,.0f} tokens/s; next is {second} with {percent(lost[second])} of a step."
     )
 

@@ -194,6 +194,7 @@ names = [name for name in HEALTHY if name != "step"] + ["kv/blocked_s", "tools/s
 def test_any_rows_give_a_sentence_and_shares_that_are_none_below_zero(rows, staleness):
     found = diagnose([{"step": step, **row} for step, row in enumerate(rows)], {"max_staleness": staleness})
     assert found.sentence.endswith(".")
+    assert found.sentence[0].isupper()
     assert all(share >= 0 for share in found.lost.values())
 
 
