@@ -57,6 +57,7 @@ class Display:
         self._usable_blocks: dict[int, int] = {}  # the most that a replica had free
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
+        self._limit = ""
         self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
         self._rewards: list[float] = []
         self._errors: list[float] = []
@@ -118,6 +119,10 @@ class Display:
             if "reward" in metrics and self._solved_steps == SOLVED_STEPS:
                 self._console.print(_HINT, style="dim", soft_wrap=True)
 
+    def limit(self, sentence: str) -> None:
+        """What limits the run, which only a live view shows."""
+        self._limit = sentence
+
     def _view(self) -> Panel:
         m = self._metrics
         grid = Table.grid(padding=(0, 2))
@@ -135,6 +140,8 @@ class Display:
             grid.add_row("step", _split(m))
         if "eval/accuracy" in m:
             grid.add_row("held-out accuracy", _accuracy(m))
+        if self._limit:
+            grid.add_row("limit", Text(self._limit))
         for index in range(self._fleet.config.replicas):
             sample = self._fleet.last.get(index)
             if index not in self._fleet.live:

@@ -18,6 +18,7 @@ from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import MetricSink
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
+from engine.view.diagnosis import WINDOW, Diagnosis, diagnose
 
 FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
 
@@ -39,6 +40,7 @@ class RunRecorder:
         self._title = title
         self._sinks = sinks
         self._run, self._state, self._timeline = run, state, timeline
+        self._options = run.options()
         for row in state.rows:
             if "reward" in row and "tools/error_share_correct" not in row:
                 raise Unresumable(
@@ -72,6 +74,11 @@ class RunRecorder:
             sink.step(step, metrics)
         if self._display is not None:
             self._display.step(step, metrics)
+            self._display.limit(self.diagnosis().sentence)
+
+    def diagnosis(self) -> Diagnosis:
+        """What limits the run, by its newest steps."""
+        return diagnose(self.progress.steps[-WINDOW:], self._options)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
