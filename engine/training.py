@@ -86,6 +86,7 @@ from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
+from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import NoProgress, dump, watch
@@ -231,6 +232,7 @@ class Training:
         self.timeline = Timeline()
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
+        self.host = HostMeter()
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         # A request that moves goes on under another seed, so that by default nothing moves.
@@ -310,7 +312,8 @@ class Training:
     def admit(self, prompts: Iterator[Prompt]) -> Stage:
         """prompts: the stream from its start; what a resumed run has drawn of it is passed over."""
         self._prompts = self.journal.after(prompts)
-        return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal))
+        waiting = partial(self.timeline.idle_cause, "lease")
+        return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal, waiting))
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
@@ -346,6 +349,7 @@ class Training:
             on_trained=self._on_trained,
             stats=lambda: self.stats(),
             timeline=self.timeline,
+            host=self.host.read,
             state=self.state,
             checkpoint_every=self.config.checkpoint_every,
             train_s=self.recorder.progress.train_s,
@@ -366,9 +370,11 @@ class Training:
                 async with asyncio.TaskGroup() as tasks:
                     ticking = tasks.create_task(self._display.tick(), name="display")
                     watching = tasks.create_task(self._watch(), name="watch")
+                    metering = tasks.create_task(self.host.run(), name="host")
                     await self._run(pipeline)
                     ticking.cancel()
                     watching.cancel()
+                    metering.cancel()
             except BaseExceptionGroup as failures:  # the caller waits for the error of a part as it is
                 raise first_error(failures) from failures
         summary = self._summary()

@@ -7,7 +7,8 @@ Invariant: each admitted group reaches `batch` exactly once, trained or with a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from engine.pipeline.leases import Leases
@@ -24,15 +25,24 @@ class AdmittedPrompt:
     lease: int
 
 
-def admit(prompts: Iterator[Prompt], leases: Leases, steps: int, journal: Journal | None = None) -> StageFunction:
-    """Puts out a prompt per group until `steps` steps are admitted. Raises ValueError when the prompts run out."""
+def admit(
+    prompts: Iterator[Prompt],
+    leases: Leases,
+    steps: int,
+    journal: Journal | None = None,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> StageFunction:
+    """Puts out a prompt per group until `steps` steps are admitted, and waits for a lease inside `waiting()`. Raises
+    ValueError when the prompts run out.
+    """
     journal = journal or Journal()
 
     total = steps * leases.groups_per_step
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
         for number in range(leases.first_step * leases.groups_per_step, total):
-            lease = await leases.acquire()
+            with waiting():
+                lease = await leases.acquire()
             prompt = journal.draw(lease, 0, prompts)
             if prompt is None:
                 raise ValueError(f"the prompts ran out after {number} of {total} groups")

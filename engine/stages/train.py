@@ -27,6 +27,7 @@ from engine.pipeline.pipeline import Inbox, Outbox, StageStats
 from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
+from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Group, PublishedWeights
 
@@ -41,7 +42,8 @@ class TrainStage:
     then: staleness 0. state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s:
     seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
     prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
-    weights before the replicas load them. nothing_left: why the run has ended before its last step, if it has. Raises
+    weights before the replicas load them. host: what the node's own process measured since it was last called
+    (`engine.telemetry.host_meter`). nothing_left: why the run has ended before its last step, if it has. Raises
     NothingToTrain.
     """
 
@@ -58,8 +60,13 @@ class TrainStage:
     replicas_rest: bool = False
     full_reward: float = 1.0
     enough: Callable[[], str | None] = lambda: None
+    host: Callable[[], dict[str, float]] = dict
     published: Callable[[PublishedWeights], None] = lambda weights: None
     nothing_left: NothingLeft | str | None = None
+
+    def __post_init__(self) -> None:
+        self._meter = StepMeter(self.timeline)
+        self._counted = self._counts()
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
@@ -91,8 +98,11 @@ class TrainStage:
             inbox.finish()
 
     def _begin(self) -> float:
-        """When a step begins. The peak of an evaluation before it is not its own."""
+        """When a step begins. The peak of an evaluation before it is not its own, nor are its seconds."""
         self.fleet.kv_peak.clear()
+        self._counted = self._counts()
+        self._meter.begin()
+        self.host()
         return self.timeline.now()
 
     async def _checkpoint(self, step: int, state: RunState) -> None:
@@ -124,10 +134,18 @@ class TrainStage:
             "time/learn_s": learnt - ready,
             "time/sync_s": live - learnt,
             "time/train_total_s": self.train_s,
+            **self._meter.read(),
+            **self.host(),
+            "replicas/live": len(self.fleet.live),
+            **{name: count - self._counted[name] for name, count in self._counts().items()},
             **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
             **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
             **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
         }
+
+    def _counts(self) -> dict[str, int]:
+        """Of the fleet, since the run began."""
+        return {"kv/preemptions": self.fleet.preemptions, "replicas/deaths": self.fleet.deaths}
 
     async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats]:
         """The learner's turn; the replicas rest meanwhile where they share its devices."""

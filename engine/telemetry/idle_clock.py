@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from engine.telemetry.occupancy import Occupancy
+
 # The first that holds counts.
 CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 
@@ -31,7 +33,12 @@ class IdleClock:
 
     def __init__(self) -> None:
         self._replicas: dict[int, _Replica] = {}
-        self._flags: dict[str, int] = {"weight_sync": 0, "kv_blocked": 0, "staleness_gate": 0, "reward": 0}
+        # "lease", admission waits for one, is no cause: nothing more is wanted while a step's rollouts are under way
+        flags = ("weight_sync", "kv_blocked", "staleness_gate", "reward", "lease")
+        self._flags = dict.fromkeys(flags, 0)
+        self._held = dict.fromkeys(flags, 0.0)  # seconds, until the flag was raised last
+        self._raised = dict.fromkeys(flags, 0.0)  # when
+        self.occupancy = Occupancy()
 
     def replica(self, index: int, now: float) -> None:
         """Begins to observe a replica, or goes on after it was replaced."""
@@ -47,16 +54,32 @@ class IdleClock:
         replica = self._replicas[index]
         self._count(replica.running, change, now)
         replica.running += change
+        self.occupancy.change(now, running=change)
 
     def tools(self, index: int, change: int, now: float) -> None:
         replica = self._replicas[index]
         self._count(replica.tools, change, now)
         replica.tools += change
+        self.occupancy.change(now, tools=change)
 
     def flag(self, cause: str, change: int, now: float) -> None:
         """Counts what is under way of a cause that is not tied to one replica. Raises KeyError for another cause."""
-        self._count(self._flags[cause], change, now)
+        before = self._flags[cause]
+        self._count(before, change, now)
         self._flags[cause] += change
+        if not before:
+            self._raised[cause] = now
+        elif not self._flags[cause]:
+            self._held[cause] += now - self._raised[cause]
+        if cause == "kv_blocked":
+            self.occupancy.change(now, blocked=change)
+
+    def held(self, now: float) -> dict[str, float]:
+        """{flag: seconds in which it was up so far}, whether a replica was idle or not."""
+        return {
+            cause: seconds + (now - self._raised[cause] if self._flags[cause] else 0.0)
+            for cause, seconds in self._held.items()
+        }
 
     def _count(self, before: int, change: int, now: float) -> None:
         """A cause begins or ends to hold with a count that leaves or reaches zero; only then is there something to do,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.types import Group, StopReason, Trajectory
+from engine.types import Group, StopReason, Trajectory, Turn
 
 SOURCES = 32  # data sets that get metrics of their own, the first ones by name
 
@@ -145,7 +145,19 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
         "tools/latency_p50_ms": float(np.percentile(latencies, 50)) * 1e3,
         "tools/latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
         "tools/overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
+        **{f"tools/wait/{name}_s": seconds for name, seconds in sorted(_tool_waits(turns).items())},
     }
+
+
+def _tool_waits(turns: Sequence[Turn]) -> dict[str, float]:
+    """Seconds in which trajectories waited after a turn for its tool calls, by the tool that answered last."""
+    waits: dict[str, float] = defaultdict(float)
+    for turn in turns:
+        executed = [use for use in turn.tool_uses if use.executed]
+        if executed:
+            last = max(executed, key=lambda use: use.finished_at)
+            waits[last.name] += max(0.0, last.finished_at - turn.finished_at)
+    return waits
 
 
 def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:

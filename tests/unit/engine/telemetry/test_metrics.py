@@ -17,7 +17,7 @@ def group(trajectories, lease=0, **options):
 
 
 def test_a_step_by_hand():
-    ok, bad, refused = a_use("ok", took=0.1), a_use("timeout", took=0.3), a_use("malformed", executed=False)
+    ok, bad, refused = a_use("ok", took=0.1), a_use("timeout", at=1.0, took=0.3), a_use("malformed", executed=False)
     trained = group(
         [
             a_trajectory(0, reward=1.0, sampled=10, version=4, uses=[ok, bad]),
@@ -65,6 +65,7 @@ def test_a_step_by_hand():
         "tools/latency_p50_ms": 200.0,
         "tools/latency_p99_ms": 298.0,
         "tools/overlap_saved_ms": 1e3 * (0.05 + 0.15) / 2,
+        "tools/wait/python_s": 0.3,  # its turn was over after 1.0
     }
     assert found == pytest.approx(wanted)
 

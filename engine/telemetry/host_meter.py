@@ -1,0 +1,53 @@
+"""What the node's own process costs a run: how long its event loop stood still, and the CPU that it takes.
+
+Invariant: measuring costs one wake-up of the loop every TICK_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psutil
+
+TICK_S = 0.05
+STALL_S = 0.02  # a tick that comes later than this found the loop held up; less is the noise of busy cores
+
+
+class HostMeter:
+    """`run` as a task, `read` at each end of a step."""
+
+    def __init__(self) -> None:
+        self._blocked_s = 0.0
+        self._longest_s = 0.0
+        self._since = time.perf_counter()
+        self._cpu_s = time.process_time()
+        psutil.cpu_percent()  # of the machine: since it was last asked
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(TICK_S)
+            self.late(time.perf_counter() - before - TICK_S)
+
+    def late(self, seconds: float) -> None:
+        """The loop served a tick so much too late."""
+        if seconds > STALL_S:
+            self._blocked_s += seconds
+            self._longest_s = max(self._longest_s, seconds)
+
+    def read(self) -> dict[str, float]:
+        """Metrics since the last call. cpu_share: of one core, by all threads of this process; machine_cpu_share: of
+        all cores, by everybody.
+        """
+        now, cpu_s = time.perf_counter(), time.process_time()
+        found = {
+            "host/loop_blocked_s": self._blocked_s,
+            "host/loop_lag_max_ms": self._longest_s * 1e3,
+            "host/cpu_share": (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
+            "host/machine_cpu_share": psutil.cpu_percent() / 100,
+        }
+        self._blocked_s = self._longest_s = 0.0
+        self._since, self._cpu_s = now, cpu_s
+        return found
