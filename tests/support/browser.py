@@ -36,6 +36,17 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 
+_UNTIL = """new Promise((done, failed) => {
+    const end = performance.now() + %f;
+    const look = () => {
+        const found = (%s);
+        if (found) done(found);
+        else if (performance.now() > end) failed(new Error("it never held: " + %s));
+        else requestAnimationFrame(look);
+    };
+    look();
+})"""
+
 
 class PageError(Exception):
     """The page's own script failed, or what was waited for did not come."""
@@ -89,13 +100,7 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Waits until the expression is true; its value. It is looked at in each frame of the browser."""
-        looped = (
-            f"new Promise((done, failed) => {{ const end = performance.now() + {1e3 * DEADLINE_S - 2000};"
-            f" const look = () => {{ const found = ({script}); if (found) done(found);"
-            f" else if (performance.now() > end) failed(new Error('it never held: ' + {msgspec.json.encode(script).decode()}));"
-            " else requestAnimationFrame(look); }; look(); })"
-        )
-        return await self.evaluate(looped)
+        return await self.evaluate(_UNTIL % (1e3 * (DEADLINE_S - 2), script, msgspec.json.encode(script).decode()))
 
     async def goto(self, address: str) -> None:
         await self.command("Page.navigate", url=address)
@@ -105,9 +110,10 @@ class Page:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
-    async def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        found = await self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+    async def screenshot(self) -> bytes:
+        """What is in view, as a PNG."""
+        found = await self.command("Page.captureScreenshot", format="png")
+        return base64.b64decode(found["data"])
 
 
 class Browser:
