@@ -175,6 +175,9 @@ class Selector(Protocol):
     class First:
         def __call__(self, trajectories, rng):
             return list(range(len(trajectories) // 2))
+
+    It may have an `explain`, which is called with the same trajectories and gives a mapping of names to numbers for
+    each of them: why it was chosen or not, for those who look at the run. `probability` is that of being kept.
     """
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:

@@ -70,6 +70,8 @@ from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessCo
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
+from engine.recording.policy import RecordConfig
+from engine.recording.recording import Recording
 from engine.replica.port import KvSample, ReplicaDied
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
@@ -167,6 +169,8 @@ class TrainingConfig:
     """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
     title: str = ""
     """Of the plot."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+    """What is written down for people who look at the run."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
@@ -232,6 +236,7 @@ class Training:
         self.timeline = Timeline()
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
+        self.recording: Recording | None = None
         self.host = HostMeter()
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
@@ -317,8 +322,14 @@ class Training:
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
+        self._explain(select)
         run = groups(rollouts, reward, select, self._prompts, self.config.group, self.timeline, self.journal)
         return Stage(name="groups", run=run, workers=self.config.prompts_per_step)
+
+    def _explain(self, select: Callable[[Group], Group]) -> None:
+        """What the selection says of its choices is recorded, where it says anything."""
+        if self.recording is not None:
+            self.recording.explain = getattr(select, "explain", None)
 
     def batch(self) -> Stage:
         """The groups of a step, together."""
@@ -356,6 +367,7 @@ class Training:
             replicas_rest=self.config.devices.rests,
             full_reward=self.config.full_reward,
             enough=lambda: enough(self.steps()),
+            recording=self.recording,
         )
         return Stage(name="learn", run=self._train)
 
@@ -364,7 +376,7 @@ class Training:
         pipeline = Pipeline(stages)
         self.stats = pipeline.stats
         title = f"rocstar {self.run_folder.path}"
-        with Display(title, self.config.steps, self.fleet, self.console) as self._display:
+        with Display(title, self.config.steps, self.fleet, self.console, self.timeline.lag) as self._display:
             self.recorder.show_on(self._display)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -381,9 +393,12 @@ class Training:
         command = shlex.join([sys.executable, *sys.argv])
         card = model_card(self.config.title, self.config.checkpoint, command, self.chat.config, summary)
         write_whole(self.run_folder.path / "checkpoint" / "README.md", [card.encode()])
+        if self.recording is not None:
+            await self.recording.flush()
         self.recorder.draw()
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
-        print_report(self.console, self.run_folder.path, summary, self.recorder.progress)
+        diagnosis = self.recorder.diagnosis()
+        print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
             say(self.console, str(self.nothing_left))
         return summary
@@ -485,6 +500,7 @@ class Training:
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
             self.chat = ChatTemplate.load(config.checkpoint, config.chat)
+            await self._record()
             self._canary = self._canary_ids()
             fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
             self.fleet = await self._stack.enter_async_context(fleet)
@@ -492,6 +508,25 @@ class Training:
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             yield
+
+    async def _record(self) -> None:
+        """From here on the run is recorded, if it is to be."""
+        if not self.config.record.on:
+            return
+
+        def note(line: str) -> None:
+            self.run_folder.note(line)
+            say(self.console, line)
+
+        recording = Recording(
+            self.run_folder.path,
+            self.config.record,
+            self.timeline,
+            step=self.state.step + 1,
+            tokenizer=self.chat.tokenizer_json,
+            note=note,
+        )
+        self.recording = await self._stack.enter_async_context(recording)
 
     async def _agree_on_first_weights(self) -> None:
         """The learner's weights go to the replicas before anything is sampled."""

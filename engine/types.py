@@ -171,8 +171,29 @@ class ToolUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """A decision of the balancer about a turn: on which replica it goes on, and by which rule.
+
+    headroom_blocks: what the replica would have left by the policy's forecast. stay_s, go_s: estimated seconds to the
+    trajectory's end where it was and where it goes, 0 where it was not moved for speed. free_blocks: of each replica's
+    KV cache, as it was last heard of.
+    """
+
+    at: float
+    replica: int
+    rule: str
+    headroom_blocks: float
+    stay_s: float = 0.0
+    go_s: float = 0.0
+    free_blocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One assistant turn: the sampled span [start, end) of the trajectory's tokens."""
+    """One assistant turn: the sampled span [start, end) of the trajectory's tokens.
+
+    placed: the decision that placed it, and then those that moved it.
+    """
 
     start: int
     end: int
@@ -183,6 +204,7 @@ class Turn:
     started_at: float
     finished_at: float
     truncated: bool = False
+    placed: tuple[Placement, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.devices import DevicePlan
 from engine.ports import Selector
+from engine.recording.policy import RecordConfig
 from engine.replica.config import ReplicaConfig
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig
@@ -65,6 +66,7 @@ class Config:
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
     rollout: RolloutConfig = RolloutConfig(max_tokens=230, max_turns=4)  # noqa: RUF009  frozen
     learner: LearnerConfig = LearnerConfig(lr=5e-4, minibatches=2)  # noqa: RUF009  frozen
+    record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         for name in ("oversample", "eval_every", "eval_problems", "eval_samples", "learner_ranks", "slots"):
@@ -117,6 +119,7 @@ class Config:
             max_staleness=self.max_staleness,
             checkpoint_every=self.checkpoint_every,
             title=METHODS[self.algorithm],
+            record=self.record,
         )
 
     @property

@@ -52,6 +52,8 @@ MAY_IMPORT = {
     "engine/run": ("engine.types", "engine.data", "engine.atomic_files"),
     "engine/recording": (
         "engine.types",
+        "engine.errors",
+        "engine.process.daemon_thread",
         "engine.replica.port",
         "engine.telemetry",
         "engine.run",

@@ -20,6 +20,9 @@ from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
 from engine.rollout.mcp_tools import mcp_tools
 from engine.telemetry import metrics
+from engine.telemetry.host_meter import HostMeter
+from engine.telemetry.step_meter import StepMeter
+from engine.telemetry.timeline import Timeline
 from engine.types import Group, Trajectory
 from tests.contracts import (
     check_group_reward,
@@ -250,6 +253,7 @@ def test_every_metric_of_a_step_and_of_an_evaluation_is_in_the_glossary() -> Non
     members = tuple(replace(member, prompt=replace(member.prompt, source="gsm8k")) for member in members)
     group = Group(prompt=members[0].prompt, trajectories=members, lease=0, drop="flat")
     names = {*metrics.step([group], version=0), *metrics.evaluation(members)}
+    names |= {*StepMeter(Timeline()).read(), *HostMeter().read()}
     assert len(names) > 30
     assert [name for name in names if "/" not in name] == ["reward"], "the others are shown by their groups"
     assert [name for name in sorted(names) if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []

@@ -8,8 +8,8 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,52 @@ from engine.types import Batch, Group
 GRPO = Advantage()
 
 
-def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Callable[[Group], Group]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Called with a group: sets kept and advantages_K, or drop ("error" or "flat"). `select_and_score` makes it."""
+
+    selector: Selector
+    seed: int
+    advantage: Advantage = GRPO
+
+    def __call__(self, group: Group) -> Group:
+        """Raises ValueError for a selector that gives an index twice."""
+        usable = _usable(group)
+        if len(usable) < 2:
+            return replace(group, drop="error")
+        digest = hashlib.blake2b(f"{self.seed}/{group.prompt.id}".encode(), digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "big"))
+        chosen = self.selector([group.trajectories[index] for index in usable], rng)
+        kept = [usable[index] for index in chosen]
+        if len(set(kept)) < len(kept):  # a mask, or drawn with replacement: trained twice, and counted as sampled twice
+            raise ValueError(f"the selector must give different indices, got {chosen}")
+        group = replace(group, kept=tuple(kept))
+        rewards_K = rewards(group)
+        if is_flat(rewards_K):
+            return replace(group, kept=(), drop="flat")
+        if self.advantage.scale == "batch":
+            return group
+        return replace(group, advantages_K=self.advantage.of_group(rewards_K))
+
+    def explain(self, group: Group) -> list[Mapping[str, float]]:
+        """What the selector says of its choice, for each trajectory of a group; nothing of those that failed, and
+        nothing at all where it has no `explain` or the group was given up before its choice.
+        """
+        said: list[Mapping[str, float]] = [{} for _ in group.trajectories]
+        usable = _usable(group)
+        explain = getattr(self.selector, "explain", None)
+        if explain is None or len(usable) < 2 or any(group.trajectories[index].reward is None for index in usable):
+            return said
+        for index, reasons in zip(usable, explain([group.trajectories[index] for index in usable]), strict=True):
+            said[index] = reasons
+        return said
+
+
+def _usable(group: Group) -> list[int]:
+    return [index for index, member in enumerate(group.trajectories) if member.error is None]
+
+
+def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Selection:
     """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
     ValueError for a selector that gives an index twice.
 
@@ -32,26 +77,7 @@ def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GR
         select = select_and_score(selector, seed, advantage=advantage)
         join_batch = partial(make_batch, advantage=advantage)
     """
-
-    def select(group: Group) -> Group:
-        usable = [index for index, member in enumerate(group.trajectories) if member.error is None]
-        if len(usable) < 2:
-            return replace(group, drop="error")
-        digest = hashlib.blake2b(f"{seed}/{group.prompt.id}".encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "big"))
-        chosen = selector([group.trajectories[index] for index in usable], rng)
-        kept = [usable[index] for index in chosen]
-        if len(set(kept)) < len(kept):  # a mask, or drawn with replacement: trained twice, and counted as sampled twice
-            raise ValueError(f"the selector must give different indices, got {chosen}")
-        group = replace(group, kept=tuple(kept))
-        rewards_K = rewards(group)
-        if is_flat(rewards_K):
-            return replace(group, kept=(), drop="flat")
-        if advantage.scale == "batch":
-            return group
-        return replace(group, advantages_K=advantage.of_group(rewards_K))
-
-    return select
+    return Selection(selector=selector, seed=seed, advantage=advantage)
 
 
 def rewards(group: Group) -> NDArray[np.float64]:

@@ -21,6 +21,8 @@ from algo.require import require
 from algo.reward.answers import answers
 from engine.types import Trajectory
 
+QUADRATURE = 128  # points
+
 
 def error_penalty(trajectory: Trajectory) -> float:
     """p_err: failed calls / calls; 0.5 without a call. Malformed calls, timeouts and kills are failures."""
@@ -64,6 +66,23 @@ class RoC:
         kept_negatives = negatives * self.keep // (positives + negatives)
         return self.keep - kept_negatives, kept_negatives
 
+    def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        """p_err and p_format of each, and the probability with which it is kept."""
+        return [
+            {"p_err": error_penalty(member), "p_format": format_penalty(member), "probability": chance}
+            for member, chance in zip(trajectories, self._probabilities(trajectories).tolist(), strict=True)
+        ]
+
+    def _probabilities(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        if len(trajectories) <= self.keep:
+            return np.ones(len(trajectories))
+        good = np.asarray([_reward(trajectory) > 0 for trajectory in trajectories])
+        wanted_positives, wanted_negatives = self.quota(int(good.sum()), int((~good).sum()))
+        penalties_P = np.asarray([penalty(member) for member, right in zip(trajectories, good, strict=True) if right])
+        chances = np.full(len(trajectories), wanted_negatives / max(1, int((~good).sum())))
+        chances[good] = inclusion(penalties_P, self.smoothing, wanted_positives)
+        return chances
+
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
         rewards = [_reward(trajectory) for trajectory in trajectories]
@@ -91,3 +110,30 @@ def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np
     """
     arrivals_P = rng.exponential(size=len(penalties_P)) * (penalties_P + smoothing)
     return np.argsort(arrivals_P)[:count]
+
+
+def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) -> NDArray[np.float64]:
+    """With which probability `draw` has each among its `count`.
+
+    The clock of i rings at time t, and fewer than `count` of the others before it: integrated over t, by Gauss-Legendre
+    in u = exp(-rate_i t). How many others have rung by t is a sum of independent bits, whose law is built bit by bit.
+
+    >>> inclusion(np.asarray([0.0, 0.0, 0.0, 0.0]), 0.05, 1).round(6).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    total = len(penalties_P)
+    if count >= total:
+        return np.ones(total)
+    rates_P = 1 / (penalties_P + smoothing)
+    nodes_Q, weights_Q = np.polynomial.legendre.leggauss(QUADRATURE)
+    u_Q, weights_Q = (nodes_Q + 1) / 2, weights_Q / 2
+    chances = np.zeros(total)
+    for index, rate in enumerate(rates_P):
+        others_PQ = 1 - u_Q[None] ** (np.delete(rates_P, index)[:, None] / rate)  # each has rung
+        rung_CQ = np.zeros((count, QUADRATURE))  # probability that so many have
+        rung_CQ[:1] = 1.0
+        for rung_Q in others_PQ:
+            rung_CQ[1:] = rung_CQ[1:] * (1 - rung_Q) + rung_CQ[:-1] * rung_Q
+            rung_CQ[:1] *= 1 - rung_Q
+        chances[index] = weights_Q @ rung_CQ.sum(0)
+    return chances

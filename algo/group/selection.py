@@ -21,6 +21,9 @@ class KeepAll:
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         return list(range(len(trajectories)))
 
+    def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        return [{"probability": 1.0}] * len(trajectories)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomSubset:
@@ -34,6 +37,9 @@ class RandomSubset:
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         count = len(trajectories)
         return sorted(rng.choice(count, min(self.keep, count), replace=False).tolist())
+
+    def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        return [{"probability": min(1.0, self.keep / len(trajectories))}] * len(trajectories)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,14 @@ class Learner:
 
     def train(self, request: messages.Train, arrays: messages.Arrays) -> Answer:
         with _fatal(f"step {request.step}"):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None)
+            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None, request.rows)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
         weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
-        return messages.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics), canary
+        trained = messages.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics)
+        return trained, {**canary, **self._trainer.noted}
 
     def save(self, request: messages.Save) -> Answer:
         try:

@@ -34,6 +34,7 @@ from algo.learner.export import export
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
+from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model import Scorer, choose_device, load, reshard, reshard_between_passes
 from algo.learner.offload import Moved, offload, onload
 from algo.learner.optimizer import adamw, set_options
@@ -117,22 +118,26 @@ class Trainer:
         self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
         self.trained_batches = 0
         self.heap = Heap()
+        self.noted: dict[str, NDArray[np.float32]] = {}  # of the rows that the last step was asked about
+        self._notes: TokenNotes | None = None
         self.offloaded: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
-    def train(self, batch: Batch, version: int | None = None) -> dict[str, float]:
+    def train(self, batch: Batch, version: int | None = None, rows: Sequence[int] = ()) -> dict[str, float]:
         """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
 
         version: of the weights that this makes; those before it have the number below. Of the first minibatch, whose
         forward pass runs under them, the trajectories that they alone sampled are checked
         (`LearnerConfig.mismatch_tolerance`): all at staleness 0; where steps overlap few or none, and the metric
         mismatch_checked is their share of the step's tokens. There only the canary, after each update, compares the two
-        sides under the same weights. Raises Diverged or Mismatched.
+        sides under the same weights. rows: sequences of the batch whose tokens are `noted`. Raises Diverged or
+        Mismatched.
         """
         started = time.perf_counter()
+        self._notes = TokenNotes(batch.lengths_B, rows) if rows else None
         onload(self.offloaded)
         minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
@@ -144,6 +149,7 @@ class Trainer:
             if version is not None:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
                 metrics |= {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
+        self.noted = self._notes.gathered(self.world_size) if self._notes is not None else {}
         metrics["lr"] = self.optimizer.param_groups[0]["lr"]
         self.heap.trim()
         return metrics | self._speed(minibatches, started)
@@ -262,6 +268,8 @@ class Trainer:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
         logprobs_M, entropy_M = self._forward(micro)
+        if self._notes is not None:
+            logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
             proximal_M = logprobs_M.detach()
         tokens = Tokens(
@@ -281,6 +289,8 @@ class Trainer:
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
         (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
+        if self._notes is not None:
+            self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
         own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
         if taken := counts.keys() & {*own, "square", "grad_norm"}:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.console import Console, Group
@@ -38,10 +38,18 @@ class Display:
     """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
 
     What is in use of each replica's KV cache is read from the fleet at each tick.
-    lags_s collects how late the event loop served each tick.
+    lags_s collects how late the event loop served each tick; on_lag is told of each.
     """
 
-    def __init__(self, title: str, steps: int, fleet: Fleet, console: Console) -> None:
+    def __init__(
+        self,
+        title: str,
+        steps: int,
+        fleet: Fleet,
+        console: Console,
+        on_lag: Callable[[float], None] = lambda lag_s: None,
+    ) -> None:
+        self._on_lag = on_lag
         self.lags_s: list[float] = []
         self._console = console
         self._title = title
@@ -49,6 +57,7 @@ class Display:
         self._usable_blocks: dict[int, int] = {}  # the most that a replica had free
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
+        self._limit = ""
         self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
         self._rewards: list[float] = []
         self._errors: list[float] = []
@@ -80,7 +89,9 @@ class Display:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(_TICK_S)
-            self.lags_s.append(max(0.0, time.perf_counter() - before - _TICK_S))
+            lag_s = max(0.0, time.perf_counter() - before - _TICK_S)
+            self.lags_s.append(lag_s)
+            self._on_lag(lag_s)
             self.redraw()
 
     def redraw(self) -> None:
@@ -108,6 +119,10 @@ class Display:
             if "reward" in metrics and self._solved_steps == SOLVED_STEPS:
                 self._console.print(_HINT, style="dim", soft_wrap=True)
 
+    def limit(self, sentence: str) -> None:
+        """What limits the run, which only a live view shows."""
+        self._limit = sentence
+
     def _view(self) -> Panel:
         m = self._metrics
         grid = Table.grid(padding=(0, 2))
@@ -125,6 +140,8 @@ class Display:
             grid.add_row("step", _split(m))
         if "eval/accuracy" in m:
             grid.add_row("held-out accuracy", _accuracy(m))
+        if self._limit:
+            grid.add_row("limit", Text(self._limit))
         for index in range(self._fleet.config.replicas):
             sample = self._fleet.last.get(index)
             if index not in self._fleet.live:

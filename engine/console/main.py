@@ -49,7 +49,7 @@ def main(
     if invocation.dry_run:
         print("\n".join(_commands(invocation, config, lead)))
         return 0
-    identity = {name: value for name, value in flat(config).items() if name != "steps"}
+    identity = {name: value for name, value in flat(config).items() if not _may_change(name)}
     run = None
     try:
         with (
@@ -72,6 +72,11 @@ def main(
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
         return 130
     return 0
+
+
+def _may_change(option: str) -> bool:
+    """Whether a run goes on that was begun with another value of this option."""
+    return option == "steps" or option.startswith("record.")
 
 
 def _lead(invocation: Invocation, config: Any) -> LeadConfig | None:

@@ -9,12 +9,16 @@ from typing import Any
 from engine.atomic_files import CannotWrite
 from engine.console.display import Display
 from engine.console.report import Progress, plot
+from engine.recording.reader import RecordedRun
+from engine.recording.segments import segment_of
+from engine.recording.trace import EVENTS, write_trace
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import MetricSink
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
+from engine.view.diagnosis import WINDOW, Diagnosis, diagnose
 
 FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
 
@@ -36,6 +40,7 @@ class RunRecorder:
         self._title = title
         self._sinks = sinks
         self._run, self._state, self._timeline = run, state, timeline
+        self._options = run.options()
         for row in state.rows:
             if "reward" in row and "tools/error_share_correct" not in row:
                 raise Unresumable(
@@ -69,6 +74,11 @@ class RunRecorder:
             sink.step(step, metrics)
         if self._display is not None:
             self._display.step(step, metrics)
+            self._display.limit(self.diagnosis().sentence)
+
+    def diagnosis(self) -> Diagnosis:
+        """What limits the run, by its newest steps."""
+        return diagnose(self.progress.steps[-WINDOW:], self._options)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
@@ -83,9 +93,11 @@ class RunRecorder:
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
 
     def draw(self) -> None:
-        """Writes the timeline and the plot. Raises CannotWrite."""
+        """Writes the newest part of the timeline, and the plot. Raises CannotWrite."""
+        record = RecordedRun(self._run.path)
+        segments = record.newest(EVENTS) if record.is_there else [segment_of(self._timeline.drain(), step=0)]
         with self._run.writing("timeline.json") as path:
-            self._timeline.write(path)
+            write_trace(path, segments)
         if self.progress.steps and self.progress.evaluations:
             with self._run.writing("reward.png") as path:
                 plot(path, self.progress, self._title)

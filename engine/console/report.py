@@ -16,6 +16,8 @@ from rich.table import Table
 from engine.rollout.chat_template import ChatConfig
 from engine.telemetry import metrics as measure
 from engine.types import Trajectory
+from engine.view.diagnosis import Diagnosis
+from engine.view.step_window import Limit
 
 _BLUE, _RED = "#08519c", "#cb181d"
 
@@ -163,7 +165,10 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
     return at
 
 
-def print_report(console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress) -> None:
+def print_report(
+    console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress, diagnosis: Diagnosis | None = None
+) -> None:
+    """diagnosis: of the newest steps; None: nothing is said of what limited the run."""
     before, after = progress.before or [], progress.after
     if progress.evaluations and not before:
         console.print("no examples from before training: they were lost with a run that was killed, or dropped")
@@ -182,6 +187,8 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         highlight=False,
         soft_wrap=True,
     )
+    if diagnosis is not None:
+        _print_diagnosis(console, diagnosis)
     for name, what in (
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
@@ -192,6 +199,16 @@ def print_report(console: Console, folder: Path, summary: Mapping[str, Any], pro
         if (folder / name).exists():
             path = escape(str(folder / name))
             console.print(f"  {path}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
+
+
+def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """The sentence, the alarms, and the first piece of advice where something limits the run."""
+    console.print(diagnosis.sentence, markup=False, highlight=False, soft_wrap=True)
+    for finding in diagnosis.alarms:
+        console.print(f"  [red]alarm[/]  {escape(str(finding))}", highlight=False, soft_wrap=True)
+    if diagnosis.limit is not Limit.NONE:
+        for finding in diagnosis.advice[:1]:
+            console.print(f"  advice  {escape(str(finding))}", highlight=False, soft_wrap=True)
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:

@@ -21,12 +21,12 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-from engine.balancing.balancer import Balancer
+from engine.balancing.balancer import Balancer, Place
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import MakeReplica, Supervisor
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
-from engine.types import PublishedWeights
+from engine.types import Placement, PublishedWeights
 
 
 class Superseded(RuntimeError):
@@ -40,11 +40,12 @@ class _Diverged(Exception):
 @dataclass(slots=True)
 class _Turn:
     """A turn under way. prompt_tokens: of its group. replica: where its placement or a move sends it; request: what
-    generates it now, if anything does, on source; moving: that request is being aborted.
+    generates it now, if anything does, on source; moving: that request is being aborted. decisions: about it.
     """
 
     group: int
     prompt_tokens: int
+    decisions: list[Placement]
     placed: asyncio.Future[None] | None = None
     replica: ReplicaPort | None = None
     request: str | None = None
@@ -156,19 +157,22 @@ class Fleet:
         sampling: Sampling,
         prompt_tokens: int | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        decisions: list[Placement] | None = None,
     ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Generates one turn of trajectory `key` (a `new_key`): (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
         (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
-        a place inside `waiting()`. Raises ReplicaDied when none will come, Superseded when the trajectory must begin
-        again (`FleetConfig.on_update`): the caller calls `trajectory_ended` first.
+        a place inside `waiting()`. decisions: gets those about this turn as they are made. Raises ReplicaDied when none
+        will come, Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller calls
+        `trajectory_ended` first.
         """
         size = len(token_ids)
         produced: list[int] = []
         spans: list[tuple[int, int, int]] = []
         self._back_from_tool(key)
-        turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens)
+        decisions = [] if decisions is None else decisions
+        turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens, decisions)
         begin = 0  # of the request: how many tokens were produced before it
         version = self.version  # of the request
         try:
@@ -328,12 +332,26 @@ class Fleet:
             for place in self._balancer.decide(self._timeline.now()):
                 turn = self._turns.get(place.key)
                 if turn is not None:  # else it was closed in this tick
-                    self._timeline.instant("fleet", place.rule, **place.reasons())
+                    self._note(turn, place)
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
             self._supervisor.fail(error)
             return
         self._later = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None
+
+    def _note(self, turn: _Turn, place: Place) -> None:
+        self._timeline.instant("fleet", place.rule, **place.reasons())
+        turn.decisions.append(
+            Placement(
+                at=self._timeline.now(),
+                replica=place.replica,
+                rule=place.rule,
+                headroom_blocks=float(place.headroom_blocks),
+                stay_s=float(place.stay_s),
+                go_s=float(place.go_s),
+                free_blocks={index: sample.free_blocks for index, sample in self.last.items()},
+            )
+        )
 
     def _send(self, turn: _Turn, replica: ReplicaPort) -> None:
         """The turn goes on there: now if it waits, else from the tokens that it has when its request has ended."""

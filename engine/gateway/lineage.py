@@ -22,7 +22,7 @@ from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message, TemplateError
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_messages import normalize
-from engine.types import Segment, ToolUse, Turn
+from engine.types import Placement, Segment, ToolUse, Turn
 
 MOST = 4096  # lineages of a session: each keeps its tokens and messages
 REMEMBERED = 256  # sets of tools whose rendering was audited
@@ -124,6 +124,7 @@ class SampledTurn:
     finished_at: float
     text: str
     calls: list[CalledTool] = field(default_factory=list)
+    placed: list[Placement] = field(default_factory=list)
 
     def turn(self) -> Turn:
         return Turn(
@@ -136,6 +137,7 @@ class SampledTurn:
             started_at=self.started_at,
             finished_at=self.finished_at,
             truncated=self.truncated,
+            placed=tuple(self.placed),
         )
 
 

@@ -155,7 +155,12 @@ class Session:
             self._running.add(task)
             turn = _begun(queued_at)
             tokens = self._fleet.turn(
-                lineage.key, self.rules.group, opened.ids, sampling, lineage.prompt_tokens or None
+                lineage.key,
+                self.rules.group,
+                opened.ids,
+                sampling,
+                lineage.prompt_tokens or None,
+                decisions=turn.placed,
             )
             async with aclosing(tokens) as generated:
                 async for turn.replica, delta in generated:

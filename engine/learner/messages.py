@@ -35,11 +35,13 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
 
-    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published.
+    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published. rows: sequences of
+    the batch whose tokens' numbers are wanted, ascending.
     """
 
     step: int
     version: int
+    rows: tuple[int, ...] = ()
 
 
 class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -82,7 +84,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame.
+    """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame, and, if
+    rows were asked for, `logprobs`, `entropy` and `push` of their tokens (`algo.learner.measure.tokens`).
 
     metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics, seconds of each part.
     """

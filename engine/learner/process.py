@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -149,9 +149,18 @@ class LearnerProcess:
 
     async def train(self, batch: Batch, version: int) -> tuple[Trained, Floats]:
         """One step: the published weights (version `version`), metrics and canary log-probabilities."""
-        message = Train(step=batch.step, version=version)
+        trained, canary, _ = await self.train_noting(batch, version, ())
+        return trained, canary
+
+    async def train_noting(
+        self, batch: Batch, version: int, rows: Sequence[int]
+    ) -> tuple[Trained, Floats, dict[str, Floats]]:
+        """As `train`, and `logprobs`, `entropy` and `push` of the tokens of these rows of the batch, one after another
+        (`algo.learner.measure.tokens`).
+        """
+        message = Train(step=batch.step, version=version, rows=tuple(rows))
         trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)
-        return trained, arrays["canary"]
+        return trained, arrays["canary"], {name: array for name, array in arrays.items() if name != "canary"}
 
     async def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
         """Writes a Hugging Face checkpoint; chat_template and end_of_turn as in Save (a ChatTemplate's `template` and

@@ -18,7 +18,7 @@ _Call = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThread:
-    """Runs calls one after the other, from the first `run` until `close`."""
+    """Runs calls one after the other, from the first `run` or `post` until `close`."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -28,11 +28,17 @@ class DaemonThread:
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """What the function returns or raises. Cancelled, it is left to itself: a thread cannot be interrupted."""
+        return await asyncio.wrap_future(self.post(function, *args, **kwargs))
+
+    def post(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Future[Result]:
+        """The same for whoever does not wait: the future gets what the function returns or raises."""
         if self._thread.ident is None:
             self._thread.start()
         future: Future[Result] = Future()
         self._calls.put((future, lambda: function(*args, **kwargs)))
-        return await asyncio.wrap_future(future)
+        return future
 
     def close(self) -> None:
         """The thread ends when it has done what it was given. Idempotent."""

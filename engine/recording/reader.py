@@ -89,3 +89,15 @@ class RecordedRun:
         """What a step's timeline has after an offset, and the offset to go on from, for a run that is under way."""
         found, end = files.read_after(files.timeline_path(self.folder, step), offset)
         return [record for record in found if isinstance(record, Segment)], end
+
+    def newest(self, events: int) -> list[Segment]:
+        """The timeline of the newest steps, as many as hold about so many events, in order."""
+        found: list[Segment] = []
+        for step in reversed(self.timeline_steps):
+            segments, _ = self.timeline_after(step, 0)
+            events -= sum(len(segment.spans) + len(segment.instants) for segment in segments)
+            events -= sum(2 * len(steps.at) for segment in segments for steps in segment.engine_steps)
+            if found and events < 0:
+                break
+            found = [*segments, *found]
+        return found

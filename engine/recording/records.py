@@ -236,8 +236,8 @@ class Lag(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What was noted from start to end. step: the one that was under way when it was closed; 0: none yet. node: the
-    machine, "" is the one that leads the run. A span is in the segment in which it ended, so that it may have begun
+    """What was noted from start to end. step: the one that was under way when it was closed. node: the machine,
+    "" is the one that leads the run. A span is in the segment in which it ended, so that it may have begun
     before its start.
     """
 

@@ -103,6 +103,11 @@ class ChatTemplate:
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
         return cls(AutoTokenizer.from_pretrained(str(checkpoint)), config)
 
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the `tokenizers` package writes it to a file."""
+        return str(self._fast.to_str())
+
     def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         """A chat that shows these tools, unless the configuration says which are shown, or the template shows none.
 

@@ -354,7 +354,9 @@ class _Rollout:
             stop_token_ids=(self.chat.end_of_turn,),
             deliver_at=closing,
         )
-        stream = self.fleet.turn(self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused)
+        stream = self.fleet.turn(
+            self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused, turn.placed
+        )
         async with aclosing(stream) as deltas:
             async for turn.replica, delta in deltas:
                 if len(buffer.ids) == start:
@@ -404,6 +406,7 @@ class _Rollout:
             started_at=turn.started_at,
             finished_at=finished_at,
             truncated=turn.finish != "stop",
+            placed=tuple(turn.placed),
         )
 
     def _record(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:

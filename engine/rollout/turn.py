@@ -16,7 +16,7 @@ from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
 from engine.rollout.tool_call_parser import ToolCallParser
 from engine.telemetry.timeline import Timeline
-from engine.types import ToolUse
+from engine.types import Placement, ToolUse
 
 _UNANSWERED = ToolReply(outcome="killed", text="")  # the trajectory ended before the call did
 
@@ -107,6 +107,7 @@ class TurnInProgress:
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None
+    placed: list[Placement] = field(default_factory=list)
     calls: list[PendingToolCall] = field(default_factory=list)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
 

@@ -113,6 +113,12 @@ class RunFolder:
         """The same whenever the folder is opened again, and of no other folder of this machine."""
         return f"{self.path.name}-{self.path.stat().st_ino:x}"
 
+    def options(self) -> dict[str, Any]:
+        """What config.json holds; nothing where there is none that is whole."""
+        with suppress(ValueError):
+            return _config(self.path) or {}
+        return {}
+
     def note(self, line: str) -> None:
         """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:

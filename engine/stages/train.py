@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageStats
+from engine.recording.recording import Recording
 from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
@@ -43,8 +44,8 @@ class TrainStage:
     seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
     prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
     weights before the replicas load them. host: what the node's own process measured since it was last called
-    (`engine.telemetry.host_meter`). nothing_left: why the run has ended before its last step, if it has. Raises
-    NothingToTrain.
+    (`engine.telemetry.host_meter`). recording: gets a step's groups, and what the learner says of some of their
+    tokens. nothing_left: why the run has ended before its last step, if it has. Raises NothingToTrain.
     """
 
     learner: LearnerProcess
@@ -62,6 +63,7 @@ class TrainStage:
     enough: Callable[[], str | None] = lambda: None
     host: Callable[[], dict[str, float]] = dict
     published: Callable[[PublishedWeights], None] = lambda weights: None
+    recording: Recording | None = None
     nothing_left: NothingLeft | str | None = None
 
     def __post_init__(self) -> None:
@@ -119,13 +121,15 @@ class TrainStage:
         metrics = measure.step(groups, self.fleet.version, self.full_reward)
         ready = now()
         with self.timeline.idle_cause("staleness_gate"):
-            trained, canary = await self._learn(step, groups)
+            trained, canary, numbers = await self._learn(step, groups)
             learnt = now()
             self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
             weights = PublishedWeights(trained.weights, step, canary)
             self.published(weights)
             difference = await self.fleet.update_weights(weights)
         live = now()
+        if self.recording is not None:
+            self.recording.trained(numbers)
         self.train_s += live - mark
         return metrics | {
             **{f"learner/{name}": value for name, value in trained.metrics.items()},
@@ -147,15 +151,23 @@ class TrainStage:
         """Of the fleet, since the run began."""
         return {"kv/preemptions": self.fleet.preemptions, "replicas/deaths": self.fleet.deaths}
 
-    async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats]:
+    async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[str, Floats]]:
         """The learner's turn; the replicas rest meanwhile where they share its devices."""
         resting = self.fleet.rest() if self.replicas_rest else nullcontext()
         async with resting, asyncio.TaskGroup() as tasks:
-            training = self.learner.train(self.make_batch(step, groups), version=step)
-            learning = tasks.create_task(training, name="train")
+            batch = self.make_batch(step, groups)
+            rows = self.recording.begin(step, groups, batch) if self.recording is not None else []
+            learning = tasks.create_task(self._train(batch, step, rows), name="train")
             await asyncio.sleep(0)
             gc.collect()  # while the learner has the cores, and nothing waits for this process
         return learning.result()
+
+    async def _train(
+        self, batch: Batch, step: int, rows: Sequence[int]
+    ) -> tuple[Trained, Floats, Mapping[str, Floats]]:
+        if rows:
+            return await self.learner.train_noting(batch, step, rows)
+        return *await self.learner.train(batch, version=step), {}
 
     def _pace(self, step: int, metrics: dict[str, float], rollout_s: float, step_s: float) -> dict[str, float]:
         """Rates of a step. One that was begun before the run was resumed has none: when its rollouts took place is not

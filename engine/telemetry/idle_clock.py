@@ -1,17 +1,31 @@
-"""Why a replica was idle. Pure: state changes and the time go in, seconds by cause come out.
+"""Why a replica was idle. Pure: state changes and the time go in, seconds by cause and intervals come out.
 
-Invariant: for each replica, busy + the seconds of all causes = the time observed.
+Invariants
+- For each replica, busy + the seconds of all causes = the time observed.
+- The intervals of a replica follow one another without a gap from one `drain` to the next; of an observer that never
+  drains, the newest INTERVALS are kept.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from engine.telemetry.occupancy import Occupancy
 
+INTERVALS = 50_000  # of all replicas
 # The first that holds counts.
 CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+
+
+@dataclass(slots=True)
+class Interval:
+    """A replica had one cause, or "busy", from start to end."""
+
+    replica: int
+    cause: str
+    start: float
+    end: float
 
 
 @dataclass(slots=True)
@@ -21,6 +35,7 @@ class _Replica:
     tools: int = 0  # trajectories that left this replica for a tool
     since: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    last: Interval | None = None  # the interval that goes on
 
 
 class IdleClock:
@@ -33,6 +48,7 @@ class IdleClock:
 
     def __init__(self) -> None:
         self._replicas: dict[int, _Replica] = {}
+        self._intervals: deque[Interval] = deque(maxlen=INTERVALS)
         # "lease", admission waits for one, is no cause: nothing more is wanted while a step's rollouts are under way
         flags = ("weight_sync", "kv_blocked", "staleness_gate", "reward", "lease")
         self._flags = dict.fromkeys(flags, 0)
@@ -93,10 +109,24 @@ class IdleClock:
         self._tick(now)
         return {index: dict(replica.seconds) for index, replica in self._replicas.items()}
 
-    def _tick(self, now: float) -> None:
+    def drain(self, now: float) -> list[Interval]:
+        """The intervals since the last time, in the order of their starts; one that goes on is cut here."""
+        self._tick(now)
+        found, self._intervals = list(self._intervals), deque(maxlen=INTERVALS)
         for replica in self._replicas.values():
-            replica.seconds[self._cause(replica)] += now - replica.since
+            replica.last = None
+        return found
+
+    def _tick(self, now: float) -> None:
+        for index, replica in self._replicas.items():
+            cause, since = self._cause(replica), replica.since
+            replica.seconds[cause] += now - since
             replica.since = now
+            if replica.last is not None and replica.last.cause == cause:
+                replica.last.end = now
+            elif now > since:
+                replica.last = Interval(index, cause, since, now)
+                self._intervals.append(replica.last)
 
     def _cause(self, replica: _Replica) -> str:
         if replica.up and replica.running:

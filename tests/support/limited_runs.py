@@ -1,4 +1,4 @@
-"""The quick start with one fault each: a program for tests/real/engine/test_diagnosis.py, and for trying by hand.
+"""The quick start with one fault each: a program for tests/slow/test_diagnosis.py, and for trying by hand.
 
     python tests/support/limited_runs.py FAULT [field=value ...]      runs/FAULT
     python tests/support/limited_runs.py --record FOLDER RUN ...      the rows that tests/unit keeps of such runs
@@ -38,20 +38,26 @@ SMALL = {"steps": 6, "prompts_per_step": 8, "group_size": 4}
 
 # What each fault takes of the options.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "healthy": {},
+    "healthy": {"prompts_per_step": 16, "group_size": 8},
     "tool": {},
     "kv": {"kv_blocks": 20},
-    "tail": {"rollout.max_tokens": 900},
-    "learner": {"learner.micro_batch_tokens": 64, "learner.minibatches": 8, "learner.activation_checkpointing": True},
+    "tail": {"prompts_per_step": 4, "rollout.max_tokens": 900},
+    "learner": {
+        "prompts_per_step": 16,
+        "group_size": 8,
+        "algorithm": "grpo",
+        "learner.micro_batch_tokens": 1,
+        "learner.minibatches": 128,
+    },
     "sync": {},
-    "staleness": {"rollout.max_tokens": 900, "max_staleness": 1},
+    "staleness": {"prompts_per_step": 4, "rollout.max_tokens": 900, "max_staleness": 1},
     "host": {},
-    "dead": {"steps": 8},
+    "dead": {},
 }
-TOOL_S = 1.0  # longer than all else of a rollout
-TRANSFER_S = 2.0
-BLOCKED_S = 1.5
-LONG_EVERY = 24  # trajectories, of which one does not end by itself
+TOOL_S = 1.5  # longer than all else of a rollout
+TRANSFER_S = 3.0
+BLOCKED_S = 0.4  # of each group
+LONG_EVERY = 32  # trajectories, of which one does not end by itself
 
 
 class SlowTool:
@@ -75,9 +81,9 @@ class SlowTransfer(Replica):
 
 async def blocks_the_loop(inbox: Inbox, outbox: Outbox) -> None:
     """A stage of a user's that computes where it should await."""
-    async for groups in inbox:
+    async for group in inbox:
         time.sleep(BLOCKED_S)  # noqa: ASYNC251  this is the fault
-        await outbox.put(groups)
+        await outbox.put(group)
 
 
 def some_never_end(job: Training) -> None:
@@ -93,14 +99,14 @@ def some_never_end(job: Training) -> None:
 
 
 async def kill_replica() -> None:
-    """Kills the second engine, and each that is to replace it."""
+    """Kills the second engine, and each that is to replace it, until it is given up."""
     node = psutil.Process()
     old = {child.pid for child in node.children() if "EngineCor" in child.name()}
     psutil.Process(max(old)).kill()
     while True:
         for child in node.children():
             if "EngineCor" in child.name() and child.pid not in old:
-                child.suspend()
+                child.kill()
         await asyncio.sleep(0.1)
 
 
@@ -129,8 +135,8 @@ def train_with(fault: str) -> Any:
                 [
                     job.admit(prompts("train", config.seed)),
                     job.group(rollouts, MathReward(integers_only=True), select_and_score(config.selector, config.seed)),
-                    job.batch(),
                     *own,
+                    job.batch(),
                     job.train(make_batch),
                 ]
             )

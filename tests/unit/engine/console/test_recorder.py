@@ -28,6 +28,9 @@ class Shown:
     def step(self, step, metrics, *, silent=False):
         self.steps.append((step, silent))
 
+    def limit(self, sentence):
+        self.sentence = sentence
+
 
 def evaluation(accuracy):
     names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/tool_error_share_correct")

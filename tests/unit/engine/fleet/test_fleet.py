@@ -433,7 +433,7 @@ async def test_a_replica_that_served_for_long_may_die_as_often_again_and_the_tim
             fleet._supervisor.live[1].die()
             await settle()
             assert fleet.live == live
-    said = [name for _, _, name, _ in timeline._instants]
+    said = [instant.name for instant in timeline.drain().instants]
     assert [name for name in said if "given up" in name] == ["replica 1 died 2 times and is given up"]
 
 

@@ -1,7 +1,6 @@
 """Moves: a turn goes on at another replica from the tokens that it has, whatever ends or dies meanwhile."""
 
 import asyncio
-import json
 from dataclasses import fields, replace
 
 import pytest
@@ -126,15 +125,14 @@ async def test_a_moved_turn_goes_on_from_its_tokens_with_what_is_left_of_its_bud
         )
 
 
-async def test_the_timeline_says_why_each_turn_goes_where(tmp_path):
+async def test_the_timeline_says_why_each_turn_goes_where():
     async with Moving() as run:
         await run.until(3)
         run.move(1)
         await settle()
         await run.rest()
-    run.timeline.write(tmp_path / "timeline.json")
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    decisions = {event["name"]: event["args"] for event in events if event["name"] in ("directed", "move")}
+    instants = run.timeline.drain().instants
+    decisions = {event.name: event.args for event in instants if event.name in ("directed", "move")}
     assert list(decisions) == ["directed", "move"]
     always, weighed = {"key", "replica", "headroom_blocks"}, {"stay_s", "go_s"}
     assert always | weighed | {"rule"} == {field.name for field in fields(Place)}, "nothing of a placement is left out"

@@ -269,7 +269,7 @@ async def test_a_dropped_group_is_refilled_by_the_next_prompt():
     assert {member.prompt.id for member in group.trajectories} == {"p2"}
     assert (group.waste, group.refills, stage.prompts.taken) == ({"flat": 7, "error": 7}, 2, 3)
     assert len({rollout.group for rollout in stage.rollouts.started}) == 3, "other siblings than those given up"
-    instants = [name for _, _, name, _ in stage.timeline._instants]
+    instants = [instant.name for instant in stage.timeline.drain().instants]
     assert instants == ["flat: refilled", "error: refilled"]
 
 

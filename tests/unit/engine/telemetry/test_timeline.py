@@ -1,18 +1,16 @@
-"""The timeline: valid JSON for Perfetto, spans of one lane never overlap."""
+"""The timeline: what happened until it is taken away, thinned and bounded; spans of one lane never overlap."""
 
 import asyncio
 import contextlib
-import json
-import tracemalloc
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.replica.port import KvSample
-from engine.telemetry.timeline import TRACKS, Lanes, Timeline
+from engine.telemetry import timeline as module
+from engine.telemetry.timeline import BUCKET_S, Lanes, Timeline
 from tests.support.fakes import Clock
 
 
@@ -33,80 +31,48 @@ def test_a_lane_is_never_given_to_two_owners_and_the_lowest_free_one_is_used(eve
             lanes.give(lane)
 
 
-def test_the_file_is_valid_and_begins_at_zero(tmp_path):
+def test_what_is_drained_was_since_the_last_time():
     clock = Clock(100.0)
     timeline = Timeline(clock)
-    timeline.instant("fleet", "replica 0 up", pid=17)
-    clock.now = 100.5
-    timeline.step(0, 12, KvSample(free_blocks=88, running=3, waiting=1, preempted=0))
     timeline.span("trajectories", "generate", 100.25, 100.75, 2, key=7, end=0.5)  # a loss may count what it likes
-    path = tmp_path / "timeline.json"
-    timeline.write(path)
-    events = json.loads(path.read_text())["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert list(names.values()) == list(TRACKS)
-    by_kind = {kind: [event for event in events if event["ph"] == kind] for kind in "XiC"}
-    [span], [instant], [blocks, requests] = by_kind["X"], by_kind["i"], by_kind["C"]
-    assert (names[span["pid"]], span["tid"], span["ts"], span["dur"], span["args"]) == (
-        *("trajectories", 2, 250_000.0, 500_000.0),
-        {"key": 7, "end": 0.5},
-    )
-    assert (instant["ts"], instant["args"]) == (0.0, {"pid": 17})
-    assert (blocks["name"], blocks["args"], blocks["ts"]) == ("replica 0 KV blocks", {"used": 12}, 500_000.0)
-    assert requests["args"] == {"running": 3, "waiting": 1}
+    timeline.instant("fleet", "replica 0 up", pid=17)
+    clock.now = 101.0
+    timeline.lag(0.25)
+    first = timeline.drain()
+    assert (first.start, first.end) == (100.0, 101.0)
+    [span], [instant], [lag] = first.spans, first.instants, first.lags
+    assert tuple(span) == ("trajectories", 2, "generate", 100.25, 100.75, {"key": 7, "end": 0.5})
+    assert tuple(instant) == ("fleet", 100.0, "replica 0 up", {"pid": 17})
+    assert tuple(lag) == (101.0, 0.25)
+    clock.now = 102.0
+    second = timeline.drain()
+    assert (second.start, second.end) == (101.0, 102.0)
+    assert [*second.spans, *second.instants, *second.lags, *second.steps] == []
 
 
-@given(st.lists(st.floats(0, 1e4), min_size=2, max_size=20))
-def test_spans_that_meet_do_not_overlap_in_the_file(times):
-    """Of two that overlap by a rounding, Perfetto drops one."""
-    timeline = Timeline()
-    for start, end in pairwise(sorted(times)):
-        timeline.span("trajectories", "generate", start, end)
-    spans = [event for event in timeline._events() if event["ph"] == "X"]
-    for before, after in pairwise(spans):
-        assert before["ts"] + before["dur"] == after["ts"]
+def test_engine_steps_are_thinned_to_the_largest_of_a_moment_and_sums():
+    clock = Clock()
+    timeline = Timeline(clock)
+    for used, running in ((3, 5), (9, 4), (6, 2)):
+        timeline.step(0, used, KvSample(free_blocks=88, running=running, waiting=1, preempted=1, prefilled=10))
+        clock.now += BUCKET_S / 4
+    timeline.step(1, 1, KvSample(free_blocks=88, running=1, waiting=0, preempted=0))
+    clock.now = BUCKET_S
+    timeline.step(0, 2, KvSample(free_blocks=88, running=1, waiting=0, preempted=0))
+    rows = [
+        (step.replica, step.used_blocks, step.running, step.preempted, step.prefilled, step.steps)
+        for step in timeline.drain().steps
+    ]
+    assert rows == [(0, 9, 5, 3, 30, 3), (1, 1, 1, 0, 0, 1), (0, 2, 1, 0, 0, 1)]
 
 
-def test_numpy_numbers_in_an_event_are_numbers(tmp_path):
-    """As in the places of somebody's own policy."""
+def test_memory_is_bounded_where_nobody_drains():
     timeline = Timeline(Clock())
-    timeline.instant("fleet", "mine", replica=np.int64(1), headroom_blocks=np.float64(2.5), stay_s=np.float32(0.5))
-    timeline.write(path := tmp_path / "timeline.json")
-    [event] = (event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "i")
-    assert event["args"] == {"replica": 1, "headroom_blocks": 2.5, "stay_s": 0.5}
-
-
-def test_writing_holds_one_event_at_a_time(tmp_path):
-    timeline = Timeline(Clock(tick=0.001))
-    for used in range(3000):
-        timeline.step(0, used, KvSample(free_blocks=88, running=3, waiting=1, preempted=0))
-    tracemalloc.start()
-    try:
-        timeline.write(tmp_path / "timeline.json")
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 100_000
-
-
-def test_a_file_that_is_interrupted_holds_what_it_held(tmp_path):
-    class CtrlC:
-        def __float__(self):
-            raise KeyboardInterrupt
-
-    timeline = Timeline(Clock())
-    timeline.write(path := tmp_path / "timeline.json")
-    before = path.read_bytes()
-    timeline.instant("fleet", "late", number=CtrlC())
-    with pytest.raises(KeyboardInterrupt):
-        timeline.write(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_empty_timeline_can_be_written(tmp_path):
-    Timeline().write(tmp_path / "timeline.json")
-    assert json.loads((tmp_path / "timeline.json").read_text())["displayTimeUnit"] == "ms"
+    for number in range(module.EVENTS + 10):
+        timeline.span("reward", str(number), 0.0, 1.0)
+    spans = timeline.drain().spans
+    assert len(spans) == module.EVENTS
+    assert spans[0].name == "10"
 
 
 def test_a_track_that_does_not_exist_is_refused_when_it_is_used():
@@ -117,18 +83,16 @@ def test_a_track_that_does_not_exist_is_refused_when_it_is_used():
         timeline.instant("nowhere", "x")
 
 
-async def test_spans_of_one_lane_do_not_overlap_in_a_run_of_many_rollouts(tmp_path):
+async def test_spans_of_one_lane_do_not_overlap_in_a_run_of_many_rollouts():
     from tests.support.node import ANSWER, END, Setup, call
 
     text = call("print(1)") + call("print(2)") + END
     async with Setup([text], [text], [ANSWER], replicas=2) as node, asyncio.TaskGroup() as group:
         for _ in range(12):
             group.create_task(node.run())
-    node.timeline.write(tmp_path / "timeline.json")
     lanes = {}
-    for event in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]:
-        if event["ph"] == "X":
-            lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for span in node.timeline.drain().spans:
+        lanes.setdefault((span.track, span.lane), []).append((span.start, span.end))
     assert sum(len(spans) for spans in lanes.values()) == 12 * (3 + 2 + 4)
     for lane, spans in lanes.items():
         spans.sort()
@@ -145,18 +109,7 @@ def test_an_idle_cause_ends_with_what_it_covers_also_when_that_fails():
         raise ZeroDivisionError
     clock.now += 3.0
     assert timeline.idle.seconds(clock.now)[0] == {"kv_blocked": 2.0, "host": 3.0}
-
-
-def test_lanes_have_names_and_the_spans_of_a_trajectory_are_joined(tmp_path):
-    clock = Clock()
-    timeline = Timeline(clock)
-    timeline.span("trajectories", "generate", 0.0, 1.0, 3, key=7)
-    timeline.span("tool calls", "ok", 0.5, 2.0, 1, key=7)
-    timeline.span("trajectories", "generate", 2.0, 3.0, 3, key=7)
-    timeline.span("trajectories", "generate", 0.0, 1.0, 4, key=8)  # alone: nothing to join it to
-    timeline.write(tmp_path / "timeline.json")
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert names == {"trajectories 3", "trajectories 4", "tool calls 1"}
-    flow = [(event["ph"], event["id"], event["tid"], event["ts"]) for event in events if event["ph"] in "stf"]
-    assert flow == [("s", 7, 3, 0), ("t", 7, 1, 500_000), ("f", 7, 3, 2_000_000)]
+    assert [(each.cause, each.start, each.end) for each in timeline.drain().intervals] == [
+        ("kv_blocked", 0.0, 2.0),
+        ("host", 2.0, 5.0),
+    ]

@@ -1,0 +1,194 @@
+"""Records a run while it goes on: the event loop hands over what there is, a thread writes it down.
+
+Invariants
+- The loop never waits for the disk; what waits to be written is bounded, and what is beyond that is not recorded.
+- Nothing that goes wrong with the record ends the run, or changes what it trains: it is said once in the run's notes,
+  and named in the record's index.
+- A step's record is there when it was trained; the timeline is there SEGMENT_S after it happened, at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from engine.process.daemon_thread import DaemonThread
+from engine.recording import files
+from engine.recording.folder import RecordFolder
+from engine.recording.groups import Explain, LearnerNumbers, Place, StepRecords, rows_of, whole_groups
+from engine.recording.policy import RecordConfig
+from engine.recording.segments import segment_of
+from engine.telemetry.timeline import Timeline
+from engine.types import Batch, Floats, Group
+
+SEGMENT_S = 5.0
+WAITING = 64  # jobs of the thread
+END_S = 30.0  # that the end of a run waits for the thread
+
+
+@dataclass(kw_only=True)
+class _Step:
+    """A step that the learner trains. rows: of the batch that it is asked about; packed: its groups, once made."""
+
+    number: int
+    records: StepRecords
+    groups: Sequence[Group]
+    rows: Mapping[int, Place]
+    lengths: Sequence[int]
+    packed: list[bytes] | None = None
+
+
+class Recording:
+    """`async with Recording(...) as recording`; then, as steps are trained, `begin` and `trained`.
+
+    step: the one that is under way first (from 1). tokenizer: as `tokenizers` writes one to a file. note: a line for
+    the user. explain: what the selector says of its choice. nodes: by lease, the machine that made the group.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: RecordConfig,
+        timeline: Timeline,
+        *,
+        step: int,
+        tokenizer: str | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self.explain: Explain | None = None
+        self.nodes: dict[int, str] = {}
+        self._config, self._timeline, self._note = config, timeline, note
+        self._folder = RecordFolder(run, config)
+        self._thread = DaemonThread("recording")
+        self._step, self._tokenizer = step, tokenizer
+        self._training: _Step | None = None
+        self._under_way = 0
+        self._noted = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._post(self._folder.open, self._tokenizer)
+        self._later = self._loop.call_later(SEGMENT_S, self._cut_regularly)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._later.cancel()
+        await asyncio.shield(self.flush())
+        self._thread.close()
+
+    async def flush(self) -> None:
+        """What has happened so far is on its way to the disk, or given up after END_S."""
+        self.cut()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._thread.run(lambda: None)
+
+    def _cut_regularly(self) -> None:
+        self.cut()
+        self._later = self._loop.call_later(SEGMENT_S, self._cut_regularly)
+
+    def cut(self) -> None:
+        """What the timeline holds becomes a segment of the step that is under way."""
+        events, step = self._timeline.drain(), self._step
+
+        def write() -> None:
+            self._folder.write_segment(segment_of(events, step=step))
+
+        self._post(write)
+
+    def begin(self, step: int, groups: Sequence[Group], batch: Batch) -> list[int]:
+        """A step is about to be trained; returns the rows of the batch of which the learner's numbers are wanted."""
+        whole = whole_groups(groups, self._config.token_groups)
+        rows = rows_of(batch, groups, whole)
+        records = StepRecords(
+            step=step,
+            groups=groups,
+            whole=whole,
+            epoch=time.time() - self._timeline.now(),
+            nodes={group.lease: self.nodes.pop(group.lease, "") for group in groups},
+            explain=self.explain,
+        )
+        made = _Step(
+            number=step,
+            records=records,
+            groups=groups,
+            rows=rows,
+            lengths=[int(batch.lengths_B[row]) for row in rows],
+        )
+        self._training = made
+
+        def pack() -> None:  # while the learner has its turn, and the loop little to do
+            made.packed = [files.packed(record) for record in made.records.records()]
+
+        self._post(pack)
+        return list(rows)
+
+    def trained(self, numbers: Mapping[str, Floats]) -> None:
+        """The step that was begun is trained, and its weights are live. numbers: the learner's, of the rows."""
+        made, finished_at = self._training, self._timeline.now()
+        assert made is not None, "a step is begun before it is trained"
+        self._training = None
+        learner = _by_place(made, numbers)
+
+        def write() -> None:
+            if made.packed is None:
+                return  # why was said
+            packed = [*made.packed, *(files.packed(tokens) for tokens in made.records.tokens(learner))]
+            self._folder.write_step(made.records.row(finished_at), packed)
+
+        self._post(write)
+        self.cut()
+        self._step = made.number + 1
+
+    def _post(self, job: Callable[..., None], *args: Any) -> None:
+        if self._under_way == WAITING:
+            self._problem("the disk is too slow for what is recorded; some of it is left out")
+            return
+        self._under_way += 1
+        future = self._thread.post(job, *args)
+        future.add_done_callback(self._tell)
+
+    def _tell(self, future: Future[None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and waited long enough
+            self._loop.call_soon_threadsafe(self._done, future)
+
+    def _done(self, future: Future[None]) -> None:
+        self._under_way -= 1
+        error = future.exception()
+        if isinstance(error, OSError):
+            self._problem(f"cannot write {error.filename or self._folder.folder}: {error.strerror}")
+        elif error is not None:
+            self._problem("".join(traceback.format_exception(error)).strip())
+
+    def _problem(self, what: str) -> None:
+        self._folder.problems.append(what)
+        if not self._noted:
+            self._noted = True
+            self._note(f"the run is not recorded whole, and goes on: {what}")
+
+
+def _by_place(made: _Step, numbers: Mapping[str, Floats]) -> dict[Place, LearnerNumbers]:
+    """The arrays of all rows, one after another, by sequence."""
+    if not numbers:
+        return {}
+    ends = np.cumsum(made.lengths)
+    return {
+        place: LearnerNumbers(
+            logprobs=numbers["logprobs"][end - length : end],
+            entropy=numbers["entropy"][end - length : end],
+            push=numbers["push"][end - length : end],
+        )
+        for place, end, length in zip(made.rows.values(), ends.tolist(), made.lengths, strict=True)
+    }

@@ -1,0 +1,164 @@
+"""What the newest steps of a run were lost to, by cause. Pure: rows of metrics.jsonl go in, shares come out.
+
+Shares overlap where several causes held at once; each alone is between 0 and 1 but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+ROOM = 0.8  # of a machine's cores in use; where more are, learner and replicas gain nothing from running at once
+STAGES = ("admit", "groups", "batch", "write_rollouts", "learn")  # those of engine.training
+
+Row = Mapping[str, Any]
+
+
+class Limit(StrEnum):
+    """What a run waits for."""
+
+    DEAD_REPLICA = "dead replica"
+    HOST = "host"
+    TOOL = "tool"
+    KV = "kv"
+    TAIL = "tail"
+    REWARD = "reward"
+    LEARNER = "learner"
+    SYNC = "sync"
+    STALENESS = "staleness"
+    NONE = "none"
+    """Nothing but the replicas themselves, which sample for most of the time."""
+
+
+class StepWindow:
+    """rows: those of steps that have a pace. config: of config.json. summary: of a run that has ended; its totals of
+    idle seconds stand in where the rows have none.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], config: Mapping[str, Any], summary: Mapping[str, Any] | None = None
+    ) -> None:
+        self.rows, self.config = rows, config
+        self.seconds = max(1e-9, self.total("time/step_s"))
+        self._replica_seconds = _replica_seconds(rows, summary or {})
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known what the replicas waited for."""
+        return bool(self._replica_seconds)
+
+    def total(self, name: str) -> float:
+        return sum(row.get(name, 0.0) for row in self.rows)
+
+    def share(self, name: str) -> float:
+        """Of the seconds of the steps."""
+        return self.total(name) / self.seconds
+
+    def mean(self, name: str, default: float = 0.0) -> float:
+        """Over the steps, each by its length; default where no row has it."""
+        rows = [row for row in self.rows if name in row]
+        seconds = sum(row["time/step_s"] for row in rows)
+        return sum(row[name] * row["time/step_s"] for row in rows) / seconds if seconds else default
+
+    def most(self, prefix: str) -> float:
+        """The largest value of the metrics that begin so, 0 where there is none."""
+        return max((value for row in self.rows for name, value in row.items() if name.startswith(prefix)), default=0.0)
+
+    def idle(self, cause: str) -> float:
+        """Share of the replicas' time; "busy" is one of the causes."""
+        return self._replica_seconds.get(cause, 0.0) / max(1e-9, sum(self._replica_seconds.values()))
+
+    @property
+    def max_staleness(self) -> int:
+        return int(self.value("max_staleness", 0))
+
+    def option(self, name: str) -> str:
+        """As the command line knows it: alone, or within a part of the configuration."""
+        return next((key for key in self.config if key == name or key.endswith(f".{name}")), name)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Of an option; default where config.json has none of that name."""
+        return self.config.get(self.option(name), default)
+
+    @property
+    def tool_waits(self) -> dict[str, float]:
+        """Seconds in which trajectories waited, by tool."""
+        names = {name for row in self.rows for name in row if name.startswith("tools/wait/")}
+        return {name.removeprefix("tools/wait/").removesuffix("_s"): self.total(name) for name in sorted(names)}
+
+    @property
+    def own_stage(self) -> str:
+        """The stage of the user's that was busy longest; empty where there is none."""
+        found = {}
+        for name, value in self.rows[-1].items():
+            kind, _, rest = name.partition("/")
+            stage = rest.removesuffix("/busy_s")
+            if kind == "stage" and stage != rest and stage not in STAGES:
+                found[stage] = value
+        return max(found, key=lambda stage: found[stage], default="")
+
+    def lost(self) -> dict[Limit, float]:
+        """Share of the steps by cause; what is said of replicas is the mean of them. NONE: what was not lost."""
+        gate = self.idle("staleness_gate")
+        publish = min(1.0, self.total("learner/publish_s") / max(1e-9, self.total("time/learn_s")))
+        return {
+            Limit.DEAD_REPLICA: self.idle("down"),
+            Limit.HOST: max(self.share("host/loop_blocked_s"), self._host_idle()),
+            Limit.TOOL: max(self.share("tools/starved_s"), self.idle("tool_wait")),
+            Limit.KV: self.share("kv/blocked_s"),
+            Limit.TAIL: self.share("rollout/tail_s"),
+            Limit.REWARD: self.idle("reward"),
+            Limit.LEARNER: gate * (1 - publish),
+            Limit.SYNC: max(self.idle("weight_sync"), self.share("time/sync_s")) + gate * publish,
+            Limit.STALENESS: self._waits_for_each_other(),
+            Limit.NONE: self.sampling,
+        }
+
+    @property
+    def sampling(self) -> float:
+        """Share of the steps in which the replicas sampled at full width."""
+        starved = max(0.0, self.share("tools/starved_s") - self.idle("tool_wait"))
+        return max(0.0, self.idle("busy") - self.share("kv/blocked_s") - self.share("rollout/tail_s") - starved)
+
+    def _host_idle(self) -> float:
+        """Without what the bound on staleness explains: replicas without work while nothing more may begin."""
+        gated = self.share("time/lease_wait_s") if self.max_staleness else 0.0
+        return max(0.0, self.idle("host") - gated)
+
+    def _waits_for_each_other(self) -> float:
+        """Share of the steps that more staleness would save.
+
+        On-policy, replicas and learner take turns: the shorter of the two. Else the time in which the learner waits
+        for rollouts, no new ones may begin, and the replicas are (nearly) empty all the same.
+        """
+        learner_waits = self.share("time/rollout_s")
+        if self.max_staleness:
+            empty = max(0.0, 1 - self.sampling - self.share("kv/blocked_s"))
+            return min(learner_waits, self.share("time/lease_wait_s"), empty)
+        return min(learner_waits, self.idle("staleness_gate")) if self.may_overlap else 0.0
+
+    @property
+    def may_overlap(self) -> bool:
+        """Learner and replicas could work at once: on GPUs of their own, or on cores that are not all in use."""
+        if devices := self.config.get("devices"):
+            return len(devices) > self.value("learner_ranks", 1)
+        return self.mean("host/machine_cpu_share", 1.0) < ROOM
+
+
+def _replica_seconds(rows: Sequence[Row], summary: Mapping[str, Any]) -> dict[str, float]:
+    """Of all replicas together, by "busy" or cause: in these rows, else in the whole run."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        for name, value in row.items():
+            if name == "replicas/busy_s" or name.startswith("idle/"):
+                found.update({name.rpartition("/")[2].removesuffix("_s"): value})
+    if not found:
+        for causes in summary.get("idle_attribution_s", {}).values():
+            found.update(causes)
+    return dict(found)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
