@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.group.batch import make_batch, select_and_score
-from algo.group.roc import RoC
+from algo.group.roc import RoC, draw, inclusion
 from algo.group.selection import KeepAll, RandomSubset
 from engine.types import Group
 from tests.support.algo_fakes import trajectory
@@ -78,3 +78,49 @@ def test_misuse_is_refused():
         RandomSubset(0)
     with pytest.raises(ValueError, match="ungraded"):
         RoC(1)([trajectory(), trajectory()], np.random.default_rng(0))
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=20), st.integers(0, 20))
+def test_probabilities_of_being_kept_add_up_to_how_many_are_kept(penalties, count):
+    chances = inclusion(np.asarray(penalties), 0.05, count)
+    assert sum(chances) == pytest.approx(min(count, len(penalties)), abs=1e-4)
+    assert ((chances >= -1e-9) & (chances <= 1 + 1e-9)).all()
+
+
+def test_probabilities_are_those_of_the_draw():
+    penalties_P, rng, trials = np.asarray([0.0, 0.0, 0.2, 0.5, 1.0, 1.5, 2.0]), np.random.default_rng(0), 20_000
+    counts_P = np.zeros(len(penalties_P))
+    for _ in range(trials):
+        counts_P[draw(penalties_P, 0.05, 3, rng)] += 1
+    np.testing.assert_allclose(inclusion(penalties_P, 0.05, 3), counts_P / trials, atol=0.015)
+
+
+def test_roc_says_why_a_trajectory_is_kept_or_not():
+    group = [trajectory(reward=1.0, outcomes=("ok",)), trajectory(reward=1.0, outcomes=("error",))] * 4
+    group += [trajectory(reward=0.0)] * 8
+    said = RoC(8).explain(group)
+    assert [(each["p_err"], each["p_format"]) for each in said[:2]] == [(0.0, 0.0), (1.0, 0.0)]
+    assert said[0]["probability"] > 0.9 > 0.1 > said[1]["probability"]
+    assert said[-1]["probability"] == 0.5
+    assert sum(each["probability"] for each in said) == pytest.approx(8, abs=1e-4)
+    assert [each["probability"] for each in RoC(16).explain(group)] == [1.0] * 16
+
+
+def test_a_selection_says_nothing_of_what_failed_or_was_given_up():
+    members = [
+        trajectory(reward=1.0),
+        trajectory(reward=0.0),
+        replace(trajectory(), error="gone"),
+        trajectory(reward=0.0),
+    ]
+    group = Group(prompt=members[0].prompt, trajectories=tuple(members), lease=0)
+    said = select_and_score(RandomSubset(2), seed=0).explain(group)
+    assert [each.get("probability") for each in said] == [
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+        None,
+        pytest.approx(2 / 3),
+    ]
+    ungraded = replace(group, trajectories=(trajectory(), trajectory()))
+    assert select_and_score(RoC(1), seed=0).explain(ungraded) == [{}, {}]
+    assert select_and_score(lambda trajectories, rng: [0], seed=0).explain(group) == [{}] * 4

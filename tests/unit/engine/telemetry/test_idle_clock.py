@@ -1,5 +1,7 @@
 """The idle clock: every second of every replica has exactly one cause."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +91,32 @@ def test_a_replica_that_is_replaced_keeps_its_history():
 def test_an_unknown_cause_is_refused():
     with pytest.raises(KeyError):
         IdleClock().flag("tool_wait", 1, 0.0)
+
+
+@given(st.lists(events, max_size=40), st.integers(0, 40))
+def test_intervals_follow_one_another_and_add_up_to_the_seconds_of_their_causes(events, drained_after):
+    clock, counts, now, found = IdleClock(), {}, 0.0, []
+    for index in (0, 1):
+        clock.replica(index, 0.0)
+    for number, (kind, which, up, seconds) in enumerate(events):
+        now += seconds
+        key = (kind, which % 2 if kind != "flag" else which)
+        change = 1 if up or not counts.get(key) else -1
+        counts[key] = counts.get(key, 0) + change
+        if kind == "run":
+            clock.running(which % 2, change, now)
+        elif kind == "tool":
+            clock.tools(which % 2, change, now)
+        else:
+            clock.flag(FLAGS[which], change, now)
+        if number == drained_after:
+            found += clock.drain(now)
+    found += clock.drain(now + 1)
+    for replica, seconds in clock.seconds(now + 1).items():
+        mine = [each for each in found if each.replica == replica]
+        assert mine[0].start == 0.0
+        assert mine[-1].end == now + 1
+        assert all(before.end == after.start for before, after in pairwise(mine))
+        for cause, total in seconds.items():
+            assert sum(each.end - each.start for each in mine if each.cause == cause) == pytest.approx(total)
+    assert clock.drain(now + 1) == []
