@@ -52,8 +52,8 @@ async def view(questions: Questions, port: int) -> None:
         await asyncio.Event().wait()
 
 
-def main() -> int:
-    options = parse()
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
     try:
         questions = Questions([RunFiles(path) for path in options.run], follow=options.follow)
         if options.export is not None:

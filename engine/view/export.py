@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from engine.atomic_files import write_whole
+from engine.atomic_files import CannotWrite, write_whole
 from engine.view.page import single_page
 from engine.view.questions import Questions
 from engine.view.trajectories import NotThere
@@ -20,7 +20,10 @@ TRAJECTORIES = 64  # of such a step, with texts and tokens
 def export(questions: Questions, path: Path) -> int:
     """Writes the file; returns its bytes. Raises CannotWrite, NoPlots, and ValueError for a damaged row."""
     content = single_page(dict(_answers(questions))).encode()
-    write_whole(path, [content])
+    try:
+        write_whole(path, [content])
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that is there") from error
     return len(content)
 
 

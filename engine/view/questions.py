@@ -1,9 +1,4 @@
-"""What the page may ask about some runs, by name. The server and the export answer from here alike.
-
->>> runs = Questions([RunFiles(Path("runs/quickstart"))])  # doctest: +SKIP
->>> runs.answer("groups", {"run": "0", "step": "8"})["step"]  # doctest: +SKIP
-8
-"""
+"""What the page may ask about some runs, by name. The server and the export answer from here alike."""
 
 from __future__ import annotations
 

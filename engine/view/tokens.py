@@ -34,7 +34,9 @@ def _load(path: Path) -> Tokenizer | None:
 
 
 def pieces(tokenizer: Tokenizer | None, ids: list[int]) -> list[str] | None:
-    """One text for each id; together they are the text. A character of several tokens stands with the last of them."""
+    """One text for each id; together they are the text. A character of several tokens stands with the last
+    of them; bytes at the end that are none have no text.
+    """
     if tokenizer is None:
         return None
     from tokenizers.decoders import DecodeStream

@@ -2,6 +2,9 @@
 
 import { color, h, number } from "view/dom";
 
+const WHOLE = new Set(["step", "position"]); // axes without halves
+const COUNTS = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
+
 /**
  * series: [{ label, x, y, low, high, paint, dash, points, stepped }]; low and high are an interval around y. stepped: a
  * value holds since the one before. horizontal: name of the x axis. cursor: charts of the same key move theirs together.
@@ -19,8 +22,9 @@ export function chart({ title, unit = "", series, horizontal = "step", height = 
   const observer = new ResizeObserver(() => {
     const width = place.clientWidth;
     if (!place.isConnected) {
+      if (plot === null) return; // it is told of once before it is on the page
       observer.disconnect();
-      plot?.destroy();
+      plot.destroy();
     } else if (plot === null && width > 0) {
       plot = draw(place, values, { shown, horizontal, height, cursor, from0, format });
     } else if (width > 0 && width !== plot.width) {
@@ -63,7 +67,7 @@ function draw(place, values, { shown, horizontal, height, cursor, from0, format 
     series,
     bands,
     axes: [
-      { ...axis, size: 34, values: (_, splits) => splits.map(number) },
+      { ...axis, size: 34, values: (_, splits) => splits.map(number), ...(WHOLE.has(horizontal) ? { incrs: COUNTS } : {}) },
       { ...axis, size: 56, values: (_, splits) => splits.map((split) => (split === null ? "" : format(split))) },
     ],
     scales: { x: { time: false }, y: { range: (_, low, high) => range(low, high, from0) } },

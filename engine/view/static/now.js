@@ -13,8 +13,9 @@ export async function now({ run, runs, go }) {
 
 function verdict(found, one) {
   if (!found.measured) return card(null, empty("What limits this run was not measured", "Its metrics do not say what the seconds of a step went to: it was made by an older version. The page Run has the sums of the whole run, if it ended."));
-  const kind = found.alarms.length ? "bad" : found.healthy ? "good" : "warn";
-  const word = found.alarms.length ? "alarm" : found.healthy ? "healthy" : `limited: ${found.limit}`;
+  const healthy = found.limit === "none";
+  const kind = found.alarms.length ? "bad" : healthy ? "good" : "warn";
+  const word = found.alarms.length ? "alarm" : healthy ? "healthy" : `limited: ${found.limit}`;
   const span = found.steps ? `over steps ${found.steps[0]} to ${found.steps[1]}` : "";
   return h("section", { class: "card", id: "verdict" },
     found.steps ? badge(word, kind) : badge(one.state === "running" ? "starting" : one.state),
@@ -28,10 +29,13 @@ function findings(found) {
     items.map((item) => h("div", { class: `finding ${kind}` },
       h("div", {}, item.text),
       h("div", { class: "of" },
-        Object.entries(item.figures).map(([name, value]) => `${name} ${number(value)}`).join("   ·   "),
-        item.option ? h("span", {}, Object.keys(item.figures).length ? "   ·   " : "", "change ", h("code", {}, item.option)) : null))));
+        Object.entries(item.figures).map(([name, value]) => figureText(name, value, found)).join("   ·   "),
+        item.option ? h("span", {}, Object.keys(item.figures).length ? "   ·   " : "", "change ", h("code", {}, item.option), item.value === null || item.value === undefined ? "" : ` (now ${number(item.value)})`) : null))));
   return [list("Alarms", "alarm", found.alarms), list("Advice", "advice", found.advice)].filter(Boolean);
 }
+
+/** A share of the steps where the name is a cause, else a number of metrics.jsonl. */
+const figureText = (name, value, found) => (name in found.lost ? `${limitText(name)} ${percent(value, 1)} of the steps` : `${name} ${number(value)}`);
 
 function lost(found) {
   const shares = Object.entries(found.lost).filter(([, share]) => share >= 0.002).sort((a, b) => b[1] - a[1]);

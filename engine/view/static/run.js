@@ -11,7 +11,7 @@ export async function run({ run: chosen, runs, words, set }) {
     h("div", { class: "two" }, summary(found), waste(found)),
     ...(runs.length > 1 ? [difference(found, against, { runs, chosen, other, set })] : []),
     h("div", { class: "two" }, h("div", { style: { display: "flex", flexDirection: "column", gap: "16px" } }, resume(found), recording(found), versions(found)), configuration(found)),
-    log("Notes", found.notes, "notes.log: what a user should know"),
+    log("Notes", found.notes, "notes.log"),
     found.learner_log.length ? log("Learner's log", found.learner_log, "learner.log") : null,
   ].filter(Boolean);
 }

@@ -17,7 +17,7 @@ function noTimeline() {
 }
 
 function bySteps(rows, onclick) {
-  const names = CAUSES.filter((cause) => rows.values[cause === "busy" ? "replicas/busy_s" : `idle/${cause}_s`]);
+  const names = CAUSES.filter((cause) => rows.values[cause === "busy" ? "replicas/busy_s" : `idle/${cause}_s`]?.some((value) => value > 0));
   if (!names.length) {
     const parts = [["rollout", "time/rollout_s", "busy"], ["learner", "time/learn_s", "staleness_gate"], ["weights", "time/sync_s", "weight_sync"]];
     const known = parts.filter(([, name]) => rows.values[name]);
