@@ -23,7 +23,9 @@ def export(questions: Questions, path: Path) -> int:
     try:
         write_whole(path, [content])
     except OSError as error:
-        raise CannotWrite(f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that is there") from error
+        raise CannotWrite(
+            f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that is there"
+        ) from error
     return len(content)
 
 

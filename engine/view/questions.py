@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from engine.view.about import about
 from engine.view.diagnosis import Diagnosis, diagnose
@@ -68,6 +71,7 @@ class Questions:
                 "rows": len(run.rows),
                 "last": max((int(row["step"]) for row in run.rows), default=0),
                 "steps": run.config.get("steps"),
+                "family": _family(run.config),
                 "recorded": run.recorded.steps,
                 "timeline": run.recorded.timeline_steps,
                 "rollouts": run.rollout_steps,
@@ -93,6 +97,19 @@ class Questions:
         found: Diagnosis = diagnose(run.rows, run.config, run.summary)
         measured = not run.rows or any("replicas/busy_s" in row for row in run.rows)
         return asdict(found) | {"measured": measured}
+
+
+APART = ("name", "runs", "fresh", "seed", "argv", "versions", "steps")
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The same for runs that differ by their seed only, as far as learning goes.
+
+    >>> _family({"seed": 0, "lr": 1}) == _family({"seed": 1, "lr": 1}) != _family({"seed": 0, "lr": 2})
+    True
+    """
+    rest = {name: value for name, value in sorted(config.items()) if name not in APART}
+    return f"{zlib.crc32(msgspec.json.encode(rest)):08x}"
 
 
 def _number(words: Words, name: str) -> int:

@@ -4,7 +4,7 @@ import { causeColor, causeText } from "view/causes";
 import { color, h, number, seconds, tip, whole } from "view/dom";
 
 const LEFT = 128; // pixels of names
-const AXIS = 20;
+const AXIS = 34; // seconds, and below them where a step begins
 const STATE = 16; // height of a replica's state
 const USE = 30; // and of its KV use
 const MOST = 260; // height of a track, at most: of more lanes each is thinner
@@ -113,22 +113,22 @@ export class Lanes {
     pen.textAlign = "center";
     for (let time = Math.ceil(this.from / step) * step; time <= this.to; time += step) {
       pen.fillStyle = color("faint");
-      pen.fillRect(x(time), AXIS - 4, 1, this.height);
+      pen.fillRect(x(time), 18, 1, this.height);
       pen.fillStyle = color("muted");
       pen.fillText(`${Number(time.toFixed(6))} s`, Math.min(width - 20, x(time)), 12);
     }
     for (const [step, begin] of this.found.steps.slice(1)) {
       pen.fillStyle = color("muted");
-      pen.fillRect(x(begin), AXIS - 4, 1, this.height);
+      pen.fillRect(x(begin), 20, 1, this.height);
       pen.textAlign = "left";
-      pen.fillText(`step ${step}`, x(begin) + 4, AXIS + 6);
+      pen.fillText(`step ${step}`, x(begin) + 4, 29);
     }
   }
 }
 
 function layout(found) {
   const rows = [];
-  let top = AXIS + 6;
+  let top = AXIS + 2;
   const add = (row, height, gap) => {
     rows.push(Object.assign(row, { top, bottom: top + height }));
     top += height + gap;
@@ -212,7 +212,8 @@ function spanRow(node, track, spans) {
         const [begin, end] = [spans.start[index], spans.end[index]];
         if (end < from || begin > to) continue;
         pen.fillStyle = spanColor(track, spans.name[index]);
-        pen.fillRect(x(begin), row.top + spans.lane[index] * height, Math.max(0.8, x(end) - x(begin)), height > 3 ? height - 1 : height);
+        const lane = row.top + Math.round(spans.lane[index] * height); // on whole pixels: thin lanes would blur into bands
+        pen.fillRect(x(begin), lane, Math.max(0.8, x(end) - x(begin)), Math.max(1, Math.floor(height > 3 ? height - 1 : height)));
       }
     },
     text(time, y, perPixel) {

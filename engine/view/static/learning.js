@@ -32,7 +32,12 @@ export async function learning({ run, runs, words, set }) {
   if (found.every((one) => !one.step.length)) return [empty("No rows yet", "metrics.jsonl gets its first row with the first evaluation or step.")];
   const axis = words.axis ?? "step";
   const horizontal = axis === "seconds" ? "time/train_total_s" : null;
-  const curves = (names, options) => found.flatMap((one, number) => names.map((name, at) => {
+  const families = familiesOf(runs);
+  const means = words.seeds === "mean" && families.length > 0;
+  const curves = (names, options) => means ? names.flatMap((name, at) => families.map((family) => ({
+    label: [`${runs[family[0]].name} and ${family.length - 1} more`, names.length > 1 ? name.split("/").at(-1) : null].filter(Boolean).join(" "),
+    ...mean(family.map((number) => column(found[number], name, horizontal))), paint: runColor(family[0]), dash: DASHES[at],
+  }))) : found.flatMap((one, number) => names.map((name, at) => {
     const { x, y } = column(one, name, horizontal);
     const [low, high] = options.interval ?? [];
     return {
@@ -50,12 +55,39 @@ export async function learning({ run, runs, words, set }) {
   return [
     card(null, h("div", { class: "toolbar" },
       h("label", {}, "over"), choice([["step", "steps"], ["seconds", "seconds of training"]], axis, (value) => set({ ...words, axis: value })),
+      families.length ? [h("label", {}, "of"), choice([["each", "each run"], ["mean", "the mean of seeds"]], means ? "mean" : "each", (value) => set({ ...words, seeds: value }))] : null,
       h("label", { for: "metric" }, "any metric"),
       h("input", { id: "metric", list: "metrics", value: asked ?? "", placeholder: "such as learner/ratio_max", onchange: (event) => set({ ...words, metric: event.target.value }) }),
       h("datalist", { id: "metrics" }, names.map((name) => h("option", { value: name }))))),
     ...(runs.length > 1 ? [comparison(found, runs, run)] : []),
     h("div", { class: "grid", id: "curves" }, [...(asked ? [[asked, "", [asked], {}]] : []), ...CHARTS].filter(([, , names], at) => at === 0 || names.some((name) => found.some((one) => name in one.values))).map(draw)),
   ];
+}
+
+/** Runs that differ by their seed only, where there are several: lists of their numbers. */
+function familiesOf(runs) {
+  const of = Map.groupBy(runs.map((one, number) => [one.family, number]), ([family]) => family);
+  return [...of.values()].filter((members) => members.length > 1).map((members) => members.map(([, number]) => number));
+}
+
+const STUDENT = [null, 12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]; // 95 %, by degrees of freedom
+
+/** The mean of several curves where all have a value, and its 95 % interval over the seeds. */
+function mean(curves) {
+  const values = new Map();
+  for (const { x, y } of curves) x.forEach((at, index) => values.set(at, [...(values.get(at) ?? []), y[index]]));
+  const rows = [...values].filter(([, all]) => all.length === curves.length).sort((a, b) => a[0] - b[0]);
+  const made = { x: [], y: [], low: [], high: [] };
+  for (const [at, all] of rows) {
+    const centre = all.reduce((sum, value) => sum + value, 0) / all.length;
+    const spread = Math.sqrt(all.reduce((sum, value) => sum + (value - centre) ** 2, 0) / (all.length - 1) / all.length);
+    const half = (STUDENT[all.length - 1] ?? 1.96) * spread;
+    made.x.push(at);
+    made.y.push(centre);
+    made.low.push(centre - half);
+    made.high.push(centre + half);
+  }
+  return made;
 }
 
 /** The newest evaluation of each run, beside the one that is chosen. */

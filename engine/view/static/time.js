@@ -9,7 +9,7 @@ import { stacked } from "view/stacked";
 export async function time({ run, runs, words, set }) {
   const rows = await metrics(run);
   const steps = runs[run].timeline.filter((step) => step > 0);
-  return [bySteps(rows, (step) => set({ ...words, step })), ...(steps.length ? await lanes({ run, steps, words, set, finished: runs[run].last }) : [noTimeline()])];
+  return [bySteps(rows, (step) => set({ ...words, step })), ...(steps.length ? await lanes({ run, steps, words, set, finished: runs[run].last, path: runs[run].path }) : [noTimeline()])];
 }
 
 function noTimeline() {
@@ -31,7 +31,7 @@ function bySteps(rows, onclick) {
     h("p", { class: "muted" }, "Sampling at the bottom, above it the seconds in which replicas stood still, by cause. A click opens the step below."));
 }
 
-async function lanes({ run, steps, words, set, finished }) {
+async function lanes({ run, steps, words, set, finished, path }) {
   const wanted = Number(words.step);
   const step = steps.includes(wanted) ? wanted : (steps.findLast((one) => one <= finished) ?? steps.at(-1)); // what follows the last step is its evaluation
   const count = Math.max(1, Number(words.count ?? 1));
@@ -51,6 +51,7 @@ async function lanes({ run, steps, words, set, finished }) {
       legend(seen.map((cause) => [causeText(cause), causeColor(cause)])),
       h("div", { style: { height: "8px" } }),
       drawn.element,
+      h("p", { class: "muted", style: { marginTop: "8px" } }, "All events of these steps, for ui.perfetto.dev: ", h("code", {}, `python -m engine.recording ${path} --steps ${step === last ? step : `${step}-${last}`}`)),
       found.left_out ? h("p", { class: "muted" }, `${found.left_out.toLocaleString("en-US")} spans of these steps are left out. Fewer steps show all.`) : null),
     card("Replica-seconds in view", losses),
     loopLag(found),

@@ -3,7 +3,7 @@
 import { chart } from "view/charts";
 import { card, choice, color, empty, fixed, h, legend, number, signed, tip, whole } from "view/dom";
 
-const CHUNK = 256; // tokens of one block of text; blocks out of view are not laid out
+const CHUNK = 200; // tokens of a block of text, at least: it ends with a line. Blocks out of view are not laid out
 const FORKS = 0.05; // the share of trained tokens with the highest entropy: where the answer could have gone elsewhere
 
 const MODES = {
@@ -23,19 +23,17 @@ export function tokenView(one, sequence, asked, onchange) {
     const at = event.target.dataset?.at;
     tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped, forks));
   });
-  for (let from = 0; from < tokens.ids.length; from += CHUNK) {
-    const chunk = h("div", { class: "chunk" });
-    for (let at = from; at < Math.min(tokens.ids.length, from + CHUNK); at++) {
-      const element = document.createElement("span");
-      element.textContent = tokens.text ? tokens.text[at] || "·" : `${tokens.ids[at]} `;
-      element.dataset.at = at;
-      element.className = `${tokens.sampled[at] ? "" : "given"}${clipped(at) ? " clipped" : ""}${forks.has(at) ? " fork" : ""}`;
-      const background = paint(at);
-      if (background) element.style.background = background;
-      chunk.append(element);
-    }
-    strip.append(chunk);
-  }
+  let chunk = strip.appendChild(h("div", { class: "chunk" }));
+  tokens.ids.forEach((id, at) => {
+    if (chunk.childElementCount >= CHUNK && chunk.lastChild.textContent.endsWith("\n")) chunk = strip.appendChild(h("div", { class: "chunk" }));
+    const element = document.createElement("span");
+    element.textContent = tokens.text ? tokens.text[at] || "·" : `${id} `;
+    element.dataset.at = at;
+    element.className = `${tokens.sampled[at] ? "" : "given"}${clipped(at) ? " clipped" : ""}${forks.has(at) ? " fork" : ""}`;
+    const background = paint(at);
+    if (background) element.style.background = background;
+    chunk.append(element);
+  });
   return h("section", { class: "card", id: "token-view" },
     h("div", { class: "toolbar", style: { justifyContent: "space-between" } }, h("h2", {}, "Tokens"),
       h("span", { class: "toolbar" }, h("label", {}, "coloured by"), choice(there.map((name) => [name, MODES[name]]), mode, onchange))),

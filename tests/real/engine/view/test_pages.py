@@ -111,6 +111,8 @@ async def test_several_runs_are_overlaid_and_compared(tmp_path):
         await page.until("document.querySelector('#curves .legend svg')")
         assert await count(page, "#comparison tbody tr") == 2
         assert await page.evaluate("document.querySelector('#curves .chart .legend').children.length") == 2
+        await opened(page, "learning", seeds="mean")  # the two differ by their seed only
+        await page.until("document.querySelector('#curves .chart .legend').children.length === 1")
         await opened(page, "run", other=1)
         names = "[...document.querySelectorAll('#difference tbody td:first-child')].map((one) => one.textContent)"
         assert await page.evaluate(names) == ["seed"]
