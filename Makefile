@@ -3,7 +3,7 @@
 
 python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
-benches := fleet gateway learner mismatch rollout sandbox sim_fleet step streaming weights
+benches := fleet gateway learner mismatch recording rollout sandbox sim_fleet step streaming weights
 
 .PHONY: help venv serve-env quickstart test test-all lint bench clean
 

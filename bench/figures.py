@@ -22,6 +22,7 @@ QUESTIONS = {  # of each bench, in the order of the README
     "streaming": "What does dispatching a tool call at its closing tag save?",
     "learner": "How fast is the learner against its bare model, and where does a step's time go?",
     "step": "How long is a step against its slower side, strict and overlapped?",
+    "recording": "What does recording a run cost?",
     "weights": "How long does a weight update take, by size and transport?",
     "mismatch": "How far apart are the log-probabilities of sampler and learner on the same tokens?",
     "kills": "Does a run that is killed again and again end as one that was not?",

@@ -24,6 +24,7 @@ from engine.console.main import main
 from engine.data import after_hashes, read_prompts
 from engine.devices import DevicePlan
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.recording.policy import RecordConfig
 from engine.rollout.chat_template import ChatConfig
 from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig
@@ -57,6 +58,7 @@ class Config:
     seed: Annotated[int, "of data order, sampling, selection and training"] = 0
     rollout: RolloutConfig = RolloutConfig(max_tokens=512, max_turns=5)  # noqa: RUF009  frozen
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
+    record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         for path in (self.data, self.held_out):
@@ -77,6 +79,7 @@ class Config:
             sandbox=SandboxConfig(tiers=(*TIERS, GRADER), start_s=60),
             seed=self.seed,
             title="GRPO-RoC",
+            record=self.record,
         )
 
 

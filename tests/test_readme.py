@@ -34,6 +34,7 @@ from tests.contracts import (
 )
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import served
+from tests.support.recorded_run import write_recorded_run
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))) if path.is_file()]
@@ -81,6 +82,15 @@ def test_every_example_is_python() -> None:
     assert BLOCKS
     for block in BLOCKS:
         ast.parse(block)
+
+
+def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_recorded_run(Path("runs/quickstart"))
+    defined("record")
+    said = capsys.readouterr().out
+    assert "p_err" in said
+    assert "train-3-1" in said
 
 
 async def test_the_stage() -> None:
@@ -198,7 +208,7 @@ async def test_the_agents_of_the_recipes_page_are_agents() -> None:
 def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
-    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 13, "sandbox/README.md": 3}
+    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 14, "sandbox/README.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:

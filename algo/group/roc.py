@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,15 +126,20 @@ def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) ->
     if count >= total:
         return np.ones(total)
     rates_P = 1 / (penalties_P + smoothing)
+    u_Q, weights_Q = _quadrature()
+    rung_PCQ = np.zeros((total, count, len(u_Q)))  # of the others of each, probability that so many have rung
+    rung_PCQ[:, :1] = 1.0
+    for other, rate in enumerate(rates_P):
+        chance_PQ = 1 - u_Q ** (rate / rates_P)[:, None]  # that this one has rung, by the clock of each
+        chance_PQ[other] = 0.0
+        before_PCQ = rung_PCQ[:, :-1] * chance_PQ[:, None]
+        rung_PCQ *= 1 - chance_PQ[:, None]
+        rung_PCQ[:, 1:] += before_PCQ
+    return np.asarray((rung_PCQ.sum(1) * weights_Q).sum(1))
+
+
+@functools.cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points in (0, 1) and their weights. Finding them takes longer than what they are for."""
     nodes_Q, weights_Q = np.polynomial.legendre.leggauss(QUADRATURE)
-    u_Q, weights_Q = (nodes_Q + 1) / 2, weights_Q / 2
-    chances = np.zeros(total)
-    for index, rate in enumerate(rates_P):
-        others_PQ = 1 - u_Q[None] ** (np.delete(rates_P, index)[:, None] / rate)  # each has rung
-        rung_CQ = np.zeros((count, QUADRATURE))  # probability that so many have
-        rung_CQ[:1] = 1.0
-        for rung_Q in others_PQ:
-            rung_CQ[1:] = rung_CQ[1:] * (1 - rung_Q) + rung_CQ[:-1] * rung_Q
-            rung_CQ[:1] *= 1 - rung_Q
-        chances[index] = weights_Q @ rung_CQ.sum(0)
-    return chances
+    return (nodes_Q + 1) / 2, weights_Q / 2

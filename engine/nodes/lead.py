@@ -31,6 +31,7 @@ from engine.nodes.lead_protocol import LeadProtocol
 from engine.nodes.ledger import Key, Ledger
 from engine.nodes.messages import Announce, BadMessage, FileInfo, Job, Pull, ToNode, decode_to_lead, encode
 from engine.nodes.pulls import FileServer, info_of
+from engine.recording.recording import Recording
 from engine.run import journal_records
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown
@@ -61,7 +62,8 @@ class Lead:
 
     checkpoint: the folder whose files nodes pull. folder: on the file system of the published weights, where the newest
     stay linked as long as nodes may pull them. min_version: of a lease, the oldest weights that its tokens may be of.
-    kv_tokens: (room, free) of the lead's own replicas. note: a line for the user.
+    kv_tokens: (room, free) of the lead's own replicas. note: a line for the user. recording: gets what happens on the
+    nodes, and which of them made a group.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Lead:
         note: Callable[[str], None],
     ) -> None:
         self.makes_here: MakesGroup | None = None
+        self.recording: Recording | None = None
         self.refused = 0  # connections and messages
         self._ended = False
         self._config, self._checkpoint, self._folder = config, checkpoint, folder
@@ -181,10 +184,16 @@ class Lead:
                 self._sizes[key] += len(decoded.trajectory.token_ids_T)
         return self._sizes.pop(key, 0) if isinstance(decoded, Decided) else None
 
-    def group(self, key: Key, records: list[bytes]) -> None:
+    def group(self, key: Key, records: list[bytes], name: str) -> None:
+        if self.recording is not None:
+            self.recording.nodes[key.lease] = name
         future = self._made[key]
         if not future.done():
             future.set_result(group_of([journal_records.decode(record) for record in records]))
+
+    def happened(self, name: str, epoch: float, segment: bytes) -> None:
+        if self.recording is not None:
+            self.recording.happened_on(name, epoch, segment)
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         if self._ended:

@@ -25,6 +25,7 @@ from engine.nodes.messages import (
     Cancel,
     Fenced,
     Grant,
+    Happened,
     Hello,
     Job,
     LeadBeat,
@@ -49,8 +50,12 @@ class LeadEvents(Protocol):
         """A record to be written down. Returns the tokens of the group where this one ends it. BadMessage for none."""
         ...
 
-    def group(self, key: Key, records: list[bytes]) -> None:
-        """The group is made; these are all its records."""
+    def group(self, key: Key, records: list[bytes], name: str) -> None:
+        """The group is made; these are all its records. name: of the node that made it, "" for the lead itself."""
+        ...
+
+    def happened(self, name: str, epoch: float, segment: bytes) -> None:
+        """What a node noted of itself, for the run's record."""
         ...
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
@@ -139,21 +144,25 @@ class LeadProtocol:
             self._fence(session, "was silent")
         self._decide()
 
-    def receive(self, address: bytes, message: Ask | Hello | NodeBeat | Numbered) -> None:
+    def receive(self, address: bytes, message: Ask | Hello | NodeBeat | Happened | Numbered) -> None:
         match message:
             case Ask():
                 self._post(address, self._job)
             case Hello():
                 self._hello(address, message)
-            case NodeBeat() | Numbered():
+            case NodeBeat() | Happened() | Numbered():
                 if not self.ledger.heard(message.session) or message.session not in self._peers:
                     self._post(address, Fenced(session=message.session))
                     return
                 self._peers[message.session].address = address
-                if isinstance(message, NodeBeat):
-                    self._beat(message)
-                else:
-                    self._numbered(message)
+                match message:
+                    case NodeBeat():
+                        self._beat(message)
+                    case Happened():
+                        name = self.ledger.members[message.session].name
+                        self._events.happened(name, message.epoch, message.segment)
+                    case Numbered():
+                        self._numbered(message)
 
     def here(self, key: Key, epoch: int, record: bytes) -> None:
         """A record of a group that the lead's own replicas make."""
@@ -206,7 +215,8 @@ class LeadProtocol:
         self._records[key].append(message.record)
         if tokens is not None:
             self.ledger.finish(key, tokens)
-            self._events.group(key, self._records.pop(key))
+            name = "" if session == HERE else self.ledger.members[session].name
+            self._events.group(key, self._records.pop(key), name)
             self._decide()
 
     def _fence(self, session: bytes, why: str) -> None:

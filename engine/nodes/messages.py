@@ -8,6 +8,7 @@
     Hello(session, capacity)     ->
                                  <-        Welcome, or Refused(reason)
     Beat(version, free KV, ack)  <->       Beat(ack)                       each second
+    Happened(segment)            ->
     Numbered(Record)             ->
                                  <-        Numbered(Grant | Cancel | Announce | Bye)
                                  <-        Fenced: this session is over
@@ -24,7 +25,7 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = 1  # of these messages
+PROTOCOL = 2  # of these messages
 CHUNK_BYTES = 1 << 20
 
 
@@ -83,6 +84,17 @@ class NodeBeat(_Message, frozen=True):
     version: int
     free_tokens: int
     tokens: int
+
+
+class Happened(_Message, frozen=True):
+    """Node -> lead, every few seconds: what happened here, for the run's record. segment: an
+    `engine.recording.records.Segment`, packed. epoch: when the clock of this node's trajectories was 0, in seconds
+    since 1970.
+    """
+
+    session: bytes
+    epoch: float
+    segment: bytes
 
 
 class Numbered(_Message, frozen=True):
@@ -189,7 +201,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 Kind = TypeVar("Kind")
-ToLead = Ask | Pull | Hello | NodeBeat | Numbered
+ToLead = Ask | Pull | Hello | NodeBeat | Happened | Numbered
 ToNode = Job | Refused | Chunk | Gone | Welcome | LeadBeat | Fenced | Numbered
 Order = Grant | Cancel | Announce | Bye
 

@@ -28,9 +28,13 @@ from engine.nodes.ledger import Key
 from engine.nodes.messages import Announce, BadMessage, Build, Job, ToLead, ToNode, decode_to_node, encode
 from engine.nodes.node_protocol import NodeProtocol
 from engine.nodes.pulls import PullFailed, fetch
+from engine.recording import files
+from engine.recording.recording import SEGMENT_S
+from engine.recording.segments import segment_of
 from engine.run import journal_records
 from engine.run.journal_records import Decided, Drawn, Record
 from engine.stages.group import MakesGroups
+from engine.telemetry.timeline import Events, Timeline
 from engine.types import PublishedWeights
 from sandbox.keys import HostKeys, trust
 from sandbox.mailbox import Mailbox
@@ -49,7 +53,8 @@ class LeadGone(RuntimeError):
 class RolloutNode:
     """`await RolloutNode(...).run()` works for the lead until the run has ended.
 
-    folder: where pulled weights lie, on a memory file system. tokens_sampled: by all rollouts of this node.
+    folder: where pulled weights lie, on a memory file system. tokens_sampled: by all rollouts of this node. timeline:
+    what happens here, which the lead is told for the run's record; None: it is not.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class RolloutNode:
         folder: Path,
         tokens_sampled: Callable[[], int],
         note: Callable[[str], None],
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline
         self._config, self._keys, self._fleet, self._makes, self._folder = config, keys, fleet, makes, folder
         self._tokens_sampled, self._note = tokens_sampled, note
         self._version = -1  # live on all replicas
@@ -93,6 +100,7 @@ class RolloutNode:
                 loops = [
                     self._tasks.create_task(self._beat(), name="node-beat"),
                     self._tasks.create_task(self._keep_current(), name="node-weights"),
+                    self._tasks.create_task(self._tell_what_happens(), name="node-record"),
                 ]
                 await self._over
                 for task in [*loops, *self._groups.values()]:
@@ -186,6 +194,13 @@ class RolloutNode:
             if clock() - self._heard > self._config.patience_s:
                 self._end(LeadGone(f"the lead {self._config.lead} was not heard for {self._config.patience_s:g} s"))
 
+    async def _tell_what_happens(self) -> None:
+        """Every few seconds, for the run's record."""
+        while self._timeline is not None:
+            await asyncio.sleep(SEGMENT_S)
+            events = self._timeline.drain()
+            self.protocol.happened(events.epoch, await asyncio.to_thread(_packed, events))
+
     def _tick(self) -> None:
         self.protocol.tick(version=self._version, free_tokens=self._fleet.kv_tokens[1], tokens=self._tokens_sampled())
 
@@ -207,6 +222,11 @@ class RolloutNode:
                 self._over.set_result(None)
             else:
                 self._over.set_exception(error)
+
+
+def _packed(events: Events) -> bytes:
+    """The lead knows the step."""
+    return files.packed(segment_of(events, step=0))
 
 
 async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> ToNode:

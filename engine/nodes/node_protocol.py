@@ -22,6 +22,7 @@ from engine.nodes.messages import (
     Cancel,
     Fenced,
     Grant,
+    Happened,
     Hello,
     LeadBeat,
     NodeBeat,
@@ -132,6 +133,11 @@ class NodeProtocol:
         self._post(self._link.send(encode(told)))
         if self._link.waiting_bytes > WAITING_BYTES:
             self._end(f"the lead does not take what is told: {WAITING_BYTES >> 20} MiB wait")
+
+    def happened(self, epoch: float, segment: bytes) -> None:
+        """For the run's record, which can do without: outside of a session it is lost."""
+        if self.welcomed:
+            self._post(Happened(session=self._link.session, epoch=epoch, segment=segment))
 
     def _hello(self) -> None:
         self._until_hello -= 1

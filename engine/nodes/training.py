@@ -45,6 +45,7 @@ class LeadTraining(Training):
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         self.lead.makes_here = _makes(self, rollouts, reward)
+        self._explain(select)
         run = groups(
             rollouts,
             reward,
@@ -110,6 +111,7 @@ async def lead_training(
         raise BadInput("nodes cannot be used with devices: weights of GPUs are not pulled yet. Fix: leave out one")
     job = LeadTraining(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
     async with opened(job), job.open_lead(lead) as job.lead:
+        job.lead.recording = job.recording
         assert job.fleet.weights is not None
         job.lead.publish(job.fleet.weights)
         job.lead.beat_here()
@@ -149,6 +151,7 @@ class NodeTraining(Training):
             folder=self._workspace,
             tokens_sampled=self._tokens_sampled,
             note=lambda line: say(self.console, line),
+            timeline=self.timeline if self.config.record.on else None,
         )
         await node.run()
         raise RunEnded

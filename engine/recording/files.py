@@ -67,6 +67,14 @@ def _sizes(folder: Path, pattern: str) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+def number_of(path: Path) -> int:
+    """Of the file that is there under this path, on its file system; 0 where there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 def packed(record: Record) -> bytes:
     return frame(zlib.compress(encode(record), LEVEL))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engine.recording import files
-from engine.recording.policy import RecordConfig, deletions
+from engine.recording.policy import RecordConfig, deletions, rows_to_drop
 from engine.recording.records import FORMAT, Index, Segment, StepRow
 
 PROBLEMS = 100  # that the index names
@@ -33,6 +33,7 @@ class RecordFolder:
         self._config = config
         self._step_bytes: dict[int, int] = {}
         self._timeline_bytes: Counter[int] = Counter()
+        self._row_bytes: dict[int, int] = {}
         self._cut: set[Path] = set()  # files whose end is whole
         self._last = 0
 
@@ -45,6 +46,8 @@ class RecordFolder:
         self._step_bytes = files.steps_in(self.folder)
         self._timeline_bytes = Counter(files.timeline_in(self.folder))
         self._last = max(self._step_bytes, default=0)
+        rows = files.read_after(files.rows_path(self.folder), 0)[0]
+        self._row_bytes = {row.step: len(files.packed(row)) for row in rows if isinstance(row, StepRow)}
         path = files.tokenizer_path(self.folder)
         if tokenizer is not None and not path.exists():
             files.write(path, [tokenizer.encode()])
@@ -57,7 +60,8 @@ class RecordFolder:
 
     def write_step(self, row: StepRow, packed: Sequence[bytes]) -> None:
         """packed: the step's groups, and then their tokens."""
-        self._append(files.rows_path(self.folder), row)
+        self._row_bytes[row.step] = self._append(files.rows_path(self.folder), row)
+        self._thin_rows()
         path = files.step_path(self.folder, row.step)
         self._step_bytes[row.step] = files.write(path, [files.packed(row), *packed])
         self._last = row.step
@@ -69,10 +73,21 @@ class RecordFolder:
             self._cut.add(path)
         return files.append_to(path, record)
 
+    def _thin_rows(self) -> None:
+        gone = set(rows_to_drop(self._row_bytes, self._config))
+        if not gone:
+            return
+        path = files.rows_path(self.folder)
+        rows = {row.step: row for row in files.read_after(path, 0)[0] if isinstance(row, StepRow)}
+        kept = {step: files.packed(row) for step, row in sorted(rows.items()) if step not in gone}
+        files.write(path, kept.values())
+        self._row_bytes = {step: len(packed) for step, packed in kept.items()}
+
     def _settle(self) -> None:
         """Deletes what is not to stay, and says what is there."""
         sizes = Counter(self._step_bytes) + self._timeline_bytes
-        gone = deletions(sizes, self._config)
+        rows_bytes = sum(self._row_bytes.values())
+        gone = deletions(sizes, self._config, rows_bytes)
         for step in gone:
             self._step_bytes.pop(step, None)
             self._timeline_bytes.pop(step, None)
@@ -87,7 +102,7 @@ class RecordFolder:
             max_mb=self._config.max_mb,
             last=self._last,
             whole=tuple(sorted(self._step_bytes)),
-            total_bytes=sum(sizes[step] for step in sizes if step not in gone),
+            total_bytes=rows_bytes + sum(sizes[step] for step in sizes if step not in gone),
             problems=tuple(self.problems[-PROBLEMS:]),
         )
         draft = files.index_path(self.folder).with_suffix(".draft")

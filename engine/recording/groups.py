@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -76,22 +76,23 @@ class StepRecords:
     """Makes the records of one step. epoch: when the clock of its times was 0, in seconds since 1970.
 
     whole: the groups whose tokens have numbers. explain: what the selector says, if it says anything. nodes: by lease,
-    who made the group. Runs in a thread: it only reads.
+    who made the group; epochs: those of their clocks. Runs in a thread: it only reads.
     """
 
     step: int
     groups: Sequence[Group]
     whole: Sequence[int]
     epoch: float
-    nodes: Mapping[int, str]
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    epochs: Mapping[str, float] = field(default_factory=dict)
     explain: Explain | None = None
 
     def row(self, finished_at: float) -> StepRow:
         """finished_at: when its weights were live, on the clock of its times."""
-        starts = [member.started_at for group in self.groups for member in group.trajectories]
+        starts = [self._epoch_of(group) + member.started_at for group in self.groups for member in group.trajectories]
         return StepRow(
             step=self.step,
-            started_at=self.epoch + min(starts, default=finished_at),
+            started_at=min(starts, default=self.epoch + finished_at),
             finished_at=self.epoch + finished_at,
             groups=tuple(_row(group) for group in self.groups),
         )
@@ -115,11 +116,15 @@ class StepRecords:
             for number, group in enumerate(self.groups)
         ]
 
+    def _epoch_of(self, group: Group) -> float:
+        return self.epochs.get(self.nodes.get(group.lease, ""), self.epoch)
+
     def _group(self, number: int, group: Group) -> GroupRecord:
         advantages: dict[int, float] = {}
         if group.advantages_K is not None:
             advantages = dict(zip(group.kept, group.advantages_K.tolist(), strict=False))
         reasons = self.explain(group) if self.explain is not None else [{}] * len(group.trajectories)
+        epoch = self._epoch_of(group)
         return GroupRecord(
             step=self.step,
             group=number,
@@ -134,13 +139,13 @@ class StepRecords:
             node=self.nodes.get(group.lease, ""),
             whole=number in self.whole,
             trajectories=tuple(
-                self._trajectory(member, index in group.kept, advantages.get(index), why)
+                self._trajectory(member, index in group.kept, advantages.get(index), why, epoch)
                 for index, (member, why) in enumerate(zip(group.trajectories, reasons, strict=True))
             ),
         )
 
     def _trajectory(
-        self, member: Trajectory, kept: bool, advantage: float | None, reasons: Mapping[str, float]
+        self, member: Trajectory, kept: bool, advantage: float | None, reasons: Mapping[str, float], epoch: float
     ) -> TrajectoryRecord:
         error = member.error
         return TrajectoryRecord(
@@ -159,48 +164,9 @@ class StepRecords:
             sampled_tokens=member.sampled_tokens,
             total_tokens=sum(len(part.token_ids_T) for part in member.parts),
             discarded_tokens=member.discarded_tokens,
-            started_at=self.epoch + member.started_at,
-            finished_at=self.epoch + member.finished_at,
-            sequences=tuple(tuple(self._turn(turn) for turn in part.turns) for part in member.parts),
-        )
-
-    def _turn(self, turn: Turn) -> TurnRecord:
-        return TurnRecord(
-            start=turn.start,
-            end=turn.end,
-            replica=turn.replica,
-            cached_tokens=turn.cached_tokens,
-            queued_at=self.epoch + turn.queued_at,
-            started_at=self.epoch + turn.started_at,
-            finished_at=self.epoch + turn.finished_at,
-            truncated=turn.truncated,
-            calls=tuple(self._call(use) for use in turn.tool_uses),
-            placed=tuple(
-                Placed(
-                    at=self.epoch + place.at,
-                    replica=place.replica,
-                    rule=place.rule,
-                    headroom_blocks=place.headroom_blocks,
-                    stay_s=place.stay_s,
-                    go_s=place.go_s,
-                    free_blocks=dict(place.free_blocks),
-                )
-                for place in turn.placed
-            ),
-        )
-
-    def _call(self, use: ToolUse) -> Call:
-        return Call(
-            name=use.name,
-            arguments=use.arguments,
-            outcome=use.outcome,
-            reply=use.response,
-            closed_at=self.epoch + use.closed_at,
-            dispatched_at=self.epoch + use.dispatched_at,
-            finished_at=self.epoch + use.finished_at,
-            overlap_s=use.overlap_s,
-            executed=use.executed,
-            jailed=use.jailed,
+            started_at=epoch + member.started_at,
+            finished_at=epoch + member.finished_at,
+            sequences=tuple(tuple(_turn(turn, epoch) for turn in part.turns) for part in member.parts),
         )
 
     def _sequence(
@@ -235,3 +201,44 @@ def _row(group: Group) -> GroupRow:
 def _prompt_tokens(member: Trajectory) -> int:
     """Up to the first turn; all of them where there is none."""
     return member.turns[0].start if member.turns else len(member.token_ids_T)
+
+
+def _turn(turn: Turn, epoch: float) -> TurnRecord:
+    return TurnRecord(
+        start=turn.start,
+        end=turn.end,
+        replica=turn.replica,
+        cached_tokens=turn.cached_tokens,
+        queued_at=epoch + turn.queued_at,
+        started_at=epoch + turn.started_at,
+        finished_at=epoch + turn.finished_at,
+        truncated=turn.truncated,
+        calls=tuple(_call(use, epoch) for use in turn.tool_uses),
+        placed=tuple(
+            Placed(
+                at=epoch + place.at,
+                replica=place.replica,
+                rule=place.rule,
+                headroom_blocks=place.headroom_blocks,
+                stay_s=place.stay_s,
+                go_s=place.go_s,
+                free_blocks=dict(place.free_blocks),
+            )
+            for place in turn.placed
+        ),
+    )
+
+
+def _call(use: ToolUse, epoch: float) -> Call:
+    return Call(
+        name=use.name,
+        arguments=use.arguments,
+        outcome=use.outcome,
+        reply=use.response,
+        closed_at=epoch + use.closed_at,
+        dispatched_at=epoch + use.dispatched_at,
+        finished_at=epoch + use.finished_at,
+        overlap_s=use.overlap_s,
+        executed=use.executed,
+        jailed=use.jailed,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+ROWS_SHARE = 8  # the rows may take one such part of the budget
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordConfig:
@@ -37,8 +39,9 @@ class RecordConfig:
         return self.max_mb << 20
 
 
-def deletions(step_bytes: Mapping[int, int], config: RecordConfig) -> list[int]:
+def deletions(step_bytes: Mapping[int, int], config: RecordConfig, other_bytes: int = 0) -> list[int]:
     """The steps that are not kept whole any more, ascending. step_bytes: what each takes, its timeline included.
+    other_bytes: what else is in the budget.
 
     The newest stay, and of those before them the first and each `every`-th. Where all that is more than the budget,
     each second of the older ones goes, as often as it takes; then the older ones; then the oldest of the newest.
@@ -51,13 +54,32 @@ def deletions(step_bytes: Mapping[int, int], config: RecordConfig) -> list[int]:
     last, every = max(step_bytes), config.every
     older = [step for step in sorted(step_bytes) if step <= last - config.newest]
     newest = [step for step in sorted(step_bytes) if step > last - config.newest]
+    room = config.max_bytes - other_bytes
     kept = _thinned(older, every)
-    while kept and _total(step_bytes, kept + newest) > config.max_bytes:
+    while kept and _total(step_bytes, kept + newest) > room:
         every *= 2
         kept = _thinned(older, every) if every <= last else []
-    while newest and _total(step_bytes, kept + newest) > config.max_bytes:
+    while newest and _total(step_bytes, kept + newest) > room:
         newest.pop(0)
     return sorted(step_bytes.keys() - {*kept, *newest})
+
+
+def rows_to_drop(row_bytes: Mapping[int, int], config: RecordConfig) -> list[int]:
+    """The steps of which not even a row remains, ascending: none, until all rows take an eighth of the budget.
+
+    Then each second one goes, as often as it takes to halve that; the newest stay.
+
+    >>> rows_to_drop(dict.fromkeys(range(1, 8), 20_000), RecordConfig(newest=2, max_mb=1))
+    [1, 2, 3, 5]
+    """
+    if sum(row_bytes.values()) <= config.max_bytes // ROWS_SHARE:
+        return []
+    last, every = max(row_bytes), 1
+    kept = list(row_bytes)
+    while every <= last and _total(row_bytes, kept) > config.max_bytes // ROWS_SHARE // 2:
+        every *= 2
+        kept = [step for step in row_bytes if step > last - config.newest or step % every == 0]
+    return sorted(row_bytes.keys() - set(kept))
 
 
 def _thinned(steps: list[int], every: int) -> list[int]:

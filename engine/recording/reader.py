@@ -29,6 +29,7 @@ class RecordedRun:
         self.folder = files.folder_of(run)
         self._rows: dict[int, StepRow] = {}
         self._rows_end = 0
+        self._rows_file = 0  # its number on the file system
 
     @property
     def is_there(self) -> bool:
@@ -55,6 +56,9 @@ class RecordedRun:
 
     def rows(self) -> list[StepRow]:
         """A row for each step so far, ascending. Reads only what has come since the last call."""
+        number = files.number_of(files.rows_path(self.folder))
+        if number != self._rows_file:  # it was written anew, with fewer rows
+            self._rows_file, self._rows_end = number, 0
         found, self._rows_end = files.read_after(files.rows_path(self.folder), self._rows_end)
         self._rows |= {row.step: row for row in found if isinstance(row, StepRow)}
         return [self._rows[step] for step in sorted(self._rows)]

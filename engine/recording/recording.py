@@ -21,13 +21,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from engine.process.daemon_thread import DaemonThread
 from engine.recording import files
 from engine.recording.folder import RecordFolder
 from engine.recording.groups import Explain, LearnerNumbers, Place, StepRecords, rows_of, whole_groups
 from engine.recording.policy import RecordConfig
+from engine.recording.records import Segment
 from engine.recording.segments import segment_of
+from engine.run.journal_records import frames
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Group
 
@@ -67,6 +70,7 @@ class Recording:
     ) -> None:
         self.explain: Explain | None = None
         self.nodes: dict[int, str] = {}
+        self._epochs: dict[str, float] = {}  # of the clocks of other machines
         self._config, self._timeline, self._note = config, timeline, note
         self._folder = RecordFolder(run, config)
         self._thread = DaemonThread("recording")
@@ -108,6 +112,19 @@ class Recording:
 
         self._post(write)
 
+    def happened_on(self, node: str, epoch: float, segment: bytes) -> None:
+        """What another machine noted of itself (`engine.nodes.messages.Happened`). What is no segment is left out."""
+        self._epochs[node] = epoch
+        step = self._step
+
+        def write() -> None:
+            payloads, _ = frames(segment)
+            found = files.unpacked(payloads[0]) if payloads else None
+            if isinstance(found, Segment):
+                self._folder.write_segment(replace(found, node=node, step=step))
+
+        self._post(write)
+
     def begin(self, step: int, groups: Sequence[Group], batch: Batch) -> list[int]:
         """A step is about to be trained; returns the rows of the batch of which the learner's numbers are wanted."""
         whole = whole_groups(groups, self._config.token_groups)
@@ -117,6 +134,7 @@ class Recording:
             groups=groups,
             whole=whole,
             epoch=time.time() - self._timeline.now(),
+            epochs=dict(self._epochs),
             nodes={group.lease: self.nodes.pop(group.lease, "") for group in groups},
             explain=self.explain,
         )

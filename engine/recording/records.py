@@ -1,18 +1,18 @@
 """What a recorded run is made of: steps with their groups, and segments of the timeline.
 
 Invariants
-- All times are seconds since 1970 (UTC), so that segments of several processes and machines share one axis. (Those of a
-  group that another machine made are that machine's.)
+- All times are seconds since 1970 (UTC), so that segments of several processes and machines share one axis, as far as
+  their clocks agree.
 - Steps are counted from 1, as in metrics.jsonl; groups and trajectories of a step from 0.
 - An array holds one number per token of a sequence, T of them, the prompt included. NaN: there is none for this token.
 
 Files, below `record/` of a run's folder (`engine.recording.files` says how they look as bytes)
 
-    index.json                     Index: what is kept, and by which policy
-    tokenizer.json                 of the `tokenizers` package, for the token ids
-    rows.log                       a StepRow for each step of the run, also of those that are not kept whole
-    steps/step-000012.rec          a step that is kept whole: StepRow, GroupRecord of each group, GroupTokens of each
-    timeline/step-000012.seg    the Segments of a step, each of some seconds; they are appended while it is under way
+    index.json                  Index: what is kept, and by which policy
+    tokenizer.json              of the `tokenizers` package, for the token ids
+    rows.log                    a StepRow for each step, also of those that are not kept whole; appended
+    steps/step-000012.rec       a step that is kept whole: StepRow, GroupRecord of each group, GroupTokens of each
+    timeline/step-000012.seg    the Segments of a step, each of some seconds; appended while it is under way
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     sampled: by the policy (not: given). logprobs: the sampler's, 0 where not sampled. versions: of the weights that
     sampled it, -1 where not sampled. learner_logprobs, entropy: the learner's, in its forward pass of the step, just
     before the update; their ratio is exp(learner_logprobs - logprobs). push: minus the derivative of the loss by the
-    token's log-probability, times the minibatch's tokens: above 0 it is made likelier. All three are NaN where a token
-    was not trained; a trained token whose advantage is not 0 and whose push is 0 was clipped.
+    token's log-probability, times the minibatch's tokens: above 0 it is made likelier. These three are None where the
+    trajectory was not trained, and NaN where a token was not sampled; a trained token whose advantage is not 0 and
+    whose push is 0 was clipped.
     """
 
     token_ids: Ids

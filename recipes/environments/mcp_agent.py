@@ -23,6 +23,7 @@ from algo.learner.config import LearnerConfig
 from algo.reward.combine import Weighted
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
+from engine.recording.policy import RecordConfig
 from engine.rollout.mcp_tools import mcp_tools
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
@@ -43,6 +44,7 @@ class Config:
     group_size: Annotated[int, "trajectories trained per group, of twice as many rollouts"] = 8
     eval_problems: Annotated[int, "held-out problems"] = 128
     seed: Annotated[int, "of prompts, sampling, selection and training"] = 0
+    record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         self.training()  # the parts' own checks, before anything starts
@@ -57,6 +59,7 @@ class Config:
             learner=LearnerConfig(lr=5e-4, minibatches=2).for_run(self.steps),
             seed=self.seed,
             title="GRPO-RoC with MCP tools",
+            record=self.record,
         )
 
 

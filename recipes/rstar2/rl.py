@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -38,6 +38,7 @@ from engine.data import Prompts
 from engine.devices import DevicePlan
 from engine.errors import BadInput
 from engine.process import streams
+from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
 from engine.run.run_folder import RunFolder, versions
@@ -210,6 +211,7 @@ class Config:
     replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
     learner: LearnerConfig = REPORT.learner
+    record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         check_exists(data=self.data)
@@ -330,6 +332,7 @@ class Config:
             step_deadline_s=self.step_deadline_s,
             checkpoint_every=self.checkpoint_every,
             title=f"{'GRPO-RoC' if self.algorithm == 'roc' else 'GRPO'}, stage {number}",
+            record=self.record,
         )
 
 
@@ -484,6 +487,7 @@ _FREE = {
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
     *("learner.activation_checkpointing", "learner.offload_optimizer"),
+    *(f"record.{field.name}" for field in fields(RecordConfig)),
 }
 
 

@@ -194,18 +194,18 @@ def _tokens(member: TrajectoryRecord, turns: tuple[TurnRecord, ...], *, whole: b
     if not whole:
         return SequenceTokens(token_ids=token_ids_T, sampled=sampled_T)
     logprobs_T = np.where(sampled_T, -rng.exponential(0.5, count), 0).astype(np.float32)
-    trained_T = sampled_T & member.kept
-    learner_T = np.where(trained_T, logprobs_T + rng.normal(0, 0.1, count), np.nan).astype(np.float32)
+    versions_T = np.where(sampled_T, 1, -1).astype(np.int32)
+    tokens = SequenceTokens(token_ids=token_ids_T, sampled=sampled_T, logprobs=logprobs_T, versions=versions_T)
+    if not member.kept:
+        return tokens
+    learner_T = np.where(sampled_T, logprobs_T + rng.normal(0, 0.1, count), np.nan).astype(np.float32)
     clipped_T = np.abs(learner_T - logprobs_T) > 0.2
     push_T = np.where(clipped_T, 0, np.exp(learner_T - logprobs_T) * (member.advantage or 0))
-    return SequenceTokens(
-        token_ids=token_ids_T,
-        sampled=sampled_T,
-        logprobs=logprobs_T,
-        versions=np.where(sampled_T, 1, -1).astype(np.int32),
+    return msgspec.structs.replace(
+        tokens,
         learner_logprobs=learner_T,
-        entropy=np.where(trained_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
-        push=np.where(trained_T, push_T, np.nan).astype(np.float32),
+        entropy=np.where(sampled_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
+        push=np.where(sampled_T, push_T, np.nan).astype(np.float32),
     )
 
 

@@ -22,8 +22,12 @@ from engine.nodes.lead import Lead
 from engine.nodes.messages import CHUNK_BYTES, Announce, Ask, FileInfo, Job, encode
 from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
 from engine.nodes.pulls import PullFailed, fetch
+from engine.recording.policy import RecordConfig
+from engine.recording.reader import RecordedRun
+from engine.recording.recording import Recording
 from engine.run.journal import Journal
 from engine.stages.group import GroupConfig, MakesGroups
+from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox import keys
 from sandbox.keys import load_host
@@ -87,7 +91,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @asynccontextmanager
-async def a_node(run: Run, scripted: Setup, **fields: object) -> AsyncIterator[RolloutNode]:
+async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields: object) -> AsyncIterator[RolloutNode]:
     async def reward(trajectory: object) -> float:
         return 1.0
 
@@ -107,6 +111,7 @@ async def a_node(run: Run, scripted: Setup, **fields: object) -> AsyncIterator[R
         folder=folder,
         tokens_sampled=lambda: scripted.rollouts.tokens_sampled,
         note=run.notes.append,
+        timeline=scripted.timeline if recorded else None,
     )
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.run())
@@ -128,6 +133,28 @@ async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
     [replica] = scripted.replicas.made
     [(_, version)] = replica.weights
     assert version == 1
+
+
+async def test_what_happens_on_a_node_is_in_the_runs_record(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.nodes.node.SEGMENT_S", 0.01)
+    here = Timeline()
+    recording = Recording(run.folder, RecordConfig(), here, step=3, tokenizer=None, note=run.notes.append)
+    async with run.lead, Setup(*TURNS) as scripted, recording:
+        run.lead.recording = recording
+        run.publish(1)
+        async with a_node(run, scripted, recorded=True):
+            await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+            async with asyncio.timeout(30):
+                while not {"trajectories", "reward"} <= tracks_of(run.folder, "one"):  # noqa: ASYNC110  a file
+                    await asyncio.sleep(0.01)
+    assert recording.nodes == {0: "one"}
+    assert tracks_of(run.folder, "") == set()
+
+
+def tracks_of(folder: Path, node: str) -> set[str]:
+    """What the record of step 3 has spans of, on this machine."""
+    segments = RecordedRun(folder).timeline(3, 3)
+    return {span.track for segment in segments if segment.node == node for span in segment.spans}
 
 
 async def test_a_new_version_is_on_the_node_whatever_the_learner_does_with_its_file(run: Run) -> None:

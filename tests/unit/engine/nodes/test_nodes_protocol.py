@@ -123,6 +123,7 @@ class World:
         self.admitted = set()
         self.oldest = 0
         self.notes = []
+        self.happenings = []
         self.grants = []  # records that went along
         self.lead = LeadProtocol(Ledger(group_tokens=10), JOB, self.post, self)
         if here:
@@ -160,10 +161,14 @@ class World:
         seen.append(record)
         return None
 
-    def group(self, key, records):
+    def group(self, key, records, name):
         assert key not in self.groups, "made twice"
+        assert name in ("", *(f"node-{node.number}" for node in self.nodes))
         assert records == [PROMPT, *self.seen[key]]
         self.groups[key] = records
+
+    def happened(self, name, epoch, segment):
+        self.happenings.append((name, epoch, segment))
 
     def start_here(self, key, epoch, records):
         self.work[key] = (epoch, list(records))
@@ -332,6 +337,20 @@ def join(world, node):
     while node.outbox or node.inbox:
         world.deliver_to_lead(node)
         world.deliver_to_node(node)
+
+
+def test_what_happens_on_a_node_reaches_the_lead_by_its_name_while_its_session_lasts():
+    world = a_world(nodes=1)
+    [node] = world.nodes
+    node.protocol.happened(1.0, b"before the welcome")
+    join(world, node)
+    node.protocol.happened(2.0, b"within")
+    world.deliver_to_lead(node)
+    node.protocol.happened(3.0, b"too late")
+    for _ in range(SILENT_BEATS + 1):
+        world.lead.tick()
+    world.deliver_to_lead(node)
+    assert world.happenings == [("node-0", 2.0, b"within")]
 
 
 def test_a_silent_node_is_fenced_and_what_it_says_later_has_no_effect():

@@ -1,8 +1,10 @@
 """The record on the disk as it grows: rotation, what a killed run left, a disk that is full."""
 
 import errno
+import os
 
 import pytest
+from msgspec.structs import replace
 
 from engine.recording import files
 from engine.recording.folder import RecordFolder
@@ -46,10 +48,25 @@ def test_the_folder_stays_within_its_budget(tmp_path):
     folder = opened(tmp_path, newest=40, every=1, max_mb=1)
     for step in range(1, 60):
         write(folder, step, groups=4, samples=8)
-        there = sum(path.stat().st_size for name in ("steps", "timeline") for path in (folder.folder / name).iterdir())
+        there = sum(path.stat().st_size for path in folder.folder.rglob("*") if path.suffix in (".rec", ".seg", ".log"))
         assert there <= 1 << 20
         assert RecordedRun(tmp_path).index.total_bytes == there
     assert RecordedRun(tmp_path).steps[-1] == 59
+
+
+def test_rows_that_take_too_much_are_thinned_and_the_reader_notices(tmp_path):
+    folder, run = opened(tmp_path, newest=3, every=1, max_mb=1), RecordedRun(tmp_path)
+    made = [replace(made_group(1, 0, 2), prompt_id=os.urandom(4000).hex()) for _ in range(5)]  # 20 kB a row
+    seen = []
+    for step in range(1, 21):
+        folder.write_step(made_row(step, made), [])
+        seen.append([row.step for row in run.rows()])
+    assert files.rows_path(run.folder).stat().st_size <= (1 << 20) // 8
+    assert seen[-1][-4:] == [17, 18, 19, 20]
+    there = [row.step for row in RecordedRun(tmp_path).rows()]
+    assert there[-3:] == [18, 19, 20]
+    assert set(there) < set(range(1, 21))
+    assert set(there) <= set(seen[-1])
 
 
 def test_a_killed_run_is_gone_on_with_and_what_it_tore_is_cut_off(tmp_path):

@@ -11,6 +11,7 @@ from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
 from engine.telemetry.timeline import Timeline
 from tests.support.fakes import Clock
+from tests.support.recorded_run import made_group, made_segment
 from tests.unit.engine.recording.test_groups import a_batch, a_group
 
 
@@ -126,6 +127,28 @@ async def test_a_disk_that_is_too_slow_loses_records_and_not_memory(tmp_path):
     run = RecordedRun(tmp_path)
     assert len(list(run.timeline(1, 1))) < recording.WAITING + 2
     assert run.index.problems
+
+
+async def test_what_another_machine_noted_is_in_the_step_under_way_under_its_name(tmp_path):
+    async with a_recording(tmp_path) as subject:
+        subject.happened_on("left", 500.0, files.packed(made_segment(9)))
+        subject.happened_on("left", 500.0, b"no segment at all")
+        subject.happened_on("left", 500.0, files.packed(made_group(1, 0, 2)))
+    found = [segment for segment in RecordedRun(tmp_path).timeline(1, 1) if segment.node == "left"]
+    assert [segment.spans for segment in found] == [made_segment(9).spans]
+    assert RecordedRun(tmp_path).index.problems == ()
+
+
+async def test_a_group_that_another_machine_made_has_the_times_of_its_clock(tmp_path):
+    groups = [a_group(0), a_group(1)]
+    async with a_recording(tmp_path) as subject:
+        subject.happened_on("left", 500.0, files.packed(made_segment(1)))
+        subject.nodes |= {0: "left", 1: ""}
+        subject.begin(1, groups, a_batch(groups))
+        subject.trained({})
+    first, second = RecordedRun(tmp_path).groups(1)
+    assert (first.node, first.trajectories[0].finished_at) == ("left", 501.0)
+    assert (second.node, second.trajectories[0].finished_at > 1e9) == ("", True)
 
 
 async def test_a_run_that_is_cancelled_has_what_happened_before(tmp_path):
