@@ -88,13 +88,12 @@ def _limit(seen: StepWindow, lost: Mapping[Limit, float]) -> Limit:
 
 def _staleness_limits(seen: StepWindow, lost: Mapping[Limit, float]) -> bool:
     """More staleness saves more than anything else would: all of what it overlaps, where another part that is made
-    twice as fast saves half of what it takes. A tail that it would overlap too is no other cause.
+    twice as fast saves half of what it takes. On-policy it cannot overlap a tail.
     """
     saved = lost[Limit.STALENESS]
-    within_rollouts = [Limit.TOOL, Limit.KV, Limit.REWARD] + ([] if seen.max_staleness else [Limit.TAIL])
-    return saved > max(lost[cause] for cause in within_rollouts) and saved >= max(
-        lost[cause] / 2 for cause in (Limit.LEARNER, Limit.SYNC, Limit.NONE)
-    )
+    whole = [Limit.TOOL, Limit.KV, Limit.REWARD] + ([] if seen.max_staleness else [Limit.TAIL])
+    half = (Limit.TAIL, Limit.LEARNER, Limit.SYNC, Limit.NONE)
+    return saved > max(lost[cause] for cause in whole) and saved >= max(lost[cause] / 2 for cause in half)
 
 
 def _dead(seen: StepWindow, lost: Mapping[Limit, float]) -> str:

@@ -45,6 +45,17 @@ def test_busy_and_idle_seconds_are_those_of_all_replicas_since_the_step_began(pa
     assert found["rollout/tail_s"] == 0.0
 
 
+def test_few_requests_of_the_step_before_make_no_tail_of_this_one(parts):
+    clock, timeline, meter = parts
+    timeline.idle.running(0, 16, 0.0)
+    timeline.idle.running(0, -15, 0.0)
+    clock.time = 5.0
+    assert meter.read()["rollout/tail_s"] == 5.0
+    meter.begin()
+    clock.time = 9.0
+    assert meter.read()["rollout/tail_s"] == 0.0
+
+
 def test_a_replica_that_is_down_counts_with_its_cause(parts):
     clock, timeline, meter = parts
     timeline.idle.down(1, 0.0)

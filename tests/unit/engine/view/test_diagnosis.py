@@ -71,13 +71,18 @@ def test_the_limit_is_what_costs_most(case):
 
 
 def test_a_gate_that_is_shut_while_both_sides_wait_is_staleness():
-    row = a_row(learn_s=0.5, replicas__busy_s=16.0, rollout__tail_s=6.0, time__lease_wait_s=7.0)
+    row = a_row(learn_s=0.5, replicas__busy_s=16.0, rollout__tail_s=7.5, time__lease_wait_s=6.0)
     assert diagnose([row], CONFIG).limit == Limit.TAIL
     found = diagnose([row], CONFIG | {"max_staleness": 1})
     assert found.limit == Limit.STALENESS
     assert "max_staleness=1" in found.sentence
     open_gate = row | {"time/lease_wait_s": 0.5}
     assert diagnose([open_gate], CONFIG | {"max_staleness": 1}).limit == Limit.TAIL
+
+
+def test_replicas_without_work_behind_a_shut_gate_do_not_wait_for_the_host():
+    row = a_row(replicas__busy_s=6.0, idle__host_s=10.0, time__lease_wait_s=8.0)
+    assert diagnose([row], CONFIG | {"max_staleness": 1}).limit == Limit.STALENESS
 
 
 def test_a_learner_that_trains_beside_the_rollouts_costs_nothing():
