@@ -21,6 +21,8 @@ from aiohttp import web
 from engine.view.page import STATIC, plot_folder, served_page
 from engine.view.questions import Questions
 from engine.view.rerun import run_again
+from engine.view.rivals import rivals
+from engine.view.run_files import RunFiles
 from engine.view.tool_calls import call_of
 from engine.view.trajectories import NotThere
 from sandbox import SandboxUnavailable
@@ -40,6 +42,7 @@ HEADERS = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Action = Callable[[RunFiles, dict[str, int]], Awaitable[dict[str, Any]]]
 
 
 class CannotListen(Exception):
@@ -68,13 +71,15 @@ async def serve(questions: Questions, port: int) -> AsyncIterator[int]:
 def make_app(questions: Questions) -> web.Application:
     """Raises NoPlots."""
     app = web.Application(middlewares=[_guarded])
+    answers = _Answers(questions)
     app.add_routes(
         [
             web.get("/", _page),
             web.static("/static", STATIC),
             web.static("/plots", plot_folder()),
-            web.get("/api/{name}", _Answers(questions).get),
-            web.post("/api/run-again", _Answers(questions).run_again),
+            web.get("/api/{name}", answers.get),
+            web.post("/api/run-again", answers.run_again),
+            web.post("/api/rivals", answers.rivals),
         ]
     )
     return app
@@ -123,11 +128,20 @@ class _Answers:
         return response
 
     async def run_again(self, request: web.Request) -> web.Response:
+        async def run_call(run: RunFiles, words: dict[str, int]) -> dict[str, Any]:
+            where = (words["step"], words["group"], words["sample"], words["call"])
+            return await run_again(await asyncio.to_thread(call_of, run, *where))
+
+        return await self._do(request, run_call)
+
+    async def rivals(self, request: web.Request) -> web.Response:
+        return await self._do(request, lambda run, words: rivals(run.path, words["step"]))
+
+    async def _do(self, request: web.Request, action: Action) -> web.Response:
         try:
             words = msgspec.json.decode(await request.read(), type=dict[str, int])
             run = self._questions.run({"run": str(words["run"])})
-            call = await asyncio.to_thread(call_of, run, words["step"], words["group"], words["sample"], words["call"])
-            return _json(await run_again(call))
+            return web.Response(body=msgspec.json.encode(await action(run, words)), content_type="application/json")
         except (NotThere, SandboxUnavailable) as error:
             return _problem(404, str(error))
         except (ValueError, KeyError) as error:
@@ -135,10 +149,6 @@ class _Answers:
 
     def _encoded(self, name: str, words: dict[str, str]) -> bytes:
         return msgspec.json.encode(self._questions.answer(name, words), enc_hook=float)
-
-
-def _json(content: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), content_type="application/json")
 
 
 def _problem(status: int, text: str) -> web.Response:

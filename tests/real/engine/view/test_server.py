@@ -1,5 +1,7 @@
 """The page over HTTP: to this machine's user alone, beside a run that goes on."""
 
+import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -8,8 +10,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from engine.view.questions import Questions
+from engine.view.rivals import rivals
 from engine.view.run_files import RunFiles
 from engine.view.server import make_app
+from engine.view.trajectories import NotThere
 from tests.support.paths import ROOT
 from tests.support.viewed_runs import run_under_way, write_viewed_run
 
@@ -73,6 +77,34 @@ async def test_a_recorded_program_is_run_again_in_a_jail(questions):
         found = await answer.json()
     assert (found["outcome"], found["stdout"]) == ("ok", "42\n")
     assert found["recorded"] == {"outcome": "error", "reply": "NameError: x", "latency_s": pytest.approx(0.2)}
+
+
+def simulator(tmp_path, text):
+    (tmp_path / "simulator.py").write_text(text)
+    return (sys.executable, str(tmp_path / "simulator.py"))
+
+
+async def test_the_simulator_is_asked_about_a_step_and_its_last_line_is_the_answer(tmp_path):
+    command = simulator(tmp_path, "import sys, json; print('progress'); print(json.dumps({'rows': sys.argv[1:]}))")
+    assert await rivals(tmp_path, 7, command) == {"rows": [str(tmp_path), "--step", "7"]}
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit('nothing recorded')", "print('nothing recorded')"])
+async def test_a_simulator_that_fails_is_quoted(tmp_path, text):
+    with pytest.raises(NotThere, match=r"status 1: nothing recorded|no JSON"):
+        await rivals(tmp_path, 7, simulator(tmp_path, text))
+
+
+async def test_a_simulator_ends_with_the_question(tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    said = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    text = f"import os, time; {said}; time.sleep(60)"
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(rivals(tmp_path, 7, simulator(tmp_path, text)))
+        process = int(await asyncio.to_thread((tmp_path / "pid").read_text))
+        asked.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_neither_torch_nor_vllm_is_loaded_to_view_a_run(tmp_path):
