@@ -6,11 +6,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from engine.recording import files
 from engine.stages.write_rollouts import path_of
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
+from engine.view.tokens import pieces
 from engine.view.trajectories import NotThere
 from tests.support.recorded_run import TOKENIZER
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
@@ -73,6 +76,12 @@ def test_a_recorded_trajectory_has_its_texts_its_placement_and_both_log_probabil
     ratio = np.exp(recorded.learner_logprobs - recorded.logprobs)
     np.testing.assert_allclose([tokens["ratio"][at] for at in trained], ratio[trained], atol=1e-4)
     assert tokens["ratio"][0] is None
+
+
+def test_the_texts_of_tokens_hold_control_tokens_too():
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    text = "<|im_start|>user\nWhat is 6 * 7?<|im_end|>"
+    assert "".join(pieces(tokenizer, tokenizer.encode(text).ids)) == text
 
 
 def test_a_seed_is_written_out_as_a_browser_would_round_it(tmp_path):
@@ -155,14 +164,29 @@ def test_every_decision_of_a_step_is_told_with_its_reason(tmp_path):
     assert found["decisions"][0]["free_blocks"] == {"0": 150, "1": 140}
 
 
+def made_slow(run: Path, *, step: int, seconds: float) -> None:
+    """The last call of the first trajectory of a step's last group took so long."""
+    path = files.step_path(files.folder_of(run), step)
+    row, *groups = files.read_frames(path, 0, 3)
+    first, *others = groups[-1].trajectories
+    turn, *later = first.sequences[0]
+    *calls, call = turn.calls
+    call = replace(call, finished_at=call.dispatched_at + seconds)
+    first = replace(first, sequences=((replace(turn, calls=(*calls, call)), *later),))
+    groups[-1] = replace(groups[-1], trajectories=(first, *others))
+    files.write(path, [files.packed(record) for record in (row, *groups)])
+
+
 def test_tool_calls_are_counted_and_the_slowest_are_told_whole(tmp_path):
     write_viewed_run(tmp_path / "run", groups=2)
+    made_slow(tmp_path / "run", step=2, seconds=3.0)
     found = questions(tmp_path / "run").answer("tool-calls", {"run": "0", "first": "1", "last": "2"})
     assert found["steps"] == [1, 2]
     assert len(found["latency_s"]) == 8  # two steps of two groups, each with two calls
-    latencies = [call["latency_s"] for call in found["slowest"]]
-    assert latencies == sorted(latencies, reverse=True)
-    assert json.loads(found["slowest"][0]["arguments"])["code"]
+    slowest = found["slowest"][0]
+    assert slowest["latency_s"] == pytest.approx(3.0)
+    assert [slowest[name] for name in ("step", "group", "sample", "call")] == [2, 1, 0, 1]
+    assert json.loads(slowest["arguments"])["code"]
 
 
 def test_the_page_run_tells_what_was_given_and_what_was_wasted(tmp_path):
