@@ -21,7 +21,7 @@ class HostMeter:
         self._blocked_s = 0.0
         self._longest_s = 0.0
         self._since = time.perf_counter()
-        self._cpu_s = time.process_time()
+        self._cpu_s = time.thread_time()
         psutil.cpu_percent()  # of the machine: since it was last asked
 
     async def run(self) -> None:
@@ -38,14 +38,14 @@ class HostMeter:
             self._longest_s = max(self._longest_s, seconds)
 
     def read(self) -> dict[str, float]:
-        """Metrics since the last call. cpu_share: of one core, by all threads of this process; machine_cpu_share: of
-        all cores, by everybody.
+        """Metrics since the last call, made in the loop's own thread. loop_cpu_share: of one core, by that thread;
+        machine_cpu_share: of all cores, by everybody.
         """
-        now, cpu_s = time.perf_counter(), time.process_time()
+        now, cpu_s = time.perf_counter(), time.thread_time()
         found = {
             "host/loop_blocked_s": self._blocked_s,
             "host/loop_lag_max_ms": self._longest_s * 1e3,
-            "host/cpu_share": (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
+            "host/loop_cpu_share": (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
             "host/machine_cpu_share": psutil.cpu_percent() / 100,
         }
         self._blocked_s = self._longest_s = 0.0

@@ -109,7 +109,7 @@ def _finding(seen: StepWindow, text: str, figures: Mapping[str, float], option: 
 def _faster_tools(seen: StepWindow) -> tuple[str, str]:
     half = f"half of the calls take more than {seen.mean('tools/latency_p50_ms'):,.0f} ms"
     if seen.total("tools/calls_jailed"):
-        return f"{half}; more of them at once", "slots"
+        return f"{half}; where they queue for the sandbox, let more run at once", "slots"
     return f"{half}; more rollouts under way would hide it", "prompts_per_step"
 
 

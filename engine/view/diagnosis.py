@@ -60,13 +60,14 @@ def diagnose(
     seen = StepWindow(steps, config, summary)
     between = int(steps[0]["step"]), int(steps[-1]["step"])
     if not seen.is_measured:
-        sentence = "What the replicas waited for is not in these rows, which an older version wrote."
+        waits = percent(seen.share("time/rollout_s"))
+        sentence = f"What the replicas waited for is not known; the learner waits for rollouts {waits} of the time."
         return Diagnosis(sentence=sentence, limit=Limit.NONE, alarms=tuple(alarms(seen)), steps=between)
     lost, wrong = seen.lost(), tuple(alarms(seen))
     limit = _limit(seen, lost)
     sentence = _SENTENCES[limit](seen, lost)
     return Diagnosis(
-        sentence=f"Healthy: {sentence}" if limit is Limit.NONE and not wrong else sentence,
+        sentence=f"Healthy. {sentence}" if limit is Limit.NONE and not wrong else sentence,
         limit=limit,
         alarms=wrong,
         advice=tuple(advice(seen, lost, limit)),
@@ -105,9 +106,10 @@ def _dead(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _host(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
-    blocked = seen.share("host/loop_blocked_s")
+    blocked, share = seen.share("host/loop_blocked_s"), percent(lost[Limit.HOST])
     if blocked < lost[Limit.HOST] / 2:
-        share = percent(lost[Limit.HOST])
+        if lost[Limit.HOST] > seen.idle("host"):
+            return f"The host limits this run: the event loop computes for {share} of the time and has none left."
         return f"The host limits this run: {share} of the replicas' time waits for the node's own work."
     stage = f", with `{seen.own_stage}` the busiest stage of yours" if seen.own_stage else ""
     return (
@@ -168,7 +170,7 @@ def _none(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
     rate = seen.total("tokens/generated") / seen.seconds
     second = max((cause for cause in lost if cause is not Limit.NONE), key=lambda cause: lost[cause])
     return (
-        f"nothing but its replicas limits this run; they sample {percent(seen.idle('busy'))} of the time, "
+        f"Nothing but its replicas limits this run; they sample {percent(seen.idle('busy'))} of the time, "
         f"{rate:,.0f} tokens/s; next is {second} with {percent(lost[second])} of a step."
     )
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 ROOM = 0.8  # of a machine's cores in use; where more are, learner and replicas gain nothing from running at once
+SATURATED = 0.9  # CPU of the event loop's thread, beyond which everything waits for it
 STAGES = ("admit", "groups", "batch", "write_rollouts", "learn")  # those of engine.training
 
 Row = Mapping[str, Any]
@@ -42,11 +43,12 @@ class StepWindow:
     ) -> None:
         self.rows, self.config = rows, config
         self.seconds = max(1e-9, self.total("time/step_s"))
-        self._replica_seconds = _replica_seconds(rows, summary or {})
+        # Where rollout nodes make all groups, the replicas whose seconds are measured only evaluate.
+        self._replica_seconds = {} if config.get("nodes_only") else _replica_seconds(rows, summary or {})
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known what the replicas waited for."""
+        """Whether it is known what the replicas that make the rollouts waited for."""
         return bool(self._replica_seconds)
 
     def total(self, name: str) -> float:
@@ -105,7 +107,7 @@ class StepWindow:
         publish = min(1.0, self.total("learner/publish_s") / max(1e-9, self.total("time/learn_s")))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
-            Limit.HOST: max(self.share("host/loop_blocked_s"), self._host_idle()),
+            Limit.HOST: max(self.share("host/loop_blocked_s"), self._host_idle(), self._saturated()),
             Limit.TOOL: max(self.share("tools/starved_s"), self.idle("tool_wait")),
             Limit.KV: self.share("kv/blocked_s"),
             Limit.TAIL: self.share("rollout/tail_s"),
@@ -126,6 +128,11 @@ class StepWindow:
         """Without what the bound on staleness explains: replicas without work while nothing more may begin."""
         gated = self.share("time/lease_wait_s") if self.max_staleness else 0.0
         return max(0.0, self.idle("host") - gated)
+
+    def _saturated(self) -> float:
+        """CPU of the event loop's thread where it has no time left, else 0: a busy loop alone costs nothing."""
+        used = self.mean("host/loop_cpu_share")
+        return used if used >= SATURATED else 0.0
 
     def _waits_for_each_other(self) -> float:
         """Share of the steps that more staleness would save.

@@ -34,11 +34,11 @@ from engine.training import Training
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts
 
-SMALL = {"steps": 6, "prompts_per_step": 8, "group_size": 4}
+SMALL = {"steps": 4, "prompts_per_step": 8, "group_size": 4}
 
 # What each fault takes of the options.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "healthy": {"prompts_per_step": 16, "group_size": 8},
+    "healthy": {"prompts_per_step": 16, "oversample": 8, "learner.minibatches": 1},  # the learner gets little to do
     "tool": {},
     "kv": {"kv_blocks": 20},
     "tail": {"prompts_per_step": 4, "rollout.max_tokens": 900},
@@ -54,9 +54,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "host": {},
     "dead": {},
 }
-TOOL_S = 1.5  # longer than all else of a rollout
-TRANSFER_S = 3.0
-BLOCKED_S = 0.4  # of each group
+TOOL_S = 4.0  # longer than all else of a rollout, on a machine that others use too
+TRANSFER_S = 8.0
+BLOCKED_S = 0.8  # of each group
 LONG_EVERY = 32  # trajectories, of which one does not end by itself
 
 
@@ -145,14 +145,16 @@ def train_with(fault: str) -> Any:
 
 
 def record(folder: Path, runs: list[Path]) -> None:
-    """Keeps of each run its rows and its options, as one JSON file."""
+    """Keeps of each run its rows, with four digits of each number, and its options: a row of the file each."""
     for run in runs:
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         config = json.loads((run / "config.json").read_text())
         del config["argv"], config["versions"], config["checkpoint"], config["runs"]
-        rows = [{name: value for name, value in row.items() if name != "crc32"} for row in rows]
-        text = json.dumps({"config": config, "rows": rows}, indent=1)
-        (folder / f"{run.name}.json").write_text(text + "\n")
+        rows = [
+            {name: float(f"{value:.4g}") for name, value in row.items() if name != "crc32"}
+            for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        ]
+        lines = map(json.dumps, [config, *rows])
+        (folder / f"{run.name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Where learner and replicas run, and how they take turns on what they share."""
 
 import asyncio
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -166,6 +167,37 @@ async def test_the_kv_peak_of_a_step_is_not_that_of_an_evaluation_before_it():
         replicas.made[0].step(10)
         await learn(inbox(), asyncio.Queue())
     assert peaks == [0.4, 0.4]
+
+
+async def test_what_happens_between_two_steps_is_in_the_row_of_neither():
+    """Preemptions, waits for KV blocks, and stalls of the event loop, in an evaluation say."""
+    replicas, rows, host = Replicas(blocks=100), [], Counter()
+
+    async def stepped(step, metrics):
+        rows.append(metrics)
+        replicas.made[0].step(10, preempted=7)
+        host["host/loop_blocked_s"] += 7.0
+
+    def read():
+        found = dict(host)
+        host.clear()
+        return found
+
+    async with fleet_of(replicas) as fleet:
+        learn, groups = learn_stage(fleet, False, [], 2, stepped)
+        learn.host = read
+
+        async def inbox():
+            for group in groups:
+                replicas.made[0].step(60, preempted=1)
+                host["host/loop_blocked_s"] += 0.5
+                yield [group]
+
+        await learn(inbox(), asyncio.Queue())
+    assert [row["kv/preemptions"] for row in rows] == [1, 1]
+    assert [row["host/loop_blocked_s"] for row in rows] == [0.5, 0.5]
+    assert [row["replicas/live"] for row in rows] == [1, 1]
+    assert [row["replicas/deaths"] for row in rows] == [0, 0]
 
 
 async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():

@@ -13,6 +13,9 @@ from rich.console import Console
 from engine.console.report import Progress, model_card, plot, print_report
 from engine.rollout.chat_template import ChatConfig
 from engine.types import Prompt
+from engine.view.advice import Finding
+from engine.view.diagnosis import Diagnosis
+from engine.view.step_window import Limit
 from tests.support.fakes import a_prompt, a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
@@ -35,6 +38,19 @@ def test_brackets_and_spaces_are_shown_as_they_are(tmp_path):
     assert "[bold]What is x[0]?[/INST]" in text
     assert "answer: [/i]" in text
     assert f"  {folder}/summary.json" in text
+
+
+def test_what_limited_the_run_is_said_with_its_alarms_and_one_piece_of_advice(tmp_path):
+    alarm = Finding(text="a replica is [down]", figures={}, option="kv_blocks", value=40)
+    advised = tuple(Finding(text=text, figures={}, option="slots") for text in ("first advice", "second advice"))
+    found = Diagnosis(sentence="Tools [all] limit it.", limit=Limit.TOOL, alarms=(alarm,), advice=advised)
+    written = io.StringIO()
+    print_report(Console(file=written, width=200), tmp_path, SUMMARY, Progress(), found)
+    text = written.getvalue()
+    assert "Tools [all] limit it." in text
+    assert "a replica is [down]: kv_blocks (now 40)" in text
+    assert "first advice: slots" in text
+    assert "second advice" not in text
 
 
 def a_progress(evaluations, steps):

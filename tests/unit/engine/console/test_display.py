@@ -33,6 +33,16 @@ def test_each_replica_is_shown_with_its_kv_use_or_as_down():
     assert "held-out accuracy  0.500  [0.400, 0.600]  n=64" in lines
 
 
+def test_what_limits_the_run_is_a_line_of_the_live_view_only():
+    fleet = SimpleNamespace(config=SimpleNamespace(replicas=0), live=[], last={})
+    for live in (True, False):
+        written = io.StringIO()
+        console = Console(file=written, force_terminal=live, width=100, color_system=None)
+        with Display("a run", 10, fleet, console) as display:
+            display.limit("Tools limit this run [at last].")
+        assert ("Tools limit this run [at last]." in written.getvalue()) == live
+
+
 STEP = {"reward": 0.5, "tools/error_share_correct": 0.1, "tokens/goodput": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5}
 STEP |= {"groups/all": 16, "groups/flat": 12, "groups/solved": 4}
 PACE = {"tokens/per_s": 1234.0, "tools/calls_per_s": 56.0, "time/step_s": 4.0, "time/rollout_s": 2.5}

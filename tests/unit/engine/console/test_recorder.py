@@ -14,6 +14,7 @@ from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
 from engine.telemetry.timeline import Timeline
+from engine.view.step_window import Limit
 from tests.support.fakes import Clock, a_prompt, a_trajectory
 
 CONFIG = {"steps": 1}
@@ -43,6 +44,21 @@ def example(question, reward):
 
 
 TRAINED = {"reward": 0.5, "tools/error_share_correct": 0.1, "rollout/staleness_max": 0, "time/train_total_s": 1.0}
+
+
+def test_what_limits_the_run_is_shown_with_each_step(tmp_path):
+    options = {"max_staleness": 0, "kv_blocks": 40}
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        run.json("config.json", CONFIG | options)
+        book = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()))
+        shown = Shown()
+        book.show_on(shown)
+        waits = {"time/step_s": 2.0, "replicas/busy_s": 2.0, "kv/blocked_s": 1.9, "tokens/generated": 9}
+        book.step(1, TRAINED | waits)
+        found = book.diagnosis()
+        assert found.limit is Limit.KV
+        assert shown.sentence == found.sentence
+        assert found.advice[0].value == 40
 
 
 def begun(folder):

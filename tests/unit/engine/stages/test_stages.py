@@ -1,6 +1,7 @@
 """The training pipeline: every admitted group reaches `batch` once, in order, whatever finishes first."""
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -96,6 +97,32 @@ async def test_prompts_that_run_out_are_named():
     pipeline = Pipeline([Stage(name="admit", run=admit(iter([a_prompt()]), Leases(2, 1), 3))])
     with pytest.raises(ValueError, match="the prompts ran out after 1 of 6 groups"):
         await pipeline.run()
+
+
+async def test_the_wait_for_a_lease_is_inside_what_measures_it():
+    leases, inside, admitted = Leases(2, 0), [], []
+
+    @contextmanager
+    def waiting():
+        inside.append("waits")
+        yield
+        inside.pop()
+
+    async def take(inbox, outbox):
+        async for prompt in inbox:
+            admitted.append(prompt.lease)
+
+    stages = [
+        Stage(name="admit", run=admit(iter([a_prompt()] * 4), leases, 2, waiting=waiting)),
+        Stage(name="take", run=take),
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Pipeline(stages).run())
+        await settle(20)
+        assert (admitted, inside) == ([0, 1], ["waits"])
+        leases.release(0)
+        leases.release(1)
+    assert (admitted, inside) == ([0, 1, 2, 3], [])
 
 
 async def test_a_step_that_stays_incomplete_is_an_error():

@@ -47,6 +47,8 @@ CASES = {
     "loading weights": (a_row(rollout_s=3.0, sync_s=7.0), Limit.SYNC),
     "publishing weights": (a_row(rollout_s=3.0, learn_s=7.0, learner__publish_s=6.0), Limit.SYNC),
     "loop": (a_row(host__loop_blocked_s=4.0), Limit.HOST),
+    "a loop without a stall and without time": (a_row(host__loop_cpu_share=0.95), Limit.HOST),
+    "a loop that computes a lot": (a_row(host__loop_cpu_share=0.7), Limit.NONE),
     "node's own work": (a_row(replicas__busy_s=6.0, idle__host_s=10.0), Limit.HOST),
     "dead": (a_row(replicas__busy_s=8.0, idle__down_s=8.0, replicas__live=1), Limit.DEAD_REPLICA),
     "taking turns, with room": (a_row(rollout_s=5.0, learn_s=5.0, host__machine_cpu_share=0.5), Limit.STALENESS),
@@ -181,6 +183,7 @@ def test_without_steps_or_without_the_replicas_seconds_nothing_is_claimed():
     assert diagnose([old], {}).limit == Limit.NONE
     summary = {"idle_attribution_s": {"replica0": {"busy": 1.0, "staleness_gate": 9.0}}}
     assert diagnose([old], {}, summary).limit == Limit.LEARNER
+    assert diagnose([old], {"nodes_only": True}, summary).limit == Limit.NONE, "others make the rollouts"
 
 
 numbers = st.floats(0, 10)
@@ -191,12 +194,13 @@ names = [name for name in HEALTHY if name != "step"] + ["kv/blocked_s", "tools/s
 def test_any_rows_give_a_sentence_and_shares_that_are_none_below_zero(rows, staleness):
     found = diagnose([{"step": step, **row} for step, row in enumerate(rows)], {"max_staleness": staleness})
     assert found.sentence.endswith(".")
+    assert found.sentence[0].isupper()
     assert all(share >= 0 for share in found.lost.values())
 
 
-@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_a_recorded_run_with_one_fault_is_limited_by_it(path):
-    recorded = json.loads(path.read_text())
+    config, *rows = map(json.loads, path.read_text().splitlines())
     expected = {"healthy": Limit.NONE, "dead": Limit.DEAD_REPLICA}.get(path.stem) or Limit(path.stem)
-    found = diagnose(recorded["rows"], recorded["config"])
+    found = diagnose(rows, config)
     assert found.limit == expected, found

@@ -1,0 +1,88 @@
+"""The learner's stage hands its steps to the record: each of them, also of a run that was cut off and resumed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.recording.policy import RecordConfig
+from engine.recording.reader import RecordedRun
+from engine.recording.recording import Recording
+from tests.unit.engine.run.test_resume import Life
+
+
+class Noting:
+    """A learner that says of each token what the sampler did, less a half."""
+
+    def __init__(self, learner):
+        self.learner = learner
+        self.train = learner.train
+        self.checkpoint = learner.checkpoint
+
+    async def train_noting(self, batch, version, rows):
+        trained, canary = await self.train(batch, version)
+        ends = np.cumsum(batch.lengths_B)
+        said = [batch.logprobs_N[ends[row] - batch.lengths_B[row] : ends[row]] - 0.5 for row in rows]
+        return trained, canary, dict.fromkeys(("logprobs", "entropy", "push"), np.concatenate(said))
+
+
+class Recorded(Life):
+    """notes: of the recording."""
+
+    def __init__(self, folder, notes, **options):
+        super().__init__(folder, **options)
+        self.notes = notes
+
+    def pipeline(self, fleet, timeline):
+        pipeline = super().pipeline(fleet, timeline)
+        self.learn.learner = Noting(self.learner)
+        recording = Recording(
+            self.run.path,
+            RecordConfig(),
+            timeline,
+            step=self.state.step + 1,
+            tokenizer=None,
+            note=self.notes.append,
+        )
+        self.learn.recording = recording
+
+        class Both:
+            async def run(self):
+                async with recording:
+                    await pipeline.run()
+
+        return Both()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("cuts", [[], [40], [25, 60, 90]])
+async def test_every_step_is_recorded_once_whatever_cut_the_run_off(tmp_path, staleness, cuts):
+    notes = []
+    for ticks in [*cuts, None]:
+        rows = await Recorded(tmp_path, notes, steps=4, staleness=staleness, every=2).live(ticks)
+    run = RecordedRun(tmp_path / "run")
+    assert notes == []
+    assert run.steps == [row.step for row in run.rows()] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows[0]] == run.steps
+    trained = 0
+    for step, row in zip(run.steps, rows[0], strict=True):
+        groups = run.groups(step)
+        rewards = [member.reward for group in groups for member in group.trajectories]
+        assert np.mean(rewards) == row["reward"]
+        assert [group.lease for group in groups] == [2 * (step - 1), 2 * (step - 1) + 1]
+        for group in groups:
+            for member, [sequence] in zip(group.trajectories, run.tokens(step, group.group).trajectories, strict=True):
+                [turns] = member.sequences
+                assert all(turn.placed[-1].replica == turn.replica for turn in turns)
+                assert all(turn.placed[0].rule for turn in turns)
+                if member.kept:
+                    trained += 1
+                    assert (sequence.learner_logprobs == sequence.logprobs - np.float32(0.5)).all()
+                else:
+                    assert sequence.learner_logprobs is None
+    assert trained
+
+
+async def test_a_run_that_is_not_recorded_writes_no_record(tmp_path):
+    await Life(tmp_path, steps=2).live()
+    assert not RecordedRun(tmp_path / "run").is_there
