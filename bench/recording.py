@@ -5,16 +5,20 @@
 Steps are taken in pairs, one of each pair is recorded, which one by chance; the first pair does not count. A pair are
 neighbours, so that what the machine and the policy do in the long run is the same for both.
 
-wall_share, cpu_share: how much longer a recorded step took than its neighbour, and how much more CPU the node used for
-it, median and a 95 % interval by bootstrap over the pairs. These machines are noisy, so the cost is measured directly
-too: direct_share is the CPU of the recording's thread and of its calls in the event loop, per second of a recorded
-step. loop_ms: how long its calls held the event loop, per step.
+The learning rate is tiny, so that all steps are alike and none has nothing to train.
+
+wall_share, cpu_share, node_share: how much longer a recorded step took than its neighbour, how much more CPU all
+processes of the run used for it, and the node alone; median and a 95 % interval by bootstrap over the pairs. These
+machines are noisy, so the cost is measured directly too: direct_share is the CPU of the recording's thread and of its
+calls in the event loop, per second of CPU of all processes in recorded steps. loop_ms: how long its calls held the
+event loop, per step.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import tempfile
 import time
@@ -23,13 +27,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
 
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
+from bench.processes import cpu_seconds
 from bench.report import at_least, environment, fill, finish, interruptible, say
 from engine.console.options import parse
 from engine.recording.recording import Recording
@@ -43,18 +48,36 @@ from recipes.tiny.task import prompts
 
 SKIP = 2  # first steps, in which caches and the allocator warm up
 RESAMPLES = 10_000
+ALIKE = ("checkpoint_every=1000", "learner.lr=1e-9")
+PARTS = {
+    "wall": "time of a step",
+    "cpu": "CPU of all processes",
+    "node": "CPU of the node",
+    "learn": "the learner's turn",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """wall_s: without evaluations. cpu_s: of the node's process. loop_s, thread_s: of the recording itself."""
+    """wall_s: without evaluations. cpu_s: of all processes; node_s: of the node's. loop_s, thread_s: of the recording
+    itself.
+    """
 
     recorded: bool
     wall_s: float
     cpu_s: float
+    node_s: float
     learn_s: float
     loop_s: float
     thread_s: float
+    bytes: int
+
+
+class Spent(NamedTuple):
+    """Since the start of the run."""
+
+    cpu_s: float
+    node_s: float
     bytes: int
 
 
@@ -68,8 +91,7 @@ class Switch:
         self._rng = random.Random(seed)
         self._on, self._next = True, False
         self._loop_s = self._thread_s = 0.0
-        self._last = (0.0, 0)
-        self._mark = time.process_time()
+        self._mark = self._spent()
         self._cut, post = self._recording.cut, self._recording._post
         self._post: Callable[..., None] = post
         vars(self._recording).update(cut=self.cut, _post=self._measured)
@@ -94,21 +116,26 @@ class Switch:
 
     def over(self, metrics: Mapping[str, float]) -> None:
         """A step is over. The next one of a pair is what this one was not."""
-        spent, there = time.process_time(), _size(self._recording)
+        spent = self._spent()
+        before, self._mark = self._mark, spent
         self.steps.append(
             Step(
                 recorded=self._on,
                 wall_s=metrics["time/step_s"],
-                cpu_s=spent - self._mark,
+                cpu_s=spent.cpu_s - before.cpu_s,
+                node_s=spent.node_s - before.node_s,
                 learn_s=metrics["time/learn_s"],
                 loop_s=self._loop_s,
                 thread_s=self._thread_s,
-                bytes=there - self._last[1],
+                bytes=spent.bytes - before.bytes,
             )
         )
         self._loop_s = self._thread_s = 0.0
-        self._last, self._mark = (spent, there), spent
         self._on = not self._on if len(self.steps) % 2 else self._rng.random() < 0.5
+
+    def _spent(self) -> Spent:
+        cpu_s = sum(cpu_seconds(os.getpid()).values())
+        return Spent(cpu_s=cpu_s, node_s=time.process_time(), bytes=_size(self._recording))
 
     @contextmanager
     def _timed(self) -> Any:
@@ -172,13 +199,14 @@ def metrics_of(steps: Sequence[Step]) -> dict[str, float]:
     found = pairs(steps)
     recorded = [on for on, _ in found]
     metrics: dict[str, float] = {"pairs": len(found)}
-    for name in ("wall", "cpu", "learn"):
+    for name in PARTS:
         middle, low, high = share(found, f"{name}_s")
         metrics |= {f"{name}_share": middle, f"{name}_share_low": low, f"{name}_share_high": high}
-    wall_s = sum(step.wall_s for step in recorded)
+    cpu_s = sum(step.cpu_s for step in recorded)
     return metrics | {
-        "step_s": wall_s / len(recorded),
-        "direct_share": sum(step.loop_s + step.thread_s for step in recorded) / wall_s,
+        "step_s": sum(step.wall_s for step in recorded) / len(recorded),
+        "step_cpu_s": cpu_s / len(recorded),
+        "direct_share": sum(step.loop_s + step.thread_s for step in recorded) / cpu_s,
         "loop_ms": 1e3 * sum(step.loop_s for step in recorded) / len(recorded),
         "thread_ms": 1e3 * sum(step.thread_s for step in recorded) / len(recorded),
         "kb_per_step": sum(step.bytes for step in recorded) / len(recorded) / 1024,
@@ -187,15 +215,13 @@ def metrics_of(steps: Sequence[Step]) -> dict[str, float]:
 
 def show(options: argparse.Namespace, machine: dict[str, Any], steps: Sequence[Step]) -> None:
     found = metrics_of(steps)
-    intervals = [
-        [f"{name}: recorded step against its neighbour", _interval(found, name)] for name in ("wall", "cpu", "learn")
-    ]
+    intervals = [[f"{what}, recorded against not", _interval(found, name)] for name, what in PARTS.items()]
     rows = [
         *intervals,
-        ["CPU of the recording, per second of a step", f"{found['direct_share']:.2%}"],
+        ["CPU of the recording, of that of all processes", f"{found['direct_share']:.2%}"],
         ["of it in the event loop, per step", f"{found['loop_ms']:.1f} ms"],
         ["of it in the thread, per step", f"{found['thread_ms']:.1f} ms"],
-        ["a step", f"{found['step_s']:.2f} s"],
+        ["a step", f"{found['step_s']:.2f} s, {found['step_cpu_s']:.2f} s of CPU"],
         ["written per step", f"{found['kb_per_step']:.0f} kB"],
     ]
     title = f"What recording costs, {found['pairs']} pairs of steps"
@@ -219,7 +245,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace, steps: list[Step]) -> None:
     say(f"a quick start of {options.steps} steps")
-    config = parse(Config, [f"steps={options.steps}", "checkpoint_every=1000", *options.fields])
+    config = parse(Config, [f"steps={options.steps}", *ALIKE, *options.fields])
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_train(config, Path(folder), steps, config.seed))
 

@@ -49,7 +49,7 @@ def main(
     if invocation.dry_run:
         print("\n".join(_commands(invocation, config, lead)))
         return 0
-    identity = {name: value for name, value in flat(config).items() if not _may_change(name)}
+    identity = identity_of(config)
     run = None
     try:
         with (
@@ -74,9 +74,9 @@ def main(
     return 0
 
 
-def _may_change(option: str) -> bool:
-    """Whether a run goes on that was begun with another value of this option."""
-    return option == "steps" or option.startswith("record.")
+def identity_of(config: Any) -> dict[str, Any]:
+    """The options of which a run goes on only with the same values: not its steps, and not what is recorded of it."""
+    return {name: value for name, value in flat(config).items() if name != "steps" and not name.startswith("record.")}
 
 
 def _lead(invocation: Invocation, config: Any) -> LeadConfig | None:

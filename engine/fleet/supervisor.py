@@ -185,12 +185,16 @@ class Supervisor:
                 group.create_task(one(replica), name=f"{what}-{index}")
 
     async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> float:
+        began = self._timeline.now()
         try:
             await replica.update_weights(weights.path, weights.version)
             await replica.wake("kv_cache")
+            loaded = self._timeline.now()
+            self._timeline.span("replicas", f"load version {weights.version}", began, loaded, replica.index)
             if not self.canary:
                 return 0.0
             found = await replica.logprobs(self.canary)
+            self._timeline.span("replicas", "canary", loaded, self._timeline.now(), replica.index)
         except ReplicaDied as error:
             self.mark_dead(replica, error)
             return 0.0

@@ -228,7 +228,9 @@ def made_segment(step: int, samples: int = 4) -> Segment:
         Span(track="tool calls", lane=0, name="error", start=start + 0.1, end=start + 0.3, args=key),
         Span(track="reward", lane=0, name="train-1", start=start + 0.8, end=start + 0.85, args={"sample": 0}),
         Span(track="learner", lane=0, name=f"step {step}", start=start + 1.0, end=start + 1.6, args={"loss": 0.1}),
-        Span(track="weights", lane=0, name="load", start=start + 1.6, end=start + 1.8, args={"version": step}),
+        Span(track="weights", lane=0, name=f"version {step}", start=start + 1.6, end=start + 1.8, args={}),
+        Span(track="replicas", lane=0, name=f"load version {step}", start=start + 1.6, end=start + 1.7, args={}),
+        Span(track="replicas", lane=0, name="canary", start=start + 1.7, end=start + 1.75, args={}),
     ]
     idle = [
         Idle(replica=replica, cause=cause, start=start + begin, end=start + end)

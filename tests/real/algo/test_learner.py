@@ -31,6 +31,7 @@ from tests.support.paths import ROOT
 
 CONFIG = {"threads": 1, "micro_batch_tokens": 256, "lr": 1e-3}
 ANSWER_S = 60
+NOTED = (1, 3, 8)  # of each batch
 
 
 class Node:
@@ -49,7 +50,7 @@ class Node:
 
     def train(self, step, trajectories=12):
         whole = batch(trajectories, step=step)
-        return self.ask(messages.Train(step=step, version=step + 1), whole.arrays())
+        return self.ask(messages.Train(step=step, version=step + 1, rows=NOTED), whole.arrays())
 
 
 @contextmanager
@@ -105,6 +106,7 @@ class Run:
     empty: object = None
     failed: object = None
     scores: object = None
+    noted: list = dataclasses.field(default_factory=list)
     exit_code: int = 0
 
 
@@ -123,6 +125,7 @@ def two_steps(folder, checkpoint, ranks, after=None):
             assert isinstance(reply, messages.Trained), reply
             run.replies.append(reply)
             run.canaries.append(arrays["canary"])
+            run.noted.append({name: arrays[name] for name in ("logprobs", "entropy", "push")})
             run.weights.append(copied(reply.weights))
         run.files = sorted(path.name for path in folder.glob("*.safetensors"))
         reply, arrays = peer.ask(messages.Score(), batch(6, step=2).arrays())
@@ -205,10 +208,24 @@ def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, check
     for first, second in zip(one.replies, two.replies, strict=True):
         for name in ("loss", "grad_norm", "entropy", "kl", "tokens", "mismatch_max"):
             assert second.metrics[name] == pytest.approx(first.metrics[name], rel=1e-4, abs=1e-6)
+    for first, second in zip(one.noted, two.noted, strict=True):
+        for name in first:
+            np.testing.assert_allclose(first[name], second[name], rtol=1e-3, atol=1e-5)
     for first, second in zip(one.weights, two.weights, strict=True):
         assert first.keys() == second.keys()
         for name in first:
             torch.testing.assert_close(first[name], second[name], rtol=0, atol=1e-5)
+
+
+def test_what_is_noted_of_tokens_follows_the_canary(one):
+    for step, noted in enumerate(one.noted):
+        whole = batch(12, step=step)
+        ends_B = np.cumsum(whole.lengths_B)
+        sampled_N = np.concatenate([whole.sampled_N[ends_B[row] - whole.lengths_B[row] : ends_B[row]] for row in NOTED])
+        for values_N in noted.values():
+            assert (np.isfinite(values_N) == sampled_N).all()
+        assert (noted["entropy"][sampled_N] > 0).all()
+        assert (noted["logprobs"][sampled_N] < 0).all()
 
 
 def test_scores_are_the_forward_pass_of_the_current_weights(one, checkpoint):

@@ -8,7 +8,14 @@ from bench.recording import SKIP, Step, metrics_of, pairs
 
 def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0, bytes=0):
     return Step(
-        recorded=recorded, wall_s=wall_s, cpu_s=cpu_s, learn_s=0.5, loop_s=loop_s, thread_s=thread_s, bytes=bytes
+        recorded=recorded,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        node_s=0.5,
+        learn_s=0.5,
+        loop_s=loop_s,
+        thread_s=thread_s,
+        bytes=bytes,
     )
 
 
@@ -28,7 +35,7 @@ def test_a_step_without_a_neighbour_does_not_count():
 
 
 def test_shares_are_how_much_more_a_recorded_step_takes():
-    steps = steps_of([True, False] * 20, wall_s=1.02, cpu_s=1.1, loop_s=0.001, thread_s=0.0092, bytes=2048)
+    steps = steps_of([True, False] * 20, wall_s=1.02, cpu_s=1.1, loop_s=0.001, thread_s=0.010, bytes=2048)
     found = metrics_of(steps)
     assert found["wall_share"] == found["wall_share_low"] == pytest.approx(0.02)
     assert found["cpu_share"] == pytest.approx(0.1)

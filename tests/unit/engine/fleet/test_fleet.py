@@ -272,6 +272,14 @@ async def test_nothing_is_placed_while_weights_are_updated():
         assert fleet.version == 3
 
 
+async def test_the_load_and_the_canary_of_each_replica_are_in_the_timeline():
+    timeline = Timeline(Clock(tick=0.001))
+    async with fleet_of(Replicas(), 2, timeline=timeline, canary=CANARY) as fleet:
+        await fleet.update_weights(weights(7))
+        spans = [(span.name, span.lane) for span in timeline.drain().spans if span.track == "replicas"]
+    assert sorted(spans) == [(name, lane) for name in ("canary", "load version 7") for lane in (0, 1)]
+
+
 async def test_a_replica_that_differs_from_the_learner_stops_the_run_with_the_numbers():
     def prepare(replica):
         replica.canary = np.asarray([-1.0, -2.0, -3.25 if replica.index == 1 else -3.0], np.float32)

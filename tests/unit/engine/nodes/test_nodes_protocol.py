@@ -343,6 +343,7 @@ def test_what_happens_on_a_node_reaches_the_lead_by_its_name_while_its_session_l
     world = a_world(nodes=1)
     [node] = world.nodes
     node.protocol.happened(1.0, b"before the welcome")
+    assert not node.outbox
     join(world, node)
     node.protocol.happened(2.0, b"within")
     world.deliver_to_lead(node)
