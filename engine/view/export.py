@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from engine.atomic_files import CannotWrite, write_whole
+from engine.view.answers.trajectories import NotThere
 from engine.view.page import single_page
 from engine.view.questions import Questions
-from engine.view.trajectories import NotThere
 
 STEPS = 2  # whose groups, trajectories and timeline are in the file: those of a long run are gigabytes
 TRAJECTORIES = 64  # of such a step, with texts and tokens
@@ -59,8 +59,9 @@ def _steps(questions: Questions, run: int, steps: list[int]) -> Iterator[tuple[s
     for step in steps:
         address, found = _asked(questions, "groups", run=run, step=step)
         yield address, found
-        with suppress(NotThere):  # rollouts alone hold no placement
-            yield _asked(questions, "placement", run=run, step=step)
+        for name in ("placement", "tokens"):
+            with suppress(NotThere):  # rollouts alone hold neither
+                yield _asked(questions, name, run=run, step=step)
         members = [(group["group"], member["sample"]) for group in found["groups"] for member in group["trajectories"]]
         for group, sample in members[:TRAJECTORIES]:
             yield _asked(questions, "trajectory", run=run, step=step, group=group, sample=sample)

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from engine.view.about import about
+from engine.view.answers.about import about
+from engine.view.answers.placement import placement_of
+from engine.view.answers.timeline import timeline_of
+from engine.view.answers.token_figures import token_figures_of
+from engine.view.answers.tool_calls import tool_calls_of
+from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
 from engine.view.diagnosis import Diagnosis, diagnose
-from engine.view.placement import placement_of
 from engine.view.run_files import RunFiles
-from engine.view.timeline import timeline_of
-from engine.view.tool_calls import tool_calls_of
-from engine.view.trajectories import NotThere, groups_of, trajectory_of
 
 Words = Mapping[str, str]
 
@@ -38,6 +39,7 @@ class Questions:
             "timeline": lambda words: timeline_of(self.run(words), _number(words, "first"), _number(words, "last")),
             "placement": lambda words: placement_of(self.run(words), _number(words, "step")),
             "tool-calls": lambda words: tool_calls_of(self.run(words), _number(words, "first"), _number(words, "last")),
+            "tokens": lambda words: token_figures_of(self.run(words), _number(words, "step")),
             "about": lambda words: about(self.run(words)),
         }
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.recording.records import Call
-from engine.view.trajectories import NotThere
+from engine.view.answers.trajectories import NotThere
 from sandbox import Limits, Sandbox, SandboxConfig
 
 WALL_S = 10.0

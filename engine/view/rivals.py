@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from engine.view.trajectories import NotThere
+from engine.view.answers.trajectories import NotThere
 
 COMMAND = (sys.executable, "-m", "bench.rivals")
 DEADLINE_S = 300.0

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from engine.view.answers.tool_calls import call_of
+from engine.view.answers.trajectories import NotThere
 from engine.view.page import STATIC, plot_folder, served_page
 from engine.view.questions import Questions
 from engine.view.rerun import run_again
 from engine.view.rivals import rivals
 from engine.view.run_files import RunFiles
-from engine.view.tool_calls import call_of
-from engine.view.trajectories import NotThere
 from sandbox import SandboxUnavailable
 
 HOST = "127.0.0.1"

@@ -1,6 +1,6 @@
 // Learning: curves of one run, or of several over each other.
 
-import { column, metrics } from "view/api";
+import { ask, column, metrics, Problem } from "view/api";
 import { chart } from "view/charts";
 import { card, choice, empty, fixed, h, percent, runColor, signed, table, whole } from "view/dom";
 
@@ -60,8 +60,29 @@ export async function learning({ run, runs, words, set }) {
       h("input", { id: "metric", list: "metrics", value: asked ?? "", placeholder: "such as learner/ratio_max", onchange: (event) => set({ ...words, metric: event.target.value }) }),
       h("datalist", { id: "metrics" }, names.map((name) => h("option", { value: name }))))),
     ...(runs.length > 1 ? [comparison(found, runs, run)] : []),
+    ...(await byPosition(run, runs)),
     h("div", { class: "grid", id: "curves" }, [...(asked ? [[asked, "", [asked], {}]] : []), ...CHARTS].filter(([, , names], at) => at === 0 || names.some((name) => found.some((one) => name in one.values))).map(draw)),
   ];
+}
+
+/** Where in an answer learner and sampler differ, in the newest recorded step of each run. */
+async function byPosition(run, runs) {
+  const found = await Promise.all(runs.map(async (one, number) => {
+    const step = one.recorded.at(-1);
+    try {
+      return step === undefined ? null : { number, ...(await ask("tokens", { run: number, step })) };
+    } catch (error) {
+      if (error instanceof Problem) return null;
+      throw error;
+    }
+  }));
+  const there = found.filter((one) => one?.positions.position.length);
+  if (!there.length) return [];
+  const curves = (name) => there.map((one) => ({ label: `${runs[one.number].name}, step ${one.step}`, x: one.positions.position, y: one.positions[name], paint: runColor(one.number), points: true }));
+  const options = { horizontal: "sampled tokens before", height: 160, from0: true, cursor: "position" };
+  return [h("section", { class: "card", id: "by-position" }, h("div", { class: "two" },
+    chart({ title: "Mismatch by position", unit: "mean |learner − sampler| of the log-probability", series: curves("mismatch"), ...options }),
+    chart({ title: "Entropy by position", unit: "nats per token", series: curves("entropy"), ...options })))];
 }
 
 /** Runs that differ by their seed only, where there are several: lists of their numbers. */

@@ -1,14 +1,14 @@
 // Now: is the run healthy, what limits it, and what to change.
 
-import { ask, column, last, metrics } from "view/api";
+import { ask, column, last, metrics, Problem } from "view/api";
 import { limitColor, limitText } from "view/causes";
 import { badge, bytes, card, color, empty, fixed, h, legend, number, percent, seconds, tip, whole } from "view/dom";
 
 const STRIP = 80; // steps of the strip, the newest
 
 export async function now({ run, runs, go }) {
-  const [found, rows] = await Promise.all([ask("now", { run }), metrics(run)]);
-  return [verdict(found, runs[run]), ...(found.measured ? [...findings(found), lost(found)] : []), strip(rows, go), figures(rows)];
+  const [found, rows, ages] = await Promise.all([ask("now", { run }), metrics(run), agesOf(run, runs[run].recorded.at(-1))]);
+  return [verdict(found, runs[run]), ...(found.measured ? [...findings(found), lost(found)] : []), strip(rows, go), figures(rows), ...ages];
 }
 
 function verdict(found, one) {
@@ -32,6 +32,26 @@ function findings(found) {
         Object.entries(item.figures).map(([name, value]) => figureText(name, value, found)).join("   ·   "),
         item.option ? h("span", {}, Object.keys(item.figures).length ? "   ·   " : "", "change ", h("code", {}, item.option), item.value === null || item.value === undefined ? "" : ` (now ${number(item.value)})`) : null))));
   return [list("Alarms", "alarm", found.alarms), list("Advice", "advice", found.advice)].filter(Boolean);
+}
+
+/** How old the weights were that sampled the newest recorded tokens; nothing where that is not recorded. */
+async function agesOf(run, step) {
+  if (step === undefined) return [];
+  let found;
+  try {
+    found = await ask("tokens", { run, step });
+  } catch (error) {
+    if (error instanceof Problem) return [];
+    throw error;
+  }
+  const rows = Object.entries(found.ages);
+  const all = rows.reduce((sum, [, count]) => sum + count, 0);
+  return [h("section", { class: "card", id: "staleness" }, h("h2", {}, `Age of the weights that sampled step ${step}`),
+    h("div", { class: "bars" }, rows.map(([age, count]) => [
+      h("span", {}, age === "0" ? "those in training" : `${age} version${age === "1" ? "" : "s"} older`),
+      h("div", { class: "track" }, h("div", { class: "bar", style: { width: `${(100 * count) / all}%`, background: color("staleness_gate") } })),
+      h("span", { class: "number" }, `${percent(count / all, 1)}, ${whole(count)} tokens`),
+    ])))];
 }
 
 /** A share of the steps where the name is a cause, else a number of metrics.jsonl. */

@@ -9,11 +9,11 @@ import sys
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from engine.view.answers.trajectories import NotThere
 from engine.view.questions import Questions
 from engine.view.rivals import rivals
 from engine.view.run_files import RunFiles
 from engine.view.server import make_app
-from engine.view.trajectories import NotThere
 from tests.support.paths import ROOT
 from tests.support.viewed_runs import run_under_way, write_viewed_run
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from engine.recording import files
 from engine.stages.write_rollouts import path_of
+from engine.view.answers.tokens import pieces
+from engine.view.answers.trajectories import NotThere
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
-from engine.view.tokens import pieces
-from engine.view.trajectories import NotThere
 from tests.support.recorded_run import TOKENIZER
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
 
@@ -133,6 +133,7 @@ def test_what_a_run_does_not_have_is_said_with_what_it_has(tmp_path):
         ("timeline", {"first": "9", "last": "9"}),
         ("placement", {"step": "9"}),
         ("tool-calls", {"first": "9", "last": "12"}),
+        ("tokens", {"step": "9"}),
         ("nonsense", {}),
     ):
         with pytest.raises(NotThere):
@@ -162,6 +163,23 @@ def test_every_decision_of_a_step_is_told_with_its_reason(tmp_path):
     assert found["rules"] == {"fresh": 4, "home": 2}
     assert [one["at_s"] for one in found["decisions"]] == sorted(one["at_s"] for one in found["decisions"])
     assert found["decisions"][0]["free_blocks"] == {"0": 150, "1": 140}
+
+
+def test_tokens_are_counted_by_the_age_of_their_weights(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    found = questions(tmp_path / "run").answer("tokens", {"run": "0", "step": "3"})
+    assert found["ages"] == {"1": 3 * (40 + 3 * 20)}  # version 1 in a step on top of version 2, of three groups
+
+
+def test_mismatch_is_told_by_position_among_the_sampled_tokens(tmp_path):
+    write_viewed_run(tmp_path / "run", groups=3, samples=1)
+    run = questions(tmp_path / "run")
+    found = run.answer("tokens", {"run": "0", "step": "1"})["positions"]
+    [[tokens]] = run.runs[0].recorded.tokens(1, 1).trajectories  # the first group is flat, the last has no numbers
+    mismatch = np.abs(tokens.learner_logprobs - tokens.logprobs)[tokens.sampled]
+    np.testing.assert_allclose(found["mismatch"][0], mismatch[:3].mean(), rtol=1e-5)  # 40 tokens in 16 bins
+    assert found["position"][0] == 1.0
+    assert np.average(found["mismatch"], weights=[3] * 8 + [2] * 8) == pytest.approx(mismatch.mean(), rel=1e-5)
 
 
 def made_slow(run: Path, *, step: int, seconds: float) -> None:

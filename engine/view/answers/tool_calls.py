@@ -6,8 +6,8 @@ import heapq
 from typing import Any
 
 from engine.recording.records import Call
+from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
-from engine.view.trajectories import NotThere
 
 SLOWEST = 20
 

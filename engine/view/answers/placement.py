@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
-from engine.view.trajectories import NotThere
 
 
 def placement_of(run: RunFiles, step: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.recording.records import Segment
 from engine.telemetry.timeline import TRACKS
+from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
-from engine.view.trajectories import NotThere
 
 SPANS = 60_000  # of one answer; more are not seen on any screen, and the page says how many there were
 

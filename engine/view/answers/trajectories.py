@@ -15,8 +15,8 @@ import numpy as np
 
 from engine.recording.records import Call, GroupRecord, SequenceTokens, TrajectoryRecord, TurnRecord
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts
+from engine.view.answers.tokens import pieces, tokenizer_of
 from engine.view.run_files import RunFiles
-from engine.view.tokens import pieces, tokenizer_of
 
 
 class NotThere(ValueError):
