@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "engine/nodes": ("engine", "sandbox"),
     "engine/stages": ("engine",),
     "engine/gateway/__main__": ("engine", "sandbox"),
+    "engine/view": ("engine", "sandbox"),
     "engine/gateway": (
         "engine.types",
         "engine.ports",

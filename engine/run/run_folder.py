@@ -148,7 +148,7 @@ class RunFolder:
 
     def _lines(self, step: int) -> list[tuple[bytes, dict[str, float]]]:
         path = self.path / "metrics.jsonl"
-        found = [(line, _row(line)) for line in path.read_bytes().split(b"\n") if line]
+        found = [(line, checked_row(line)) for line in path.read_bytes().split(b"\n") if line]
         kept = [(line, row) for line, row in found if row is not None and row["step"] <= step]
         if missing := set(range(1, step + 1)) - {row["step"] for _, row in kept}:
             raise Unresumable(f"{path} holds no whole row of step {min(missing)}")
@@ -209,7 +209,7 @@ def _signed(row: bytes) -> bytes:
     return row.removesuffix(b"}") + _CHECKSUM + b"%d}" % zlib.crc32(row)
 
 
-def _row(line: bytes) -> dict[str, float] | None:
+def checked_row(line: bytes) -> dict[str, float] | None:
     """A row without its checksum; None where the line is not what was written. (Zeros, say, where power was lost.)"""
     row = line.rpartition(_CHECKSUM)[0] + b"}"
     return msgspec.json.decode(row, type=dict[str, Any]) if _signed(row) == line else None
@@ -268,7 +268,7 @@ def _trained(path: Path) -> int:
     """The last step of which there are numbers."""
     rows = []
     with suppress(OSError):
-        rows = [_row(line) for line in (path / "metrics.jsonl").read_bytes().split(b"\n")]
+        rows = [checked_row(line) for line in (path / "metrics.jsonl").read_bytes().split(b"\n")]
     return max((int(row["step"]) for row in rows if row is not None), default=0)
 
 

@@ -1,0 +1,95 @@
+"""What the page "Where time goes" draws of some steps: idle time, spans and engine steps, in seconds of one axis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from engine.recording.records import Segment
+from engine.telemetry.timeline import TRACKS
+from engine.view.answers.trajectories import NotThere
+from engine.view.run_files import RunFiles
+
+SPANS = 60_000  # of one answer; more are not seen on any screen, and the page says how many there were
+
+
+def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
+    """The steps from first to last, both included. Raises NotThere where nothing of them was recorded."""
+    segments = list(run.recorded.timeline(first, last))
+    if not segments:
+        there = run.recorded.timeline_steps
+        if not there:
+            raise NotThere("this run has no recorded timeline (record/timeline)")
+        raise NotThere(f"the timeline of step {first} is not kept; that of steps {there[0]} to {there[-1]} is, in part")
+    start = min(segment.start for segment in segments)
+    spans = sum(len(segment.spans) for segment in segments)
+    return {
+        "first": first,
+        "last": last,
+        "started_at": start,
+        "seconds": max(segment.end for segment in segments) - start,
+        "left_out": max(0, spans - SPANS),
+        "replicas": _replicas(segments, start),
+        "tracks": _tracks(segments, start),
+        "instants": [
+            [instant.track, round(instant.at - start, 5), instant.name, instant.args]
+            for segment in segments
+            for instant in segment.instants
+        ][:SPANS],
+        "lag": [[round(lag.at - start, 5), round(lag.lag_s, 6)] for segment in segments for lag in segment.lags],
+        "steps": _step_marks(segments, start),
+    }
+
+
+def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
+    """Of each replica of each node: stretches of one cause, and its engine steps as columns."""
+    idle: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
+    steps: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for segment in segments:
+        for stretch in segment.idle:
+            row = [stretch.cause, round(stretch.start - start, 5), round(stretch.end - start, 5)]
+            idle[segment.node, stretch.replica].append(row)
+        for engine in segment.engine_steps:
+            columns = steps[segment.node, engine.replica]
+            columns["at"] += [round(at - start, 4) for at in engine.at.tolist()]
+            for name in ("used_blocks", "running", "waiting", "preempted", "prefilled"):
+                columns[name] += getattr(engine, name).tolist()
+    return [
+        {"node": node, "replica": replica, "idle": idle[node, replica], "engine": dict(steps[node, replica])}
+        for node, replica in sorted({*idle, *steps})
+    ]
+
+
+def _tracks(segments: list[Segment], start: float) -> list[dict[str, Any]]:
+    """The spans by node and track, as columns. The first SPANS of them."""
+    found: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    left = SPANS
+    for segment in segments:
+        for span in segment.spans[:left]:
+            columns = found.setdefault(
+                (segment.node, span.track), {"lane": [], "name": [], "start": [], "end": [], "args": []}
+            )
+            columns["lane"].append(span.lane)
+            columns["name"].append(span.name)
+            columns["start"].append(round(span.start - start, 5))
+            columns["end"].append(round(span.end - start, 5))
+            columns["args"].append(span.args)
+        left = max(0, left - len(segment.spans))
+    order = {track: number for number, track in enumerate(TRACKS)}
+    keys = sorted(found, key=lambda key: (key[0], order.get(key[1], len(order))))
+    return [{"node": node, "track": track, "spans": found[node, track]} for node, track in keys]
+
+
+def _step_marks(segments: list[Segment], start: float) -> list[list[float]]:
+    """[step, from, to] of each step."""
+    of: dict[int, list[Segment]] = defaultdict(list)
+    for segment in segments:
+        of[segment.step].append(segment)
+    return [
+        [
+            step,
+            round(min(segment.start for segment in theirs) - start, 5),
+            round(max(segment.end for segment in theirs) - start, 5),
+        ]
+        for step, theirs in sorted(of.items())
+    ]

@@ -1,0 +1,52 @@
+"""The text of each token, for strips of tokens."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.view.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def tokenizer_of(run: RunFiles) -> Tokenizer | None:
+    """The recorded one, else that of the run's checkpoint; None where there is none that can be read."""
+    given = run.config.get("checkpoint")
+    candidates = [run.recorded.tokenizer, run.path / "checkpoint" / "tokenizer.json"]
+    candidates += [Path(given) / "tokenizer.json"] if isinstance(given, str) else []
+    for path in candidates:
+        if path is not None and path.is_file() and (found := _load(path)) is not None:
+            return found
+    return None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> Tokenizer | None:
+    from tokenizers import Tokenizer  # a tenth of a second that only this page needs
+
+    with suppress(Exception):  # it raises nothing narrower for a file that is none of its own
+        return Tokenizer.from_file(str(path))
+    return None
+
+
+def pieces(tokenizer: Tokenizer | None, ids: list[int]) -> list[str] | None:
+    """One text for each id; together they are the text. A character of several tokens stands with the last
+    of them; bytes at the end that are none have no text.
+    """
+    if tokenizer is None:
+        return None
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=False)
+    found = []
+    for token in ids:
+        try:
+            found.append(stream.step(tokenizer, token) or "")
+        except Exception:  # bytes that are no text; it raises nothing narrower
+            stream = DecodeStream(skip_special_tokens=False)
+            found.append("�")
+    return found

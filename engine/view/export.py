@@ -1,0 +1,73 @@
+"""One HTML file of a run, for a paper or a colleague: the page with the answers that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from engine.atomic_files import CannotWrite, write_whole
+from engine.view.answers.trajectories import NotThere
+from engine.view.page import single_page
+from engine.view.questions import Questions
+
+STEPS = 2  # whose groups, trajectories and timeline are in the file: those of a long run are gigabytes
+TRAJECTORIES = 64  # of such a step, with texts and tokens
+
+
+def export(questions: Questions, path: Path) -> int:
+    """Writes the file; returns its bytes. Raises CannotWrite, NoPlots, and ValueError for a damaged row."""
+    content = single_page(dict(_answers(questions))).encode()
+    try:
+        write_whole(path, [content])
+    except OSError as error:
+        raise CannotWrite(
+            f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that is there"
+        ) from error
+    return len(content)
+
+
+def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
+    runs = questions.answer("runs", {})["runs"]
+    kept = []
+    for number, run in enumerate(runs):
+        for name in ("metrics", "now", "about"):
+            yield _asked(questions, name, run=number)
+        groups = sorted({*run["recorded"], *run["rollouts"]})[-STEPS:]
+        timelines = run["timeline"][-STEPS:]
+        yield from _steps(questions, number, groups)
+        for step in timelines:
+            yield _asked(questions, "timeline", run=number, first=step, last=step)
+        if run["recorded"]:
+            first, last = run["recorded"][-STEPS:][0], run["recorded"][-1]
+            yield _asked(questions, "tool-calls", run=number, first=first, last=last)
+        kept.append(
+            run
+            | {
+                "recorded": [step for step in groups if step in run["recorded"]],
+                "rollouts": [step for step in groups if step in run["rollouts"]],
+                "timeline": timelines,
+                "state": "finished" if run["state"] == "finished" else "stopped",
+            }
+        )
+    yield "runs", {"follow": False, "runs": kept}
+
+
+def _steps(questions: Questions, run: int, steps: list[int]) -> Iterator[tuple[str, Any]]:
+    for step in steps:
+        address, found = _asked(questions, "groups", run=run, step=step)
+        yield address, found
+        for name in ("placement", "tokens"):
+            with suppress(NotThere):  # rollouts alone hold neither
+                yield _asked(questions, name, run=run, step=step)
+        members = [(group["group"], member["sample"]) for group in found["groups"] for member in group["trajectories"]]
+        for group, sample in members[:TRAJECTORIES]:
+            yield _asked(questions, "trajectory", run=run, step=step, group=group, sample=sample)
+
+
+def _asked(questions: Questions, name: str, **words: int) -> tuple[str, Any]:
+    """The answer with the address that the page asks it by: the words stand in this order there too."""
+    query = {key: str(value) for key, value in words.items()}
+    return f"{name}?{urlencode(query)}", questions.answer(name, query)

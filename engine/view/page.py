@@ -1,0 +1,82 @@
+"""The page itself: index.html with its modules, as files of a server or as one file.
+
+There is no build step. The modules of static/ import each other by bare names ("view/dom"), which the page's import map
+gives an address: that of the server, or in one file the module's own text.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STATIC = Path(__file__).parent / "static"
+PLOT_FILES = ("uPlot.iife.js", "uPlot.min.css")
+
+
+class NoPlots(Exception):
+    """The plotting library is not installed."""
+
+
+def plot_folder() -> Path:
+    """Where uPlot's files are: within a package that carries them, which is not imported. Raises NoPlots."""
+    found = importlib.util.find_spec("uplot")
+    for place in (found.submodule_search_locations or []) if found is not None else []:
+        folder = Path(place) / "static"
+        if all((folder / name).is_file() for name in PLOT_FILES):
+            return folder
+    raise NoPlots("the plots need uPlot, which is not installed. Fix: pip install uplot-python==1.1.1")
+
+
+def modules() -> dict[str, Path]:
+    """The name by which it is imported -> file."""
+    return {f"view/{path.stem}": path for path in sorted(STATIC.glob("*.js"))}
+
+
+def served_page() -> str:
+    """index.html for a server that has the files below /static and /plots."""
+    return _page(
+        style='<link rel="stylesheet" href="/plots/uPlot.min.css">\n<link rel="stylesheet" href="/static/style.css">',
+        plots='<script src="/plots/uPlot.iife.js"></script>',
+        addresses={name: f"/static/{path.name}" for name, path in modules().items()},
+        answers=None,
+    )
+
+
+def single_page(answers: Mapping[str, Any]) -> str:
+    """All of it in one file. answers: what the page would ask a server, by the address that it asks."""
+    folder = plot_folder()
+    styles = [(folder / "uPlot.min.css").read_text(), (STATIC / "style.css").read_text()]
+    return _page(
+        style="".join(f"<style>\n{style}\n</style>\n" for style in styles),
+        plots=f"<script>\n{(folder / 'uPlot.iife.js').read_text()}\n</script>",
+        addresses={name: _inline(path) for name, path in modules().items()},
+        answers=answers,
+    )
+
+
+def _page(*, style: str, plots: str, addresses: Mapping[str, str], answers: Mapping[str, Any] | None) -> str:
+    held = "" if answers is None else f'<script type="application/json" id="answers">{_within_html(answers)}</script>'
+    page = (STATIC / "index.html").read_text()
+    for mark, part in (
+        ("<!-- style -->", style),
+        ("<!-- plots -->", plots),
+        ("<!-- imports -->", f'<script type="importmap">{_within_html({"imports": addresses})}</script>'),
+        ("<!-- answers -->", held),
+    ):
+        assert mark in page, mark
+        page = page.replace(mark, part)
+    return page
+
+
+def _inline(path: Path) -> str:
+    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _within_html(value: Any) -> str:
+    """JSON that cannot end the element that it stands in."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c")

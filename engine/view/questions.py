@@ -1,0 +1,121 @@
+"""What the page may ask about some runs, by name. The server and the export answer from here alike."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from engine.view.answers.about import about
+from engine.view.answers.placement import placement_of
+from engine.view.answers.timeline import timeline_of
+from engine.view.answers.token_figures import token_figures_of
+from engine.view.answers.tool_calls import tool_calls_of
+from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
+from engine.view.diagnosis import Diagnosis, diagnose
+from engine.view.run_files import RunFiles
+
+Words = Mapping[str, str]
+
+
+class Questions:
+    """follow: each question about the run as a whole first reads what has come since the last."""
+
+    def __init__(self, runs: Sequence[RunFiles], *, follow: bool = False) -> None:
+        self.runs, self.follow = runs, follow
+        self._lock = threading.Lock()  # answers are made in threads, and runs and readers keep what they have read
+        self._names: dict[str, Callable[[Words], Any]] = {
+            "runs": self._runs,
+            "metrics": self._metrics,
+            "now": self._now,
+            "groups": lambda words: groups_of(self.run(words), _number(words, "step")),
+            "trajectory": lambda words: trajectory_of(
+                self.run(words), _number(words, "step"), _number(words, "group"), _number(words, "sample")
+            ),
+            "timeline": lambda words: timeline_of(self.run(words), _number(words, "first"), _number(words, "last")),
+            "placement": lambda words: placement_of(self.run(words), _number(words, "step")),
+            "tool-calls": lambda words: tool_calls_of(self.run(words), _number(words, "first"), _number(words, "last")),
+            "tokens": lambda words: token_figures_of(self.run(words), _number(words, "step")),
+            "about": lambda words: about(self.run(words)),
+        }
+
+    def answer(self, name: str, words: Words) -> Any:
+        """words: of the query. Raises NotThere for what the run does not have, ValueError for a wrong question and for
+        a damaged row.
+        """
+        asked = self._names.get(name)
+        if asked is None:
+            raise NotThere(f"there is no question {name!r}")
+        with self._lock:
+            return asked(words)
+
+    def run(self, words: Words) -> RunFiles:
+        """Raises NotThere."""
+        number = _number(words, "run")
+        if not 0 <= number < len(self.runs):
+            raise NotThere(f"there is no run {number}")
+        return self.runs[number]
+
+    def _runs(self, _: Words) -> dict[str, Any]:
+        if self.follow:
+            for run in self.runs:
+                run.refresh()
+        runs = [
+            {
+                "name": run.name,
+                "path": str(run.path),
+                "state": run.state,
+                "epoch": run.epoch,
+                "rows": len(run.rows),
+                "last": max((int(row["step"]) for row in run.rows), default=0),
+                "steps": run.config.get("steps"),
+                "family": _family(run.config),
+                "recorded": run.recorded.steps,
+                "timeline": run.recorded.timeline_steps,
+                "rollouts": run.rollout_steps,
+                "problems": run.problems,
+            }
+            for run in self.runs
+        ]
+        return {"follow": self.follow, "runs": runs}
+
+    def _metrics(self, words: Words) -> dict[str, Any]:
+        """Columns, from a row on. A row may have the numbers of a training step, of an evaluation, or of both."""
+        run, after = self.run(words), int(words.get("after", 0))
+        rows = run.rows[after:]
+        names = sorted({name for row in rows for name in row} - {"step"})
+        return {
+            "after": after,
+            "step": [row["step"] for row in rows],
+            "values": {name: [row.get(name) for row in rows] for name in names},
+        }
+
+    def _now(self, words: Words) -> dict[str, Any]:
+        run = self.run(words)
+        found: Diagnosis = diagnose(run.rows, run.config, run.summary)
+        measured = not run.rows or any("replicas/busy_s" in row for row in run.rows)
+        return asdict(found) | {"measured": measured}
+
+
+APART = ("name", "runs", "fresh", "seed", "argv", "versions", "steps")
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The same for runs that differ by their seed only, as far as learning goes.
+
+    >>> _family({"seed": 0, "lr": 1}) == _family({"seed": 1, "lr": 1}) != _family({"seed": 0, "lr": 2})
+    True
+    """
+    rest = {name: value for name, value in sorted(config.items()) if name not in APART}
+    return f"{zlib.crc32(msgspec.json.encode(rest)):08x}"
+
+
+def _number(words: Words, name: str) -> int:
+    try:
+        return int(words[name])
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{name} must be a number, got {words.get(name)!r}") from error

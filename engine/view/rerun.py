@@ -1,0 +1,44 @@
+"""Runs a recorded program again, in a jail, for the page "Sandbox"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.recording.records import Call
+from engine.view.answers.trajectories import NotThere
+from sandbox import Limits, Sandbox, SandboxConfig
+
+WALL_S = 10.0
+
+
+async def run_again(call: Call) -> dict[str, Any]:
+    """What the program of a call does now, beside what the model read then. It runs on variables of its own, also where
+    the run's calls shared theirs. Raises NotThere for a call without a program, SandboxUnavailable where there is no
+    jail.
+
+    The sandbox is open for this call only: half a second, against processes that stay about for a button.
+    """
+    code, stdin = _program(call)
+    async with Sandbox(SandboxConfig(slots=1, limits=Limits(wall_s=WALL_S, cpu_s=WALL_S))) as box:
+        result = await box.run(code, stdin=stdin, display=True)
+    return {
+        "code": code,
+        "outcome": result.outcome,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "display": result.display,
+        "wall_s": result.wall_s,
+        "cpu_s": result.cpu_s,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "recorded": {"outcome": call.outcome, "reply": call.reply, "latency_s": call.finished_at - call.dispatched_at},
+    }
+
+
+def _program(call: Call) -> tuple[str, str]:
+    try:
+        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
+        return str(arguments["code"]), str(arguments.get("input", ""))
+    except (msgspec.DecodeError, KeyError) as error:
+        raise NotThere(f"this call of {call.name} has no program: its arguments are no JSON with a code") from error

@@ -1,0 +1,123 @@
+"""A run's folder as the page reads it: rows of metrics as they come, configuration, summary, what was recorded.
+
+Invariants
+- Only files are read, and nothing is written or locked: the run does not notice. `refresh` reads what has come since.
+- A row that is damaged is left out and named in `problems`; a last line without its end is not there yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.recording.reader import RecordedRun
+from engine.run.run_folder import checked_row
+from engine.stages.write_rollouts import steps_of
+
+_FLOCK = "hhqqi"  # struct flock of Linux: type, whence, start, length, process
+
+
+class NotARun(ValueError):
+    """A folder that holds no run, in one line."""
+
+
+class RunFiles:
+    """path: the run's folder. Raises NotARun where there is none, and where its configuration cannot be read.
+
+    rows: of metrics.jsonl, in its order. epoch: grows when they are other rows than before, not just more. problems:
+    what is damaged, a line each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recorded = RecordedRun(path)
+        self.rows: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        self._read_to = 0
+        self._line = 0
+        self._inode = 0
+        self.epoch = 0
+        if not path.is_dir():
+            raise NotARun(f"{path} is no folder. Fix: name the folder of a run, such as runs/quickstart")
+        if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
+            inside = [child.name for child in sorted(path.iterdir()) if (child / "metrics.jsonl").exists()][:4]
+            fix = f"name a folder below it: {', '.join(inside)}" if inside else "name the folder of a run"
+            raise NotARun(f"{path} is no run: it has neither metrics.jsonl nor config.json. Fix: {fix}")
+        self.config: dict[str, Any] = self._json("config.json") or {}
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        """`stage-1` alone would say too little of a run of several stages."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}" if path.name.startswith("stage-") else path.name
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        with suppress(NotARun):
+            return self._json("summary.json")
+        return None
+
+    @property
+    def state(self) -> str:
+        """ "running": a process holds the folder; "finished": it has a summary; "stopped": neither."""
+        if _is_locked(self.path / "lock"):
+            return "running"
+        return "finished" if (self.path / "summary.json").exists() else "stopped"
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        """The steps whose rollouts are in rollouts/*.jsonl."""
+        return steps_of(self.path)
+
+    def refresh(self) -> None:
+        """Reads the rows that were written since the last call; all of them where a resumed run wrote the file anew."""
+        try:
+            with (self.path / "metrics.jsonl").open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read_to:
+                    self.rows, self.problems = [], []
+                    self._read_to, self._line, self._inode = 0, 0, found.st_ino
+                    self.epoch += 1
+                if found.st_size == self._read_to:
+                    return
+                file.seek(self._read_to)
+                whole, _, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
+        if not whole:
+            return
+        self._read_to += len(whole) + 1
+        for line in whole.split(b"\n"):
+            self._line += 1
+            if not line:
+                continue
+            row = checked_row(line)
+            if row is None:
+                self.problems.append(f"metrics.jsonl, line {self._line} is damaged and left out")
+            else:
+                self.rows.append(row)
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise NotARun(f"{path} cannot be read: {error}. Fix: name a run whose {name} is whole") from error
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process holds the lock. It is only asked about: to take it might keep a run from starting."""
+    with suppress(OSError), path.open("rb") as file:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return bool(kind != fcntl.F_UNLCK)
+    return False

@@ -1,0 +1,155 @@
+"""The page over HTTP, for this machine's user alone.
+
+Invariants
+- It listens on 127.0.0.1. A request is answered only if it names a loopback host (another site's name that resolves to
+  127.0.0.1 is refused); one that starts something must come from the page itself.
+- The page may load nothing from elsewhere: the browser is told so in each answer.
+- An answer that takes long is made in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from engine.view.answers.tool_calls import call_of
+from engine.view.answers.trajectories import NotThere
+from engine.view.page import STATIC, plot_folder, served_page
+from engine.view.questions import Questions
+from engine.view.rerun import run_again
+from engine.view.rivals import rivals
+from engine.view.run_files import RunFiles
+from sandbox import SandboxUnavailable
+
+HOST = "127.0.0.1"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+COMPRESS = 1 << 16  # bytes from which an answer is compressed: over an SSH tunnel it counts
+POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Action = Callable[[RunFiles, dict[str, int]], Awaitable[dict[str, Any]]]
+
+
+class CannotListen(Exception):
+    """One line: the port, the cause, and what to do about it."""
+
+
+@asynccontextmanager
+async def serve(questions: Questions, port: int) -> AsyncIterator[int]:
+    """The port at which it is reached. port 0: any free one. Raises CannotListen and NoPlots."""
+    app = make_app(questions)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise CannotListen(
+                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: --port 0 takes any free one"
+            ) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def make_app(questions: Questions) -> web.Application:
+    """Raises NoPlots."""
+    app = web.Application(middlewares=[_guarded])
+    answers = _Answers(questions)
+    app.add_routes(
+        [
+            web.get("/", _page),
+            web.static("/static", STATIC),
+            web.static("/plots", plot_folder()),
+            web.get("/api/{name}", answers.get),
+            web.post("/api/run-again", answers.run_again),
+            web.post("/api/rivals", answers.rivals),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if (refused := _refusal(request)) is not None:
+        return _problem(403, refused)
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(HEADERS)
+        raise
+    response.headers.update(HEADERS)
+    return response
+
+
+def _refusal(request: web.Request) -> str | None:
+    if urlsplit(f"//{request.host}").hostname not in LOOPBACK:
+        return "only 127.0.0.1 and localhost are served here"
+    if request.method == "POST" and urlsplit(request.headers.get("Origin", "")).netloc != request.host:
+        return "only the page itself may ask for this"
+    return None
+
+
+async def _page(request: web.Request) -> web.Response:
+    return web.Response(text=served_page(), content_type="text/html")
+
+
+class _Answers:
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    async def get(self, request: web.Request) -> web.Response:
+        name, words = request.match_info["name"], dict(request.query)
+        try:
+            content = await asyncio.to_thread(self._encoded, name, words)
+        except NotThere as error:
+            return _problem(404, str(error))
+        except ValueError as error:
+            return _problem(400, str(error))
+        response = web.Response(body=content, content_type="application/json")
+        if len(content) >= COMPRESS:
+            response.enable_compression()
+        return response
+
+    async def run_again(self, request: web.Request) -> web.Response:
+        async def run_call(run: RunFiles, words: dict[str, int]) -> dict[str, Any]:
+            where = (words["step"], words["group"], words["sample"], words["call"])
+            return await run_again(await asyncio.to_thread(call_of, run, *where))
+
+        return await self._do(request, run_call)
+
+    async def rivals(self, request: web.Request) -> web.Response:
+        return await self._do(request, lambda run, words: rivals(run.path, words["step"]))
+
+    async def _do(self, request: web.Request, action: Action) -> web.Response:
+        try:
+            words = msgspec.json.decode(await request.read(), type=dict[str, int])
+            run = self._questions.run({"run": str(words["run"])})
+            return web.Response(body=msgspec.json.encode(await action(run, words)), content_type="application/json")
+        except (NotThere, SandboxUnavailable) as error:
+            return _problem(404, str(error))
+        except (ValueError, KeyError) as error:
+            return _problem(400, f"the question is not understood: {error}")
+
+    def _encoded(self, name: str, words: dict[str, str]) -> bytes:
+        return msgspec.json.encode(self._questions.answer(name, words), enc_hook=float)
+
+
+def _problem(status: int, text: str) -> web.Response:
+    return web.json_response({"problem": text}, status=status, headers=HEADERS)

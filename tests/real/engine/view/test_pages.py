@@ -1,0 +1,202 @@
+"""Every page in a real browser, of a recorded run, of one under way, and out of an exported file.
+
+What is asked of a page is its structure: which headings, canvases and rows are there. How it looks is for people.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine.view.export import export
+from engine.view.questions import Questions
+from engine.view.run_files import RunFiles
+from engine.view.server import serve
+from tests.support import browser
+from tests.support.browser import chromium
+from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
+
+pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason=browser.MISSING)
+
+# What must be on each page of a run that was recorded: a selector, and how many of it at least.
+STRUCTURE = {
+    "now": {"#verdict .sentence": 1, "#lost .bar": 3, "#strip": 1, "#figures .figure": 12, "#staleness .bar": 1},
+    "time": {"#by-step canvas": 1, "canvas#lanes": 1, "#losses tbody tr": 6, "#timeline .legend span": 6},
+    "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
+    "trajectory": {
+        "#conversation .message": 3,
+        "#conversation .call": 2,
+        "#tokens span": 60,
+        "#token-view canvas": 2,
+        ".turn-actions[data-actions-of-turn]": 2,
+    },
+    "learning": {"#curves canvas": 10, "#curves .legend svg": 10, "#by-position canvas": 2},
+    "placement": {"#kv canvas": 2, "#rules tbody tr": 2, "#decisions .item": 15, "#counterfactual button": 1},
+    "sandbox": {".chart canvas": 4, "#outcomes tbody tr": 2, "#slowest details": 12, "#latencies": 1},
+    "run": {"#summary tbody tr": 3, "#waste tbody tr": 3, "#options tbody tr": 5, "#resume": 1},
+}
+
+
+@asynccontextmanager
+async def viewed(*paths, follow=False):
+    """The address of a page over these runs."""
+    async with serve(Questions([RunFiles(path) for path in paths], follow=follow), 0) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+async def opened(page, name, **words):
+    """Goes to a page and waits until it is drawn."""
+    query = "&".join(f"{key}={value}" for key, value in {"run": 0, **words}.items())
+    drawn = await page.evaluate("document.querySelector('main')?.dataset.drawn ?? ''")
+    await page.evaluate(f"location.hash = '#/{name}?{query}'")
+    main = "document.querySelector('main').dataset"
+    await page.until(f"{main}.drawn !== '{drawn}' && {main}.page === '{name}'")
+
+
+async def count(page, selector):
+    return await page.evaluate(f"document.querySelectorAll({selector!r}).length")
+
+
+async def has_structure(page, name):
+    for selector, least in STRUCTURE[name].items():
+        await page.until(f"document.querySelectorAll({selector!r}).length >= {least}")  # curves come a frame later
+
+
+async def test_each_page_of_a_recorded_run_has_its_parts_and_asks_nobody_else(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/now?run=0&first=1")
+        await page.until("document.querySelector('main')?.dataset.drawn")
+        for name in STRUCTURE:
+            await opened(page, name)
+            await has_structure(page, name)
+            missing = await page.evaluate("[...document.querySelectorAll('.empty b')].map((one) => one.textContent)")
+            assert name == "run" or missing == [], name  # of made-up runs no checkpoint is written
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith((address, "data:"))] == []
+
+
+async def test_a_page_that_is_open_follows_a_run_that_goes_on(tmp_path):
+    with run_under_way(tmp_path / "run", steps=2) as folder:
+        async with viewed(tmp_path / "run", follow=True) as address, chromium(tmp_path) as web:
+            page = await web.open(address)
+            await page.until("document.querySelector('#strip')")
+            await asyncio.to_thread(folder.step, 3, metrics(3))
+            await page.until("document.querySelector('#strip h2').textContent.endsWith('3')")
+            await opened(page, "groups")
+            await asyncio.to_thread(folder.step, 4, metrics(4))
+            await page.until("document.querySelector('#newer')")  # where somebody reads, it is only said
+            for name in STRUCTURE:
+                await opened(page, name)
+            assert page.complaints == []
+
+
+async def test_every_page_of_a_run_without_steps_says_what_is_missing(tmp_path):
+    with run_under_way(tmp_path / "run", steps=0):
+        async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+            page = await web.open(address)
+            await page.until("document.querySelector('main')?.dataset.drawn")
+            for name in STRUCTURE:
+                await opened(page, name, again=1)
+                assert await count(page, ".empty") > 0, name
+                assert await page.evaluate("[...document.querySelectorAll('.empty')].every((one) => one.textContent)")
+            assert page.complaints == []
+
+
+async def test_several_runs_are_overlaid_and_compared(tmp_path):
+    write_viewed_run(tmp_path / "one")
+    write_viewed_run(tmp_path / "two", recorded=0, seed=1)
+    async with viewed(tmp_path / "one", tmp_path / "two") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/learning?run=0")
+        await page.until("document.querySelector('#curves .legend svg')")
+        assert await count(page, "#comparison tbody tr") == 2
+        assert await page.evaluate("document.querySelector('#curves .chart .legend').children.length") == 2
+        await opened(page, "learning", seeds="mean")  # the two differ by their seed only
+        await page.until("document.querySelector('#curves .chart .legend').children.length === 1")
+        await opened(page, "run", other=1)
+        names = "[...document.querySelectorAll('#difference tbody td:first-child')].map((one) => one.textContent)"
+        assert await page.evaluate(names) == ["seed"]
+        await opened(page, "run", run=1)
+        await opened(page, "placement", run=1)
+        assert "record" in await page.evaluate("document.querySelector('.empty').textContent")
+        assert page.complaints == []
+
+
+async def test_thousands_of_trajectories_are_scrolled_with_few_rows_in_the_document(tmp_path):
+    write_viewed_run(tmp_path / "run", recorded=1, groups=256, samples=16)
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/groups?run=0")
+        await page.until("document.querySelector('#groups .item')")
+        height = await page.evaluate("document.querySelector('#groups').scrollHeight")
+        assert height == (4096 + 256) * 24
+        for share in (0.25, 0.5, 1.0, 0.75, 0.1):
+            await page.evaluate(f"document.querySelector('#groups').scrollTop = {share * height}")
+            shown = f"Math.floor({min(share * height, height - 680)} / 24 + 10) * 24"  # a row in the middle
+            tops = "[...document.querySelectorAll('#groups .item')].map((item) => parseInt(item.style.top))"
+            await page.until(f"({tops}).includes({shown})")
+            assert await count(page, "#groups .item") < 60
+        assert page.complaints == []
+
+
+async def test_a_stretch_that_is_dragged_over_is_what_the_table_counts(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/time?run=0")
+        await page.until("document.querySelector('#losses tbody tr')")
+        causes = "[...document.querySelectorAll('#losses tbody tr')].map((row) => row.children[0].textContent)"
+        everything = await page.evaluate(causes)
+        left, top, width = await page.evaluate(
+            "(({left, top, width}) => [left, top, width])(document.querySelector('#lanes').getBoundingClientRect())"
+        )
+        to = left + 128 + 0.1 * (width - 128)  # the first fifth of a second, in which both replicas are busy
+        for kind, x in (("mousePressed", left + 129), ("mouseMoved", to), ("mouseReleased", to)):
+            await page.command(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=top + 60, button="left", buttons=1, clickCount=1
+            )
+        await page.until(f"({causes}).length === 1")
+        assert len(everything) == 6
+        assert (await page.evaluate(causes))[0] in everything
+
+
+async def test_a_program_is_run_again_from_the_page(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/sandbox?run=0")
+        await page.until("document.querySelector('#slowest details')")
+        await page.evaluate(
+            "(() => { const one = document.querySelector('#slowest details'); one.open = true;"
+            " one.querySelector('button').click(); })()"
+        )
+        assert await page.until(
+            "[...document.querySelectorAll('#slowest h3')].some((h) => h.textContent.startsWith('now'))"
+        )
+        assert "42" in await page.evaluate("document.querySelector('#slowest details').textContent")
+        assert page.complaints == []
+
+
+async def test_light_and_dark_differ_and_the_choice_is_remembered(tmp_path):
+    write_viewed_run(tmp_path / "run", recorded=0)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(address)
+        await page.until("document.querySelector('#theme')")
+        before = await page.evaluate(ground)
+        await page.evaluate("document.querySelector('#theme').click()")
+        after = await page.evaluate(ground)
+        assert before != after
+        again = await web.open(address)
+        await again.until("document.querySelector('#theme')")
+        assert await again.evaluate(ground) == after
+
+
+async def test_an_exported_file_shows_every_page_without_a_server(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    export(Questions([RunFiles(tmp_path / "run")]), tmp_path / "run.html")
+    async with chromium(tmp_path) as web:
+        page = await web.open((tmp_path / "run.html").as_uri())
+        await page.until("document.querySelector('main')?.dataset.drawn")
+        for name in STRUCTURE:
+            await opened(page, name, again=1)
+            await has_structure(page, name)
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []

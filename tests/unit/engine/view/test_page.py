@@ -1,0 +1,63 @@
+"""The page's files: whole in themselves, or written into one file."""
+
+import json
+import re
+
+import pytest
+
+from engine.view.__main__ import main
+from engine.view.export import export
+from engine.view.page import STATIC, modules, plot_folder
+from engine.view.questions import Questions
+from engine.view.run_files import RunFiles
+from tests.support.viewed_runs import write_viewed_run
+
+OUTSIDE = re.compile(r"""(?:src|href|url|import|from|fetch)\s*[=(]?\s*["'(]\s*(?:https?:)?//""")
+
+
+@pytest.fixture
+def questions(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    return Questions([RunFiles(tmp_path / "run")])
+
+
+def test_each_module_that_is_imported_is_there():
+    for path in STATIC.glob("*.js"):
+        for name in re.findall(r'from "([^"]+)"', path.read_text()):
+            assert name in modules(), f"{path.name} imports {name}"
+
+
+def test_no_file_of_the_page_loads_anything_from_elsewhere():
+    for path in STATIC.iterdir():
+        assert not OUTSIDE.search(path.read_text()), path.name
+
+
+def test_no_text_of_a_run_is_ever_read_as_html():
+    for path in STATIC.glob("*.js"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", path.read_text()), path
+
+
+def test_no_text_of_a_run_ends_the_element_that_it_is_exported_in(tmp_path):
+    write_viewed_run(tmp_path / "run", checkpoint="</script><script>alert(1)</script>")
+    export(Questions([RunFiles(tmp_path / "run")]), tmp_path / "run.html")
+    held = (tmp_path / "run.html").read_text().split('id="answers">')[1].split("</script>")[0]
+    assert json.loads(held)["about?run=0"]["config"]["checkpoint"] == "</script><script>alert(1)</script>"
+
+
+def test_an_exported_file_holds_all_that_it_needs(questions, tmp_path):
+    path = tmp_path / "run.html"
+    assert export(questions, path) == path.stat().st_size
+    page = path.read_text()
+    assert not OUTSIDE.search(page.replace((plot_folder() / "uPlot.iife.js").read_text(), ""))
+    assert "/static/" not in page
+    for address in ("groups?run=0&step=3", "trajectory?run=0&step=3&group=1&sample=0", "timeline?run=0&first=3&last=3"):
+        assert f'"{address}"' in page
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "--export", "no/such/folder.html"]])
+def test_wrong_input_ends_with_status_2_and_one_line(words, tmp_path, monkeypatch, capsys):
+    write_viewed_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "nowhere" in line or "no/such" in line
