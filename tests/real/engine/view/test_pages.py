@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bench.rivals import POLICIES
 from engine.view.export import export
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
@@ -171,6 +172,16 @@ async def test_a_program_is_run_again_from_the_page(tmp_path):
             "[...document.querySelectorAll('#slowest h3')].some((h) => h.textContent.startsWith('now'))"
         )
         assert "42" in await page.evaluate("document.querySelector('#slowest details').textContent")
+        assert page.complaints == []
+
+
+async def test_a_step_is_run_under_other_policies_from_the_page(tmp_path):
+    write_viewed_run(tmp_path / "run", kv_blocks=200, replicas=2)
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/placement?run=0&step=2")
+        await page.until("document.querySelector('#counterfactual button')")
+        await page.evaluate("document.querySelector('#counterfactual button').click()")
+        assert await page.until("document.querySelectorAll('#rivals tbody tr').length") == len(POLICIES)
         assert page.complaints == []
 
 
