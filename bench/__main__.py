@@ -7,6 +7,9 @@
     python -m bench sweep NAME --over a=1,2,4 --over b=x,y [options]    a table, and a plot of two figures
     python -m bench compare A.json B.json [--metric M]    two runs: intervals and a verdict for each figure
     python -m bench compare NAME --other DIR --rounds 7 [options]       two checkouts, round by round in turns
+    python -m bench profile RECIPE [options] --steps 5    a recipe's run: a flame graph, and each stage's time
+    python -m bench rivals RUN --step N                   a recorded step simulated: other policies, what would help
+    python -m bench stage FILE.py:NAME --feed RUN         recorded groups through a stage of yours, without engines
 
 What each prints has the machine, its load, the rounds and the commit; ratios only of a run that nobody disturbed.
 """
@@ -17,7 +20,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import compare, sweep
+from bench import compare, profile, rivals, stage, sweep
 from bench.figures import QUESTIONS
 from bench.report import RUN, Gate, own_options
 
@@ -36,7 +39,13 @@ BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.
     "streaming": "bench.streaming.streaming",
     "weights": "bench.weights",
 }
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"sweep": sweep.main, "compare": compare.main}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "compare": compare.main,
+    "profile": profile.main,
+    "rivals": rivals.main,
+    "stage": stage.main,
+    "sweep": sweep.main,
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,9 +1,11 @@
-"""What other placement policies would have made of a recorded step: `python -m bench.rivals runs/quickstart --step 12`.
+"""What other placement policies would have made of a recorded step: `python -m bench rivals runs/quickstart --step 12`.
 
 The step's trajectories, with the lengths and tool times that they had, go through `bench.sim_fleet` under each policy,
 on engines whose costs are fitted to the run's own engine steps. A ratio is a policy's simulated makespan over that of
 the run's own policy, above 1 where it is slower. `fidelity` is the simulated over the measured makespan of the run's
-own policy: the further it is from 1, the less the ratios say. The last line is one JSON object.
+own policy: the further it is from 1, the less the ratios say. `levers` are the same with one thing changed under the
+run's own policy, the one that helps most first: a replica more, twice the KV cache, no tool call slower than nine in
+ten are. The last line is one JSON object.
 
 Trajectories of the step are taken to arrive at once, which holds where staleness is 0. Tools begin when their turn
 ends.
@@ -15,7 +17,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +27,7 @@ import numpy as np
 
 from bench.fleet.baselines import StaticSplit, ThunderLike
 from bench.sim_fleet.costs import Costs, Machine, Values, fit
-from bench.sim_fleet.run import Simulation
+from bench.sim_fleet.run import Result, Simulation
 from bench.sim_fleet.sim_fleet import MakePolicy
 from bench.workload import Traced, Turn
 from engine.balancing.kv_aware import KvAware
@@ -144,11 +146,7 @@ def _features(segments: Sequence[Segment]) -> tuple[Values, Values]:
 
 def compare(step: Recorded) -> dict[str, object]:
     """A row for each policy, the run's own first."""
-    most = max(row.total_tokens for row in step.trace)
-    results = {}
-    for name, make in POLICIES.items():
-        simulation = Simulation(make(most), step.trace, step.machine, step.replicas, longest_segment=1)
-        results[name] = simulation.run()
+    results = {name: simulated(step, name) for name in POLICIES}
     ours = results[OURS]
     rows = [
         {
@@ -160,28 +158,60 @@ def compare(step: Recorded) -> dict[str, object]:
         }
         for name, result in results.items()
     ]
+    levers = [
+        {"lever": name, "ratio": simulated(changed).makespan_s / ours.makespan_s}
+        for name, changed in changes(step).items()
+    ]
+    levers.sort(key=lambda lever: lever["ratio"])
     fidelity = ours.makespan_s / step.makespan_s
     others = ", ".join(f"{row['policy']} {row['ratio']:.2f}x" for row in rows[1:])
     sentence = (
         f"Under other policies this step would have taken: {others}. (The simulator gives the run's own policy "
         f"{fidelity:.2f} of the {step.makespan_s:.1f} s that it took.)"
     )
-    return {"sentence": sentence, "fidelity": fidelity, "measured_s": step.makespan_s, "rows": rows}
+    first = levers[0]
+    lever = f"Next lever: {first['lever']}, {100 * (first['ratio'] - 1):+.0f} % of the step (simulated)."
+    return {
+        "sentence": sentence,
+        "lever": lever,
+        "fidelity": fidelity,
+        "measured_s": step.makespan_s,
+        "rows": rows,
+        "levers": levers,
+    }
+
+
+def simulated(step: Recorded, policy: str = OURS) -> Result:
+    most = max(row.total_tokens for row in step.trace)
+    return Simulation(POLICIES[policy](most), step.trace, step.machine, step.replicas, longest_segment=1).run()
+
+
+def changes(step: Recorded) -> dict[str, Recorded]:
+    """The step with one thing changed."""
+    waits = [turn.tool_latency_s for row in step.trace for turn in row.turns if turn.tool_latency_s > 0]
+    usual_s = float(np.quantile(waits, 0.9)) if waits else 0.0
+    quick = [
+        replace(row, turns=tuple(replace(turn, tool_latency_s=min(usual_s, turn.tool_latency_s)) for turn in row.turns))
+        for row in step.trace
+    ]
+    return {
+        "one replica more": replace(step, replicas=step.replicas + 1),
+        "twice the KV cache": replace(step, machine=replace(step.machine, blocks=2 * step.machine.blocks)),
+        f"no tool call over {usual_s:.2g} s": replace(step, trace=quick),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.rivals", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench rivals", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("run", type=Path, help="folder of a recorded run")
     parser.add_argument("--step", type=int, required=True, help="of the run, from 1")
     options = parser.parse_args(arguments)
     try:
         found = compare(recorded(options.run, options.step))
     except Unusable as error:
-        print(f"bench.rivals: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
+    print(found["sentence"])
+    print(found["lever"])
     print(json.dumps(found))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

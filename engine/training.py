@@ -553,6 +553,7 @@ class Training:
         missed = [self.recorder.progress.missed(scheduled.every) for scheduled in self._evaluations[:1]]
         return {
             **self.recorder.summary(),
+            "loop_blocked_at": self.host.blocked_at,
             "ended": str(self.nothing_left or "all steps are trained"),
             "first_step_s": self._first_step_s,
             "total_wall_s": seconds_since_start(),

@@ -144,6 +144,9 @@ class TrainStage:
             **{name: count - self._counted[name] for name, count in self._counts().items()},
             **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
             **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
+            **{f"stage/{row.name}/blocked_in_s": row.blocked_in_s for row in self.stats()},
+            **{f"stage/{row.name}/blocked_out_s": row.blocked_out_s for row in self.stats()},
+            **{f"stage/{row.name}/items": row.items_in for row in self.stats()},
             **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
         }
 

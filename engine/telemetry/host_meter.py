@@ -1,14 +1,17 @@
 """What the node's own process costs a run: how long its event loop stood still, and the CPU that it takes.
 
-Invariant: measuring costs one wake-up of the loop every TICK_S.
+Invariant: measuring costs one wake-up of the loop every TICK_S, and one of a thread every LOOK_S.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import psutil
+
+from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
 STALL_S = 0.02  # a tick that comes later than this found the loop held up; less is the noise of busy cores
@@ -20,16 +23,26 @@ class HostMeter:
     def __init__(self) -> None:
         self._blocked_s = 0.0
         self._longest_s = 0.0
+        self._due = math.inf  # the next tick
+        self._watch: StallWatch | None = None
         self._since = time.perf_counter()
         self._cpu_s = time.thread_time()
         psutil.cpu_percent()  # of the machine: since it was last asked
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(TICK_S)
-            self.late(time.perf_counter() - before - TICK_S)
+        with StallWatch(lambda: time.perf_counter() - self._due - STALL_S) as self._watch:
+            while True:
+                before = time.perf_counter()
+                self._due = before + TICK_S
+                await asyncio.sleep(TICK_S)
+                self.late(time.perf_counter() - before - TICK_S)
+
+    @property
+    def blocked_at(self) -> dict[str, float]:
+        """Seconds for which the loop stood still, by line, since the run began; the ten that are most."""
+        found = dict(self._watch.seconds) if self._watch is not None else {}
+        return dict(sorted(found.items(), key=lambda item: -item[1])[:10])
 
     def late(self, seconds: float) -> None:
         """The loop served a tick so much too late."""

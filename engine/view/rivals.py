@@ -19,7 +19,7 @@ import msgspec
 
 from engine.view.answers.trajectories import NotThere
 
-COMMAND = (sys.executable, "-m", "bench.rivals")
+COMMAND = (sys.executable, "-m", "bench", "rivals")
 DEADLINE_S = 300.0
 REPOSITORY = Path(__file__).parents[2]
 

@@ -1,0 +1,76 @@
+"""Recorded groups through a stage of the user's: what comes in, what comes out, what holds the loop up."""
+
+import asyncio
+
+import pytest
+
+from bench.stage import Unusable, groups, load, main, measure
+from engine.recording.reader import RecordedRun
+from tests.support.recorded_run import write_recorded_run
+
+STAGES = """
+import time
+
+async def every_other(inbox, outbox):
+    number = 0
+    async for group in inbox:
+        number += 1
+        if number % 2:
+            await outbox.put(group)
+
+async def blocks(inbox, outbox):
+    async for group in inbox:
+        time.sleep(0.15)
+        await outbox.put(group)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_recorded_run(tmp_path)
+    return RecordedRun(tmp_path)
+
+
+@pytest.fixture
+def stages(tmp_path):
+    path = tmp_path / "my_stages.py"
+    path.write_text(STAGES)
+    return path
+
+
+def test_groups_are_fed_as_they_were_recorded(run):
+    fed = list(groups(run))
+    [first, *_] = fed
+    [record, *_] = run.groups(run.steps[0])
+    assert first.prompt.id == record.prompt_id
+    assert first.kept == tuple(number for number, member in enumerate(record.trajectories) if member.kept)
+    assert [member.reward for member in first.trajectories] == [member.reward for member in record.trajectories]
+    tokens = run.tokens(run.steps[0], record.group)
+    for member, sequences in zip(first.trajectories, tokens.trajectories, strict=True):
+        assert member.token_ids_T.tolist() == sequences[0].token_ids.tolist()
+        assert member.logprobs_T.tolist() == sequences[0].logprobs.tolist()
+    assert len(list(groups(run, run.steps[-1]))) < len(fed)
+
+
+def test_what_a_stage_drops_is_counted(run, stages):
+    found = asyncio.run(measure(load(f"{stages}:every_other"), list(groups(run)), times=4))
+    assert found.stats.items_in == 4 * len(list(groups(run)))
+    assert found.stats.items_out == (found.stats.items_in + 1) // 2
+
+
+def test_a_stage_that_holds_the_event_loop_up_is_named_with_its_line(run, stages):
+    found = asyncio.run(measure(load(f"{stages}:blocks"), list(groups(run))[:2], times=2))
+    [place] = found.blocked_at
+    line = STAGES.splitlines().index("        time.sleep(0.15)") + 1
+    assert place == f"my_stages.py:{line} blocks"
+
+
+@pytest.mark.parametrize(("words", "named"), [("nowhere.py:stage", "nowhere"), ("{stages}:other", "other"), ("a", "a")])
+def test_what_is_no_stage_is_named(words, named, stages, run, capsys):
+    assert main([words.format(stages=stages), "--feed", str(run.folder.parent)]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_run_without_that_step_is_named(run, stages):
+    with pytest.raises(Unusable, match="step 99"):
+        list(groups(run, 99))
