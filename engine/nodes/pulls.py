@@ -1,7 +1,7 @@
 """Files that nodes pull from the lead: the checkpoint's, and published weights.
 
 Invariants
-- A pull has a connection of its own: it holds up no other message, and one that fails concerns nobody else.
+- A pull has connections of its own: it holds up no other message, and one that fails concerns nobody else.
 - A file appears under its name when it is whole, and, where its hash is known, when it has that hash.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
@@ -18,7 +20,8 @@ from engine.nodes.messages import CHUNK_BYTES, BadMessage, Chunk, FileInfo, Gone
 from sandbox.keys import HostKeys, trust
 from sandbox.mailbox import Mailbox
 
-AT_ONCE = 8  # chunks asked for before the first one has come
+CONNECTIONS = 8  # of a pull: over a long round trip each takes a second to get up to speed
+AT_ONCE = 32  # chunks asked for before the first one has come
 SILENCE_S = 20.0  # without a chunk, after which a pull has failed
 
 
@@ -59,23 +62,30 @@ def info_of(path: Path) -> FileInfo:
 async def fetch(lead: str, keys: HostKeys | None, name: str, info: FileInfo, path: Path) -> None:
     """Pulls a file. Raises PullFailed when the lead is silent, does not have it, or sends another one."""
     answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
-    mailbox = Mailbox(zmq.DEALER, answers.put_nowait)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    mailboxes = [Mailbox(zmq.DEALER, answers.put_nowait, context) for _ in range(CONNECTIONS)]
     draft = path.with_name(f".{path.name}.draft")
     try:
-        if keys is not None:
-            trust(mailbox, keys)
-        mailbox.socket.connect(lead)
-        await _write(mailbox, answers, name, info, draft)
+        for mailbox in mailboxes:
+            if keys is not None:
+                trust(mailbox, keys)
+            mailbox.socket.connect(lead)
+        await _write(mailboxes, answers, name, info, draft)
         if info.sha256 and await asyncio.to_thread(info_of, draft) != _named(info, draft.name):
             raise PullFailed(f"{name}: its SHA-256 is not that of the lead's file")
         draft.rename(path)
     finally:
-        mailbox.close(0)
+        for mailbox in mailboxes:
+            mailbox.close(0)
+        context.term()
         draft.unlink(missing_ok=True)
 
 
-async def _write(mailbox: Mailbox, answers: asyncio.Queue[list[bytes]], name: str, info: FileInfo, draft: Path) -> None:
+async def _write(
+    mailboxes: Sequence[Mailbox], answers: asyncio.Queue[list[bytes]], name: str, info: FileInfo, draft: Path
+) -> None:
     offsets = iter(range(0, info.size_bytes, CHUNK_BYTES))
+    following = itertools.cycle(mailboxes)
     received = 0
 
     def ask() -> int:
@@ -83,7 +93,7 @@ async def _write(mailbox: Mailbox, answers: asyncio.Queue[list[bytes]], name: st
         if offset is None:
             return 0
         size = min(CHUNK_BYTES, info.size_bytes - offset)
-        mailbox.send_frames(encode(Pull(name=name, offset=offset, size_bytes=size)))
+        next(following).send_frames(encode(Pull(name=name, offset=offset, size_bytes=size)))
         return 1
 
     with draft.open("wb") as file:
