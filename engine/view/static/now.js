@@ -113,7 +113,7 @@ function figures(rows) {
     ["Tool latency", `${fixed(value("tools/latency_p50_ms"), 1)} ms`, `p99 ${fixed(value("tools/latency_p99_ms"), 1)} ms`],
     ["Tool errors", percent(mean("tools/error_share"), 1), `${percent(mean("tools/error_share_correct"), 1)} in correct ones`],
     ["Canary", number(value("canary/max_abs")), "largest difference of log-probability"],
-    ["Sampler / learner", number(value("learner/mismatch_max")), "largest mismatch of log-probability"],
+    ["Sampler / learner", number(value("learner/mismatch_fresh_max") ?? value("learner/mismatch_max")), "largest mismatch under the same weights"],
     ["Replicas", value("replicas/live") === undefined ? "–" : whole(value("replicas/live")), `${whole(sum(rows, "replicas/deaths"))} deaths`],
     ["Learner memory", bytes(value("learner/peak_bytes")), `${whole(mean("learner/tokens_per_s"))} tokens/s`],
   ];

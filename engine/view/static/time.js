@@ -49,6 +49,7 @@ async function lanes({ run, steps, words, set, finished, path }) {
         h("button", { onclick: () => drawn.reset() }, "show all"),
         h("span", { class: "muted" }, "drag to zoom, double-click for all; the table below counts what is in view")),
       legend(seen.map((cause) => [causeText(cause), causeColor(cause)])),
+      legend([["below: KV blocks in use", color("muted")], ["preemption", color("bad")], ["turn", color("busy")], ["waits for its tools", color("tool_wait")], ["call", color("good")], ["call that failed", color("bad")]]),
       h("div", { style: { height: "8px" } }),
       drawn.element,
       h("p", { class: "muted", style: { marginTop: "8px" } }, "All events of these steps, for ui.perfetto.dev: ", h("code", {}, `python -m engine.recording ${path} --steps ${step === last ? step : `${step}-${last}`}`)),
