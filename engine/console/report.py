@@ -194,6 +194,7 @@ def print_report(
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
         ("rollouts", "what the model wrote: python -m engine.console.rollouts shows it"),
+        ("record", "the run as a page: python -m engine.view shows it"),
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():

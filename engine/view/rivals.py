@@ -3,7 +3,7 @@
 The simulator is a program of its own (bench/ is not part of the engine, and it computes for seconds): a command that
 takes a run and a step, and whose last line is a JSON object
 
-    {"sentence": "round robin would have taken 1.28x", "rows": [{"policy", "makespan_s", "ratio", ...}]}
+    {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "makespan_s", "ratio", ...}]}
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ function counterfactual(run, step) {
       const found = await request("rivals", { run, step });
       result.replaceChildren(
         h("p", {}, h("b", {}, found.sentence)),
+        h("p", {}, found.lever),
         table([
           { name: "policy", cell: (row) => row.policy },
           { name: "seconds", number: true, cell: (row) => seconds(row.makespan_s) },

@@ -1,0 +1,67 @@
+"""A quick start with a stage that holds the event loop up, under the profiler: the line is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+RECIPE = f"""
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, {str(ROOT)!r})
+
+from algo.group.batch import make_batch, select_and_score
+from algo.reward.math_reward import MathReward
+from engine.console.main import main
+from engine.pipeline.pipeline import Stage
+from engine.rollout.python_tool import PythonTool
+from engine.telemetry.watchdog import exit_process
+from engine.training import training
+from recipes.quickstart import Config
+from recipes.tiny.task import prompts
+
+
+async def thoughtless(inbox, outbox):
+    async for group in inbox:
+        time.sleep(0.2)
+        await outbox.put(group)
+
+
+async def train(config, run):
+    async with training(config.training(), run) as job:
+        groups = job.group(
+            job.rollouts([PythonTool(job.sandbox)]),
+            MathReward(runner=job.sandbox),
+            select_and_score(config.selector, config.seed),
+        )
+        mine = Stage(name="mine", run=thoughtless)
+        stages = [job.admit(prompts("train", config.seed)), groups, mine, job.batch(), job.train(make_batch)]
+        return await job.run(stages)
+
+
+if __name__ == "__main__":
+    exit_process(main(Config, train))
+"""
+SMALL = ["prompts_per_step=4", "group_size=2", "eval_problems=8", "replicas=1", "slots=2"]
+
+
+@pytest.mark.timeout(300)
+def test_a_profile_names_the_stage_and_the_line_that_holds_the_loop_up(tmp_path: Path) -> None:
+    recipe = tmp_path / "thoughtless.py"
+    recipe.write_text(RECIPE)
+    command = [sys.executable, "-m", "bench", "profile", str(recipe), *SMALL, "--steps", "2", "--rate", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = RECIPE.splitlines().index("        time.sleep(0.2)") + 1
+    assert f"thoughtless.py:{line} thoughtless" in done.stdout
+    assert any(row.split()[1:2] == ["mine"] for row in done.stdout.splitlines() if "mine" in row)
+    assert "node" in done.stdout
+    assert "learner" in done.stdout
+    assert (ROOT / "runs" / "bench" / "profile.svg").stat().st_size > 1000
