@@ -20,7 +20,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import compare, profile, rivals, stage, sweep
+from bench import compare, profile_run, rivals, stage, sweep
 from bench.figures import QUESTIONS
 from bench.report import RUN, Gate, own_options
 
@@ -41,7 +41,7 @@ BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "compare": compare.main,
-    "profile": profile.main,
+    "profile": profile_run.main,
     "rivals": rivals.main,
     "stage": stage.main,
     "sweep": sweep.main,
