@@ -21,9 +21,9 @@ from aiohttp import web
 from engine.view.answers.tool_calls import call_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.page import STATIC, plot_folder, served_page
+from engine.view.programs import go_on, rivals
 from engine.view.questions import Questions
 from engine.view.rerun import run_again
-from engine.view.rivals import rivals
 from engine.view.run_files import RunFiles
 from sandbox import SandboxUnavailable
 
@@ -80,6 +80,7 @@ def make_app(questions: Questions) -> web.Application:
             web.get("/api/{name}", answers.get),
             web.post("/api/run-again", answers.run_again),
             web.post("/api/rivals", answers.rivals),
+            web.post("/api/go-on", answers.go_on),
         ]
     )
     return app
@@ -136,6 +137,9 @@ class _Answers:
 
     async def rivals(self, request: web.Request) -> web.Response:
         return await self._do(request, lambda run, words: rivals(run.path, words["step"]))
+
+    async def go_on(self, request: web.Request) -> web.Response:
+        return await self._do(request, lambda run, words: go_on(run.path, words))
 
     async def _do(self, request: web.Request, action: Action) -> web.Response:
         try:

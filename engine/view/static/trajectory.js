@@ -1,6 +1,6 @@
 // Trajectory: the conversation with its tool calls and where each turn was generated; and its tokens, one by one.
 
-import { ask } from "view/api";
+import { ask, exported, Problem, request } from "view/api";
 import { badge, card, choice, empty, fixed, h, number, percent, seconds, signed, tip, whole } from "view/dom";
 import { tokenView } from "view/tokens";
 
@@ -26,7 +26,7 @@ export async function trajectory({ run, runs, words, set, go }) {
       one.error ? badge(`${one.error[0]}: ${one.error[1]}`, "bad") : null,
       one.sequences.length > 1 ? [h("label", {}, "sequence"), choice(one.sequences.map((_, index) => [index, String(index)]), lineage, (value) => set({ ...words, step, group, sample, sequence: value }))] : null)),
     facts(one),
-    h("section", { class: "card", id: "conversation" }, h("h2", {}, "Conversation"), conversation(one, one.sequences[lineage], { step, group, sample, lineage })),
+    h("section", { class: "card", id: "conversation" }, h("h2", {}, "Conversation"), conversation(one, one.sequences[lineage], { run, step, group, sample, lineage })),
     tokenView(one, one.sequences[lineage], words.color ?? null, (value) => set({ ...words, step, group, sample, color: value })),
   ];
 }
@@ -73,8 +73,38 @@ function turnView(turn, index, where) {
     h("pre", {}, turn.text ?? "the text needs the run's tokenizer, which is not there"),
     turn.calls.map((call) => callView(call, turn)),
     turn.placed.length ? h("div", { class: "muted", style: { marginTop: "8px", fontSize: "12.5px" } }, turn.placed.map(placedText)) : null,
-    // What can be done from this turn on; empty until something can.
-    h("div", { class: "turn-actions", "data-actions-of-turn": index, "data-step": where.step, "data-group": where.group, "data-sample": where.sample, "data-sequence": where.lineage }));
+    where.lineage === 0 && turn.placed.length ? goOn(index, where) : null);
+}
+
+/** Buttons that run the trajectory on from this turn, and what came of it beside what was recorded. */
+function goOn(turn, where) {
+  const result = h("div", { class: "go-on-result" });
+  const buttons = [
+    ["go on from here", {}],
+    ["with another seed", { seed: 1 + Math.floor(Math.random() * 1e6) }],
+    ["with the first weights", { start: 1 }],
+  ].map(([name, words]) => h("button", { disabled: exported, onclick: () => run(words) }, name));
+  async function run(words) {
+    buttons.forEach((button) => { button.disabled = true; });
+    result.replaceChildren(h("p", { class: "muted" }, "starting an engine, which takes some ten seconds ..."));
+    try {
+      const { run, step, group, sample } = where;
+      result.replaceChildren(beside(await request("go-on", { run, step, group, sample, turn, ...words })));
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      result.replaceChildren(empty("It does not go on", error.message));
+    }
+    buttons.forEach((button) => { button.disabled = false; });
+  }
+  return h("div", { class: "turn-actions", "data-actions-of-turn": turn }, h("div", { class: "toolbar" }, buttons), result);
+}
+
+function beside(found) {
+  const same = found.first_difference === null ? "every token is the same" : `the same up to token ${whole(found.first_difference)}`;
+  const side = (name, one) => h("div", {}, h("b", {}, name), h("span", { class: "muted" }, ` ${one.error ?? one.stop}, ${whole(one.tokens)} tokens`),
+    one.turns.map((turn) => [h("pre", {}, turn.text), turn.calls.map((call) => h("pre", { class: "muted" }, `${call.name} (${call.outcome}): ${call.reply}`))]));
+  return h("div", {}, h("p", {}, `${same}; weights ${found.weights}`),
+    h("div", { style: { display: "grid", gridTemplateColumns: "1fr 1fr", gap: "18px" } }, side("recorded", found.recorded), side("now", found.again)));
 }
 
 function placedText(placed) {

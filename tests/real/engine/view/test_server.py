@@ -10,8 +10,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from engine.view.answers.trajectories import NotThere
+from engine.view.programs import rivals
 from engine.view.questions import Questions
-from engine.view.rivals import rivals
 from engine.view.run_files import RunFiles
 from engine.view.server import make_app
 from tests.support.paths import ROOT

@@ -1,0 +1,68 @@
+"""Asks a program that computes for seconds, for a button of the page: its last line is a JSON object.
+
+rivals   the simulator: what other placement policies would have made of a recorded step ("Placement")
+         {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
+go_on    an engine: a trajectory from one of its turns on ("Trajectory"; `engine.view.go_on`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.view.answers.trajectories import NotThere
+
+SIMULATOR = (sys.executable, "-m", "bench", "rivals")  # bench/ is not part of the engine
+GO_ON = (sys.executable, "-m", "engine.view.go_on")
+DEADLINE_S = 300.0
+REPOSITORY = Path(__file__).parents[2]
+
+
+async def rivals(run: Path, step: int, command: Sequence[str] = SIMULATOR) -> dict[str, Any]:
+    """Raises NotThere as `asked`."""
+    return await asked("the simulator", [*command, _path(run), "--step", str(step)])
+
+
+async def go_on(run: Path, words: Mapping[str, int], command: Sequence[str] = GO_ON) -> dict[str, Any]:
+    """words: step, group, sample, turn; seed where another one is wanted; start: 1 for the weights that the run began
+    with. Raises NotThere as `asked`, KeyError for a word that is missing.
+    """
+    given = [word for name in ("step", "group", "sample", "turn") for word in (f"--{name}", str(words[name]))]
+    given += ["--seed", str(words["seed"])] if "seed" in words else []
+    given += ["--start"] if words.get("start") else []
+    return await asked("the engine", [*command, _path(run), *given])
+
+
+def _path(run: Path) -> str:
+    """It is given where the page was started, which need not be the repository."""
+    return str(run.absolute())
+
+
+async def asked(who: str, words: Sequence[str]) -> dict[str, Any]:
+    """What the program says. Raises NotThere with its last line where it fails, or says nothing for DEADLINE_S.
+
+    It runs in the repository. Its process ends with this call, also where that is cancelled.
+    """
+    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=REPOSITORY)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            output, errors = await process.communicate()
+    except TimeoutError as error:
+        raise NotThere(f"{who} gave no answer within {DEADLINE_S:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        said = errors.decode(errors="replace").strip().splitlines() or ["it says nothing"]
+        raise NotThere(f"{who} ended with status {process.returncode}: {said[-1]}")
+    try:
+        return msgspec.json.decode(output.strip().rpartition(b"\n")[2], type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise NotThere(f"the last line of {who} is no JSON object: {error}") from error

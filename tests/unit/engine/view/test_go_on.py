@@ -1,0 +1,68 @@
+"""From which turn a recorded trajectory is gone on with, and where the two part."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from engine.view.go_on import CannotGoOn, Place, before, first_difference, main, recorded, training_of
+from tests.support.paths import ROOT
+from tests.support.recorded_run import write_recorded_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_recorded_run(tmp_path)
+    return tmp_path
+
+
+PLACE = Place(step=1, group=1, sample=0, turn=1)
+
+
+def test_the_turns_before_are_taken_over_token_by_token_and_those_after_are_not(run):
+    trajectory = recorded(run, PLACE)
+    assert len(trajectory.turns) == 2
+    piece = before(trajectory, 1)
+    end = trajectory.turns[0].end
+    assert piece.token_ids_T.tolist() == trajectory.token_ids_T[:end].tolist()
+    assert piece.sampled_T[-1]
+    assert piece.turns == trajectory.turns[:1]
+    assert piece.turns[0].tool_uses
+    assert before(trajectory, 0) is None
+
+
+def test_the_first_token_that_differs_is_found_also_at_the_end(run):
+    one = recorded(run, PLACE)
+    assert first_difference(one, one) is None
+    changed = one.token_ids_T.copy()
+    changed[7] += 1
+    assert first_difference(one, replace(one, token_ids_T=changed)) == 7
+    size = len(one.token_ids_T)
+    assert first_difference(one, replace(one, token_ids_T=one.token_ids_T[:-1])) == size - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"step": 99}, "99"), ({"group": 99}, "99"), ({"sample": 99}, "99"), ({"turn": 99}, "99")]
+)
+def test_what_was_not_recorded_is_named(run, changes, named):
+    with pytest.raises(CannotGoOn, match=named):
+        recorded(run, replace(PLACE, **changes))
+
+
+def test_the_budget_is_that_of_the_runs_recipe(run):
+    recipe = str(ROOT / "recipes" / "quickstart.py")
+    (run / "config.json").write_text(json.dumps({"argv": [recipe, "seed=7", "name=mine", "max_tokens=300"]}))
+    training = training_of(run)
+    assert training.seed == 7
+    (run / "config.json").write_text(json.dumps({"argv": ["gone.py"]}))
+    with pytest.raises(CannotGoOn, match=r"gone\.py"):
+        training_of(run)
+
+
+def test_a_run_without_weights_of_its_own_is_named_in_one_line(run, capsys):
+    recipe = str(ROOT / "recipes" / "quickstart.py")
+    (run / "config.json").write_text(json.dumps({"argv": [recipe]}))
+    words = ["--step", "1", "--group", "1", "--sample", "0", "--turn", "1"]
+    assert main([str(run), *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "checkpoint" in line
