@@ -1,11 +1,13 @@
 """A real run of a recipe under a sampling profiler: where the time of each process goes, and of each stage.
 
-    python -m bench profile recipes/quickstart.py [field=value ...] [--steps 5] [--rate 50]
+    python -m bench profile recipes/quickstart.py [field=value ...] [--steps 5] [--rate 50] [--torch]
 
 py-spy looks at every process of the run: node, replicas, learner, sandbox. runs/bench/profile.svg is a flame graph for
 a browser, runs/bench/profile.txt the same as text (a stack a line, with its samples). The tables say what each stage of
 the pipeline, yours too, did with its time; the lines at which the node's event loop stood still; and those that took
-most of each process. Sampling costs time: compare profiles with profiles.
+most of each process. With --torch PyTorch's own profiler traces the learner's second batch too, operator by operator
+(runs/bench/learner_trace.json for ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles with
+profiles.
 """
 
 from __future__ import annotations
@@ -194,7 +196,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--steps", type=at_least(1), default=5)
     parser.add_argument("--rate", type=at_least(1), default=50, help="samples a second, of each process")
+    parser.add_argument("--torch", action="store_true", help="PyTorch's own profiler in the learner, too")
     options, words = parser.parse_known_args(argv)
+    words += [f"learner.trace={FOLDER.absolute()}"] if options.torch else []
     if not options.recipe.is_file():
         print(f"error: there is no recipe {options.recipe}. Fix: recipes/quickstart.py, say", file=sys.stderr)
         return 2

@@ -97,6 +97,8 @@ class LearnerConfig:
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the layers that get adapters."""
+    trace: str = ""
+    """Folder for a trace of the second batch by PyTorch's own profiler, and a table of its operators."""
     peak_flops: float | None = None
     """Peak of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
     weight_transfer: str = "shm"

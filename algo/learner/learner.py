@@ -112,6 +112,7 @@ class Learner:
     """Answers requests; the first is a Configure. Raises Fatal."""
 
     _trainer: Trainer
+    _batches = 0
     _empty = 0  # batches in a row without a token to train
 
     def __init__(self, checkpoint: Path | None = None) -> None:
@@ -153,7 +154,10 @@ class Learner:
                 self._trainer.checkpoints.wait(to_end=to_end)
 
     def train(self, request: messages.Train, arrays: messages.Arrays) -> Answer:
-        with _fatal(f"step {request.step}"):
+        from algo.learner.measure.torch_trace import traced
+
+        self._batches += 1
+        with _fatal(f"step {request.step}"), traced(self._trainer.config.trace, self._batches):
             metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None, request.rows)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
