@@ -27,6 +27,7 @@ def lead_of(machines: Machines, config_class: type[Any], config: Any, **options:
             recipe=Path(recipe),
             options=tuple(overrides(config_class, flat(config))),
             nodes_only=machines.nodes_only,
+            deltas=machines.nodes_deltas,
             learner=_learner(machines),
             **options,
         )

@@ -116,6 +116,7 @@ class Machines:
     nodes: Annotated[str | None, "address where rollout nodes may join, tcp://0.0.0.0:5700; none: this machine"] = None
     nodes_keys: Annotated[Path | None, "folder of `python -m sandbox.keys`, for nodes on other machines"] = None
     nodes_only: Annotated[bool, "all groups are made on the nodes; the replicas here evaluate"] = False
+    nodes_deltas: Annotated[bool, "nodes pull what has changed of the weights, for slow links"] = False
     learner_hosts: Annotated[int, "hosts of the learner's ranks, this one included; each has learner_ranks"] = 1
     learner_at: Annotated[str | None, "this machine's HOST:PORT where the learner's hosts meet, lead:29400"] = None
     dry_run: Annotated[bool, "print what each machine would run, and end"] = False

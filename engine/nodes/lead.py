@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from engine.errors import first_error
+from engine.nodes import deltas
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import Door
 from engine.nodes.grant_journal import GrantJournal, group_of
@@ -42,6 +44,18 @@ class MakesGroup(Protocol):
     """`engine.stages.group.MakesGroups` on the lead's own replicas."""
 
     def __call__(self, prompt: Prompt, lease: int, refills: int, *, journal: Journal) -> Awaitable[Group]: ...
+
+
+@dataclass(kw_only=True)
+class Published:
+    """A version of the weights as nodes pull it. names: of the files that are offered, the whole one first."""
+
+    version: int
+    names: dict[str, Path]
+
+    @property
+    def link(self) -> Path:
+        return next(iter(self.names.values()))
 
 
 class Lead:
@@ -77,7 +91,7 @@ class Lead:
         self._kv_tokens, self._version, self._rolling, self._note = kv_tokens, version, rolling, note
         self._book = NodeBook(timeline)
         self._files = door.files
-        self._weights: tuple[str, Path] | None = None  # (name, link) of what nodes pull
+        self._weights: Published | None = None  # what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
         self._sizes: Counter[Key] = Counter()  # tokens of the groups that are made
         self._here: dict[Key, asyncio.Task[None]] = {}
@@ -116,21 +130,46 @@ class Lead:
 
     def publish(self, weights: PublishedWeights) -> None:
         """Nodes are told of them, and pull them. Never waits; the learner's file may go as soon as this returns."""
-        self._forget_weights()
         name = f"weights-{weights.version}"
         link = self._folder / f"nodes-{name}.safetensors"
         os.link(weights.path, link)
-        self._weights = name, link
         self._files.offer(name, link)
-        found = link.stat()
+        before, self._weights = self._weights, Published(version=weights.version, names={name: link})
+        if not self._config.deltas or before is None:
+            self._forget(before)
+            self._announce(weights, self._weights)
+            return
+        self._tasks.create_task(self._publish_delta(weights, self._weights, before), name=f"delta-{weights.version}")
+
+    async def _publish_delta(self, weights: PublishedWeights, now: Published, before: Published) -> None:
+        """Announces them when it is known what has changed."""
+        path = self._folder / f"nodes-delta-{now.version}"
+        try:
+            digest = await asyncio.to_thread(deltas.write, before.link, now.link, path)
+        finally:
+            self._forget(before)
+        if now is not self._weights:
+            path.unlink(missing_ok=True)  # there are newer ones already
+            return
+        if digest is not None:
+            now.names[path.name] = path
+            self._files.offer(path.name, path)
+        self._announce(weights, now, delta=None if digest is None else path, digest=digest or "", base=before.version)
+
+    def _announce(
+        self, weights: PublishedWeights, now: Published, *, delta: Path | None = None, digest: str = "", base: int = -1
+    ) -> None:
+        found = now.link.stat()
         self.protocol.announce(
             Announce(
                 version=weights.version,
-                file=FileInfo(name=name, size_bytes=found.st_size),
+                file=FileInfo(name=next(iter(now.names)), size_bytes=found.st_size, sha256=digest),
                 canary=np.ascontiguousarray(weights.canary, np.float32).tobytes(),
-                path=str(link),
+                path=str(now.link),
                 inode=found.st_ino,
                 at_once=not self._rolling,
+                delta=None if delta is None else FileInfo(name=delta.name, size_bytes=delta.stat().st_size),
+                base=base,
             )
         )
 
@@ -243,8 +282,11 @@ class Lead:
             self.protocol.tick()
 
     def _forget_weights(self) -> None:
-        if self._weights is not None:
-            name, link = self._weights
-            self._weights = None
+        self._forget(self._weights)
+        self._weights = None
+
+    def _forget(self, published: Published | None) -> None:
+        """Nobody may pull them any more."""
+        for name, path in published.names.items() if published is not None else ():
             self._files.withdraw(name)
-            link.unlink()
+            path.unlink()

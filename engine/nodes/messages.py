@@ -208,7 +208,8 @@ class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
     """Lead -> node: weights of this version are there to be pulled.
 
     canary: the learner's log-probabilities, float32. path, inode: where the file lies for a node of the same machine.
-    at_once: they are loaded when they are there, else when a Load says so.
+    at_once: they are loaded when they are there, else when a Load says so. delta: a file (`engine.nodes.deltas`) that
+    makes them of version `base`, for a node that has it; file has its hash then.
     """
 
     version: int
@@ -217,6 +218,8 @@ class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
     path: str
     inode: int
     at_once: bool
+    delta: FileInfo | None = None
+    base: int = -1
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):

@@ -22,10 +22,11 @@ import zmq
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
+from engine.nodes import deltas
 from engine.nodes.config import NodeConfig
 from engine.nodes.grant_journal import GrantJournal
 from engine.nodes.ledger import Key
-from engine.nodes.messages import Announce, BadMessage, Build, Job, ToLead, ToNode, decode_to_node, encode
+from engine.nodes.messages import Announce, BadMessage, Build, FileInfo, Job, ToLead, ToNode, decode_to_node, encode
 from engine.nodes.node_protocol import NodeProtocol
 from engine.nodes.pulls import PullFailed, fetch
 from engine.recording import files
@@ -201,7 +202,22 @@ class RolloutNode:
                 if (path.stat().st_ino, path.stat().st_size) == (announce.inode, announce.file.size_bytes):
                     return path
                 path.unlink()
+        if announce.delta is not None and self._pulled is not None and self._pulled[0] == announce.base:
+            try:
+                return await self._pull_delta(announce, announce.delta, self._pulled[1], path)
+            except deltas.NotTheSame as error:
+                self._note(f"weights {announce.version} are pulled whole: {error}")
         await fetch(self._config.lead, self._keys, announce.file.name, announce.file, path)
+        return path
+
+    async def _pull_delta(self, announce: Announce, delta: FileInfo, old: Path, path: Path) -> Path:
+        """Raises NotTheSame, or as `fetch`."""
+        changes = path.with_suffix(".delta")
+        try:
+            await fetch(self._config.lead, self._keys, delta.name, delta, changes)
+            await asyncio.to_thread(deltas.apply, old, changes, announce.file, path)
+        finally:
+            changes.unlink(missing_ok=True)
         return path
 
     def _forget_older(self, newest: Path) -> None:

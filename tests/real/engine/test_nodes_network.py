@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,39 @@ async def test_where_the_file_cannot_be_seen_its_bytes_are_pulled(run: Run, monk
             path, _ = scripted.replicas.made[0].weights[-1]
             assert filecmp.cmp(path, run.folder / "nodes-weights-1.safetensors", shallow=False)
     assert seen == ["weights-1"]
+
+
+async def test_where_deltas_are_wanted_a_node_pulls_what_has_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And all of it where it has no older version, or where the older one is not what it was."""
+    pulled = []
+    real = pulls.fetch
+
+    async def fetching(*arguments: object) -> None:
+        pulled.append(arguments[2])
+        await real(*arguments)
+
+    monkeypatch.setattr("engine.nodes.node.fetch", fetching)
+    monkeypatch.setattr("engine.nodes.node.os.link", lambda *names: (_ for _ in ()).throw(OSError("another disk")))
+    monkeypatch.setattr("engine.nodes.lead.os.link", shutil.copy)
+    run.lead._config = replace(run.lead._config, deltas=True)
+    content = bytearray(os.urandom(2 * CHUNK_BYTES))
+    async with run.door, run.lead, Setup(*TURNS) as scripted, a_node(run, scripted) as node:
+        for version in (1, 2, 3):
+            content[version] ^= 1
+            path = run.folder / f"weights-{version}.safetensors"
+            path.write_bytes(content)
+            if version == 3:
+                assert node._pulled is not None
+                node._pulled[1].write_bytes(os.urandom(2 * CHUNK_BYTES))
+            run.lead.publish(PublishedWeights(str(path), version, np.zeros(3, np.float32)))
+            await until(lambda: len(scripted.replicas.made[0].weights) == version)  # noqa: B023
+            found, _ = scripted.replicas.made[0].weights[-1]
+            assert Path(found).read_bytes() == content  # noqa: ASYNC240
+    assert pulled == ["weights-1", "nodes-delta-2", "nodes-delta-3", "weights-3"]
+    assert any("pulled whole" in note for note in run.notes)
+    assert [path.name for path in run.folder.iterdir() if "delta" in path.name] == []
 
 
 async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_that_it_has(run: Run) -> None:
