@@ -28,15 +28,19 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _CLONE_NEWNET = 0x40000000
 
 
+class NoNetwork(RuntimeError):
+    """Hosts cannot be emulated here; the message says what is missing."""
+
+
 @contextmanager
 def network(hosts: Sequence[str], *, rate_bits: float, round_trip_s: float) -> Iterator[dict[str, list[str]]]:
     """{host: the words before a command that is run there}. The i-th host has the address `address(i)`.
 
-    rate_bits: per second, of each host's link in either direction. Needs root, ip and nsenter. Raises RuntimeError
+    rate_bits: per second, of each host's link in either direction. Needs root, ip and nsenter. Raises NoNetwork
     where they are missing.
     """
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"):
-        raise RuntimeError("emulated links need root, ip and nsenter. Fix: run as root, with iproute2 installed")
+        raise NoNetwork("emulated links need root, ip and nsenter. Fix: run as root, with iproute2 installed")
     names = [f"rocstar-{os.getpid()}-{host}" for host in hosts]
     switch = None
     try:

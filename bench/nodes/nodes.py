@@ -31,6 +31,7 @@ import uvloop
 import zmq
 
 from bench.nodes import sync
+from bench.nodes.network import NoNetwork
 from bench.nodes.parts import SHAPES, Shape, a_lead, a_prompt
 from bench.report import at_least, environment, fill, finish, interruptible, say, several
 from engine.types import PublishedWeights
@@ -153,8 +154,13 @@ def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
             found.append(lead_load(shape, groups))
         for nodes in options.nodes:
             say(f"round {number + 1}: {options.megabytes} MB to {nodes} nodes")
-            with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-                seconds = sync.measured(Path(name), link, nodes=nodes, size_bytes=size_bytes, rounds=1)
+            try:
+                with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+                    seconds = sync.measured(Path(name), link, nodes=nodes, size_bytes=size_bytes, rounds=1)
+            except NoNetwork as error:
+                say(f"weights are not sent: {error}")
+                options.nodes = []
+                break
             own_s = link.own_s(size_bytes, nodes)
             found.append(Sync(nodes=nodes, size_bytes=size_bytes, seconds=seconds[0], own_s=own_s))
         rounds.append(found)
