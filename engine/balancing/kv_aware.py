@@ -4,8 +4,9 @@ Invariants (`check` states the first two, its tests the others)
 - A trajectory is in exactly one of: waiting (fresh, ready or parked), running on a replica, tool-waiting, gone.
 - It is in the active set of at most one replica; what is reserved there when it enters is released when it leaves,
   so that the sum of reservations after a run is exactly zero.
-- Order: ready (its KV is still on a replica) before parked (its KV was given up) before fresh; each first come first
-  served. Once forecasts are current, no replica that is not draining has an empty active set while one waits.
+- Order: ready (its KV is still on a replica) first, then fresh in their order, then parked (its KV was given up), the
+  smallest first; fresh ones that come after one was parked wait for it. Once forecasts are current, no replica that is
+  not draining has an empty active set while one waits.
 - A trajectory is moved at most `moves` times for the sake of speed, and never while others wait for a place.
 
 vLLM's free blocks count evictable prefixes as free: they are a hard check only. What tool-waiting trajectories hold is
@@ -25,7 +26,12 @@ from engine.balancing.length_forecast import Ints, LengthForecast, Reals
 from engine.balancing.step_cost import StepTime
 from engine.replica.port import KvSample
 
-MARGIN = 0.15  # share of the blocks that full caution keeps free
+MARGIN = 0.075  # share of the blocks that full caution keeps free
+ROOMY = 0.85  # share of the blocks up to which no forecast is needed
+SPREAD = 0.5  # standard deviations of the predicted use that full caution keeps free besides
+SHED_ABOVE = 0.95  # share of the blocks whose predicted use makes trajectories give their places up
+MARKED = 3.0  # tokens of running ones that shall leave, over what must go: not all of them end their turns in time
+TOGETHER = 0.25  # share of the longest growth from which a group's prompt is worth keeping the group together
 DEAR_STEPS = 200.0  # full caution where a preemption costs what one trajectory more brings in so many steps
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
@@ -47,13 +53,15 @@ class KvAware:
 
     A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below its
     blocks at every horizon (`engine.balancing.length_forecast`), and vLLM's live free blocks hold what must be computed
-    now. `caution`, in [0, 1], is how many standard deviations of that use and how much of MARGIN must fit too; None:
-    learnt from what a preemption costs and what one trajectory more brings. Sizes and costs are learnt from scratch;
-    what was learnt stays for the next steps.
-    A trajectory that waits for tools longer than `hold_s` (None: what recomputing a full cache costs, learnt) gives its
-    place up and queues as parked, and so do those who wait longest where more is held than there is. When nobody waits
-    for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0 where a seed must
-    repeat a run, since a request that moves goes on under another seed.
+    now. `caution`, in [0, 1], is how much of SPREAD and of MARGIN must fit too; None: learnt from what a preemption
+    costs and what one trajectory more brings. Sizes and costs are learnt from scratch; what was learnt stays for the
+    next steps.
+    Forecasts err, most of all while the first trajectories are still going. So a replica that is expected to overflow
+    within a turn sheds the smallest, which are the cheapest to compute again: those that wait for tools at once,
+    running ones when their turn ends. They queue as parked, and so does one that waits for tools longer than `hold_s`
+    (None: what recomputing a full cache costs, learnt), and who waits longest where more is held than there is.
+    When nobody waits for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0
+    where a seed must repeat a run, since a request that moves goes on under another seed.
     """
 
     def __init__(
@@ -81,6 +89,9 @@ class KvAware:
         self._outdated: set[int] = set()  # those whose forecast is from before what was learnt last
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
         self._ended = 0  # since then
+        self._turns = 0
+        self._turn_tokens = 0.0  # what a trajectory grows by in a turn, on average over some hundred of them
+        self._most = 0  # trajectories at once, since there were none
         self._steps = 0
         self._hold_now_s = UNKNOWN_HOLD_S if hold_s is None else hold_s
         self._caution_now = 1.0 if caution is None else caution
@@ -136,10 +147,12 @@ class KvAware:
         trajectory = self._ledger.trajectories[key]
         if trajectory.state not in ("running", "tool"):  # "tool": its replica went down as the turn ended
             raise ValueError(f"trajectory {key} ends a turn while {trajectory.state}")
+        self._turns += 1
+        self._turn_tokens += (tokens - trajectory.tokens - self._turn_tokens) / min(self._turns, 256)
         trajectory.tokens = tokens
         trajectory.state = "tool"
         trajectory.since = now
-        if trajectory.home is not None and self._ledger.replicas[trajectory.home].draining:
+        if trajectory.leaves or (trajectory.home is not None and self._ledger.replicas[trajectory.home].draining):
             self._ledger.release(trajectory)
         if trajectory.home is not None:
             self._ledger.tool_waiting[key] = trajectory
@@ -158,6 +171,8 @@ class KvAware:
         placed: list[Place] = []
         if not ledger.replicas:
             return []
+        going = len(ledger.trajectories)
+        self._most = max(going, self._most) if going else 0
         crowded = bool(ledger.queues["parked"] or ledger.queues["fresh"])
         while ledger.queues["ready"]:
             _, trajectory = ledger.queues["ready"].popitem(last=False)
@@ -209,6 +224,7 @@ class KvAware:
         too long give up theirs; where none waits, only replicas matter that are expected to be more than half full.
         """
         ledger = self._ledger
+        in_tail = not crowded and 2 * len(ledger.trajectories) <= self._most
         if crowded:
             self._release_long_waiting(now)
         learn_steps = 2 * len(ledger.replicas) * self.lengths.bin_tokens
@@ -225,11 +241,14 @@ class KvAware:
         done = 0
         for index in sorted(self._stale):
             state = ledger.replicas[index]
-            tight = 2 * state.reserved_H[:H].max() > state.blocks * state.block_size
+            used = 1 - ledger.arrays.free_blocks_R[index] / state.blocks
+            tight = 2 * max(used, state.reserved_H[:H].max() / (state.blocks * state.block_size)) > 1
             if done < FORECASTS and (crowded or tight):  # the rest has its turn soon: who is active brings an event
                 done += len(state.active)
                 ledger.forecast(state)
                 self._evict_overcommit(state)
+                if not in_tail:  # there, who left would only be the last to end
+                    self._shed(state)
                 self._stale.remove(index)
                 self._outdated.discard(index)
 
@@ -249,25 +268,45 @@ class KvAware:
                 if trajectory.home == state.index and state.reserved_H[0] > capacity_tokens:
                     self._ledger.release(trajectory)
 
+    def _shed(self, state: TrackedReplica) -> None:
+        """Where more than SHED_ABOVE will be held before a turn has passed, the smallest give their places up."""
+        horizons = self.lengths.horizons_within(self._turn_tokens)
+        fullest = int(state.reserved_H[:horizons].argmax())
+        over_tokens = float(state.reserved_H[fullest]) - SHED_ABOVE * state.blocks * state.block_size
+        active = list(state.active.values())
+        for trajectory in active:
+            trajectory.leaves = False
+        if over_tokens <= 0:
+            return
+        for trajectory in sorted(active, key=lambda each: (each.state != "tool", self._ledger.length(each))):
+            if over_tokens <= 0:
+                return
+            assert trajectory.reserved_H is not None
+            held_tokens = float(trajectory.reserved_H[fullest])
+            if trajectory.state == "tool":
+                self._ledger.release(trajectory)
+                over_tokens -= held_tokens
+            elif trajectory.state == "running":
+                trajectory.leaves = True
+                over_tokens -= held_tokens / MARKED
+
     def _fits_worst_case(self) -> bool:
         """Even if all grow to the bound there is room: no forecast is needed."""
         waiting = len(self._ledger.queues["parked"]) + len(self._ledger.queues["fresh"])
         states = self._ledger.replicas.values()
         most = max(len(state.active) for state in states) + waiting
-        return most * self.max_tokens <= (1 - MARGIN) * min(state.blocks * state.block_size for state in states)
+        return most * self.max_tokens <= ROOMY * min(state.blocks * state.block_size for state in states)
 
     def _admit(self) -> list[Place]:
         placed: list[Place] = []
-        for name in ("parked", "fresh"):
-            queue = self._ledger.queues[name]
-            while queue:
-                trajectory = next(iter(queue.values()))
-                found = self._choose(trajectory)
-                if found is None:
-                    return placed  # the first in line waits, and nobody overtakes it
-                replica, rule = found
-                del queue[trajectory.key]
-                placed.append(self._go(trajectory, replica, rule))
+        while (trajectory := self._ledger.first_in_line()) is not None:
+            beside = self._beside_its_group(trajectory)
+            found = self._choose(trajectory) if beside is None else (beside, "group")
+            if found is None:
+                break  # the first in line waits, and nobody overtakes it
+            replica, rule = found
+            self._ledger.dequeue(trajectory)
+            placed.append(self._go(trajectory, replica, rule))
         return placed
 
     def _choose(self, trajectory: TrackedTrajectory) -> tuple[TrackedReplica, str] | None:
@@ -279,8 +318,23 @@ class KvAware:
         states = self._ledger.replicas.values()
         return next(((state, "empty") for state in states if not state.active and not state.draining), None)
 
+    def _beside_its_group(self, trajectory: TrackedTrajectory) -> TrackedReplica | None:
+        """Where its group is and its prompt need not be computed again: if that is long beside what may follow, KV is
+        plentiful, and the replica has not yet its share of the trajectories.
+        """
+        prompt_tokens = trajectory.group.prompt_tokens
+        if prompt_tokens < TOGETHER * (self.max_tokens - prompt_tokens):
+            return None
+        live = [state for state in self._ledger.replicas.values() if not state.draining]
+        share = len(self._ledger.trajectories) / max(1, len(live))
+        for state in live:
+            fit = min(share, ROOMY * state.blocks * state.block_size / self.max_tokens)
+            if state.index in trajectory.group.replicas and len(state.active) < share <= fit:
+                return state if self._headroom(trajectory)[state.index] >= 0 else None
+        return None
+
     def _headroom(self, trajectory: TrackedTrajectory) -> Reals:
-        return self._ledger.headroom_tokens(trajectory, 1 - MARGIN * self._caution_now, self._caution_now)
+        return self._ledger.headroom_tokens(trajectory, 1 - MARGIN * self._caution_now, SPREAD * self._caution_now)
 
     def _go(
         self, trajectory: TrackedTrajectory, state: TrackedReplica, rule: str, stay_s: float = 0.0, go_s: float = 0.0

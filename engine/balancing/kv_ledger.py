@@ -8,6 +8,7 @@ exactly what was taken.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +26,7 @@ KNOWN = 4096  # reservations that are remembered: where all fit, growth is never
 
 @dataclass(slots=True)
 class TrackedTrajectory:
-    """A trajectory. home: the replica in whose active set it is."""
+    """A trajectory. home: the replica in whose active set it is; leaves: it gives that up when its turn ends."""
 
     key: int
     group: GroupStats
@@ -35,6 +36,8 @@ class TrackedTrajectory:
     since: float = 0.0  # when its tools were called
     steps: int = 0  # of its replica when its turn began
     moves: int = 0
+    leaves: bool = False
+    queued: int = 0  # when it last began to wait, counted over all trajectories
     reserved_H: Ints | None = None
 
 
@@ -94,6 +97,8 @@ class KvLedger:
         self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
         # Of those that wait for tools the ones with a home, who waits longest first.
         self.tool_waiting: OrderedDict[int, TrackedTrajectory] = OrderedDict()
+        self._parked: list[tuple[int, int, int]] = []  # heap of (tokens, key, queued); those gone are dropped when met
+        self._queued = 0
         self._known: dict[tuple[int, ...], Ints] = {}  # reservations by group, size, its number of ends, block size
         self._version = -1
 
@@ -138,7 +143,29 @@ class KvLedger:
     def enqueue(self, trajectory: TrackedTrajectory, state: str) -> None:
         self.tool_waiting.pop(trajectory.key, None)
         trajectory.state = state
+        self._queued += 1
+        trajectory.queued = self._queued
         self.queues[state][trajectory.key] = trajectory
+        if state == "parked":
+            heapq.heappush(self._parked, (trajectory.tokens, trajectory.key, trajectory.queued))
+
+    def first_in_line(self) -> TrackedTrajectory | None:
+        """Of those without a place who is next: the fresh that came before the first of the parked was parked, then the
+        smallest of the parked. Nothing that comes later goes before them, so that nobody waits for ever.
+        """
+        fresh = next(iter(self.queues["fresh"].values()), None)
+        parked = next(iter(self.queues["parked"].values()), None)
+        if parked is None:
+            self._parked.clear()
+            return fresh
+        if fresh is not None and fresh.queued < parked.queued:
+            return fresh
+        while True:
+            _, key, queued = self._parked[0]
+            found = self.queues["parked"].get(key)
+            if found is not None and found.queued == queued:
+                return found
+            heapq.heappop(self._parked)
 
     def dequeue(self, trajectory: TrackedTrajectory) -> None:
         if trajectory.state in self.queues:
@@ -172,7 +199,7 @@ class KvLedger:
         if not trajectory.group.replicas[trajectory.home]:
             del trajectory.group.replicas[trajectory.home]
             replica.reserved_H[:H] -= trajectory.group.prompt_tokens
-        trajectory.home, trajectory.reserved_H = None, None
+        trajectory.home, trajectory.reserved_H, trajectory.leaves = None, None, False
         self.tool_waiting.pop(trajectory.key, None)
 
     def drop_replica(self, index: int) -> TrackedReplica:

@@ -22,7 +22,8 @@ Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 BINS = 128
-PRIOR = 4.0  # weight of the sizes assumed at first (all up to the bound alike), in trajectories
+PRIOR = 4.0  # weight of the sizes assumed at first, in trajectories
+ASSUMED = 0.25  # their scale, in bounds: most are short, so that a run of short ones begins with all of them
 HORIZONS = (0.0, 0.08, 0.16, 0.25, 0.35, 0.5, 0.7, 0.9, 1.15, 1.6)  # in mean sizes
 LAST = 20.0  # cumulative hazard at the bound, in place of infinity
 
@@ -52,6 +53,8 @@ class LengthForecast:
         self._frailty_shape = frailty_shape
         self._ended: deque[int] = deque(maxlen=history)
         self._deaths_B: Ints = np.zeros(self._bins, np.int64)
+        assumed_B = np.exp(-np.arange(self._bins) / (ASSUMED * self._bins))
+        self._prior_B: Reals = PRIOR * assumed_B / assumed_B.sum()
         self._edges_H: Ints
         self._hazard_B: Reals
         self._remaining_B: Reals
@@ -69,7 +72,7 @@ class LengthForecast:
     def refresh(self, sizes_N: Ints, groups_N: Sequence[GroupStats], groups: Sequence[GroupStats]) -> None:
         """Learns from those that are going on now: their sizes and groups. groups: every group that is there."""
         going_B = np.bincount(self._bin(sizes_N), minlength=self._bins + 1)
-        ends_B = self._deaths_B + PRIOR / self._bins
+        ends_B = self._deaths_B + self._prior_B
         # at risk in a bin: who ended in it or later, and who has come beyond it
         risk_B = np.cumsum((ends_B + going_B[1:])[::-1])[::-1]
         marginal_B = np.cumsum(-np.log1p(-np.minimum(ends_B / risk_B, 1 - 1e-9)))
@@ -91,6 +94,10 @@ class LengthForecast:
         for group, through in zip(groups_N, through_N.tolist(), strict=True):
             group.hazard += through
         self.version += 1
+
+    def horizons_within(self, tokens: float) -> int:
+        """How many of the horizons are needed to look so many tokens ahead; at least the first, which is now."""
+        return min(1 + int(np.searchsorted(self._edges_H, tokens)), len(HORIZONS))
 
     def mean_tokens(self) -> float:
         """Expected size of a trajectory that begins."""

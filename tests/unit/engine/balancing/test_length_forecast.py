@@ -18,16 +18,25 @@ def learnt(ended, going=(), max_tokens=1000, **options):
     return lengths
 
 
-def test_at_first_all_sizes_up_to_the_bound_are_alike():
+def test_at_first_most_are_assumed_to_be_short():
     lengths = LengthForecast(1000)
-    assert lengths.mean_tokens() == pytest.approx(500, rel=0.01)
-    assert lengths.expected_remaining(500) == pytest.approx(250, rel=0.03)
+    # exponential of scale 250, cut at 1,000: 250 - 1,000 / (e^4 - 1), and beyond 500 250 - 500 / (e^2 - 1)
+    assert lengths.mean_tokens() == pytest.approx(231, rel=0.01)
+    assert lengths.expected_remaining(500) == pytest.approx(172, rel=0.03)
     assert lengths.expected_remaining(1000) < lengths.bin_tokens
     rows_NH = lengths.predict(sizes(0), [GroupStats(0)])
     mean_H, variance_H = rows_NH[0, : len(HORIZONS)], rows_NH[0, len(HORIZONS) :]
-    assert mean_H.max() == pytest.approx(250, rel=0.05), "h (1 - h) at the half"
     then_H = np.array([int(horizon * lengths.mean_tokens()) for horizon in HORIZONS])
     assert variance_H == pytest.approx(mean_H * (then_H - mean_H), rel=0.02, abs=500), "of a size that is there or not"
+
+
+def test_as_many_horizons_are_looked_at_as_a_number_of_tokens_needs():
+    lengths = learnt([400] * 1000)
+    then_H = [horizon * lengths.mean_tokens() for horizon in HORIZONS]
+    assert lengths.horizons_within(0) == 1
+    for count, tokens in enumerate(then_H[:-1], 1):
+        assert lengths.horizons_within(tokens + 2) == count + 1
+    assert lengths.horizons_within(10**9) == len(HORIZONS)
 
 
 def test_the_mean_of_what_ended_is_found():
@@ -74,9 +83,9 @@ def test_what_is_held_now_is_known_and_a_trajectory_beyond_the_bound_is_about_to
 
 def test_the_chance_over_groups_is_that_over_all():
     """A group of which nothing is known behaves as the mean over all groups."""
-    lengths = learnt([100, 200, 300, 400] * 50)
+    lengths = learnt([100, 200, 300, 420] * 50)
     group = GroupStats(0)
     then_H = np.array(HORIZONS) * lengths.mean_tokens()
     alive_H = lengths.predict(sizes(0), [group])[0][1 : len(HORIZONS)] / then_H[1:]
-    expected_H = [np.mean([size >= then for size in (100, 200, 300, 400)]) for then in then_H[1:]]
+    expected_H = [np.mean([size >= then for size in (100, 200, 300, 420)]) for then in then_H[1:]]
     assert alive_H == pytest.approx(expected_H, abs=0.06)
