@@ -334,9 +334,36 @@ def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> 
     assert metrics["makespan_ratio_static"].keys() == {"bimodal@2", "overall"}
     assert metrics["preemptions_static"] >= 0
     assert metrics["recomputed_tokens_kv_aware"] >= 0
-    assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"] >= 1
+    assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"]
+    ratios = [metrics[f"regret_{name}"]["geomean"] for name in ("kv_aware", "static")]
+    assert ratios[0] * ratios[1] == pytest.approx(1), "each is the only other of the other"
     for metric in ("host_speedup_static", "deaths_speedup_static", "overlap_speedup_static"):
         assert metrics[metric].keys() == {"bimodal@2"}
+
+
+def test_a_stream_of_groups_gives_a_throughput_and_a_group_for_each_complete_one() -> None:
+    rows = sim_fleet.joined([trace(seed=seed) for seed in (1, 2, 3)])
+    groups = {row.traj: row.group for row in rows}
+    waiting: list[int] = []
+
+    def hear(name: str, *arguments: float) -> None:
+        if name == "request_turn":
+            key = int(arguments[0])
+            assert groups[key] == arguments[1]
+            waiting.append(key)
+        if name == "trajectory_ended":
+            here = {groups[key] for key in waiting}
+            assert len(here) <= 12 + len(ended), "no more than a step's groups at once"
+            left[groups[int(arguments[0])]] -= 1
+            if not left[groups[int(arguments[0])]]:
+                ended.add(groups[int(arguments[0])])
+
+    ended: set[int] = set()
+    left = {group: 8 for group in groups.values()}
+    rate = sim_fleet.streamed_tokens_per_s(Watched(RoundRobin(), hear), rows, TINY, 2, 3)  # type: ignore[arg-type]
+    assert {groups[key] for key in waiting} == set(range(36)), "all came"
+    step_s = TINY.costs.step_s(1, 0)
+    assert 1 / step_s < rate < 2 * TINY.max_num_seqs / step_s
 
 
 @pytest.mark.parametrize(
