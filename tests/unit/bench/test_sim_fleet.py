@@ -359,7 +359,7 @@ def test_a_stream_of_groups_gives_a_throughput_and_a_group_for_each_complete_one
                 ended.add(groups[int(arguments[0])])
 
     ended: set[int] = set()
-    left = {group: 8 for group in groups.values()}
+    left = dict.fromkeys(groups.values(), 8)
     rate = sim_fleet.streamed_tokens_per_s(Watched(RoundRobin(), hear), rows, TINY, 2, 3)  # type: ignore[arg-type]
     assert {groups[key] for key in waiting} == set(range(36)), "all came"
     step_s = TINY.costs.step_s(1, 0)
