@@ -37,6 +37,8 @@ class DevicePlan:
     replicas: int = 2
     tensor_parallel: int = 1
     """GPUs of a replica."""
+    adapters: bool = False
+    """The learner trains adapters, and only they go to the replicas, which serve versions of them side by side."""
     max_staleness: int = 0
     """0 where learner and replicas share their GPUs: the replicas sleep while it trains."""
 
@@ -90,7 +92,9 @@ class DevicePlan:
 
     @property
     def weight_transfer(self) -> str:
-        """shm on the CPU; ipc within a GPU, nccl between GPUs."""
+        """shm on the CPU; ipc within a GPU, nccl between GPUs; adapters always as files in memory."""
+        if self.adapters:
+            return "adapter"
         return ("ipc" if self.shared else "nccl") if self.devices else "shm"
 
     @property

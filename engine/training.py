@@ -189,6 +189,8 @@ class TrainingConfig:
             )
         if self.learner_state is not None and not self.learner_state.is_dir():
             raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
+        if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
+            raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         Leases(self.prompts_per_step, self.max_staleness)
         self.replicas_config  # noqa: B018  its own checks, before anything starts
 
@@ -196,6 +198,10 @@ class TrainingConfig:
     def replicas_config(self) -> ReplicaConfig:
         room = self.rollout.max_tokens + BLOCK
         config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
+        if self.devices.adapters:
+            config = dataclasses.replace(
+                config, weight_transfer="adapter", lora_rank=self.learner.lora_rank, adapters=1 + self.max_staleness
+            )
         return self.devices.replica(config)
 
 
@@ -486,6 +492,7 @@ class Training:
             block_size=settings.block_size,
             canary_tolerance=self.config.canary_tolerance or tolerance_of(self.config.checkpoint, settings.dtype),
             paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
+            on_update="finish" if self.config.devices.adapters else "continue",
         )
         return Fleet(config, make, self._make_balancer(), timeline, self._canary)
 

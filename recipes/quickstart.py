@@ -61,6 +61,7 @@ class Config:
     devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
     kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
+    adapters: Annotated[bool, "with lora_rank: replicas get the adapters alone, versions side by side"] = False
     slots: Annotated[int, "tool calls that run at once"] = 8
     tool_wall_s: Annotated[float, "time limit of a tool call"] = 2.0
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
@@ -108,6 +109,7 @@ class Config:
                 ranks=self.learner_ranks,
                 replicas=self.replicas,
                 max_staleness=self.max_staleness,
+                adapters=self.adapters,
             ),
             sandbox=SandboxConfig(
                 slots=self.slots,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 Schedule = Literal["constant", "linear", "cosine"]
+TRANSFERS = ("shm", "gloo", "adapter", "ipc", "nccl")
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 
@@ -102,7 +103,8 @@ class LearnerConfig:
     peak_flops: float | None = None
     """Peak of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
     weight_transfer: str = "shm"
-    """How weights reach the replicas: shm, gloo, ipc or nccl, the same as in ReplicaConfig."""
+    """How weights reach the replicas, as in ReplicaConfig: shm, gloo, ipc or nccl; or "adapter", which hands on
+    the adapter alone, megabytes that no replica pauses for."""
     weights_dtype: str = "float32"
     """Dtype in which weights are published, the replicas' own."""
 
@@ -143,13 +145,17 @@ class LearnerConfig:
             ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
             ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
             ("'full' or 'hybrid'", ("sharding",), ("full", "hybrid").__contains__),
-            ("one of shm, gloo, ipc, nccl", ("weight_transfer",), ("shm", "gloo", "ipc", "nccl").__contains__),
+            (f"one of {', '.join(TRANSFERS)}", ("weight_transfer",), TRANSFERS.__contains__),
             ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
         )
         for rule, names, holds in rules:
             require(self, rule, holds, *names)
         if self.steps is not None and self.schedule == "constant":
             raise ValueError(f"LearnerConfig.steps must be None for schedule 'constant', got {self.steps}")
+        if self.weight_transfer == "adapter" and not self.lora_rank:
+            raise ValueError("LearnerConfig.lora_rank must be positive with weight_transfer 'adapter', got 0")
+        if self.weight_transfer == "adapter" and "lm_head" in self.lora_targets:
+            raise ValueError("LearnerConfig.lora_targets must not hold 'lm_head' with weight_transfer 'adapter'")
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError("LearnerConfig.activation_checkpointing must be True with activation_offload, got False")
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):

@@ -1,8 +1,8 @@
-"""Low-rank adapters through peft: only they are trained, and what leaves the learner has them merged in.
+"""Low-rank adapters through peft: only they are trained. What leaves the learner has them merged in, or is only they.
 
 Invariants
-- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it; so replicas
-  and checkpoints know nothing of adapters.
+- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it; so
+  checkpoints know nothing of adapters, nor do replicas, unless the adapter alone is published (`adapters`).
 - An adapter begins as zero: the first weights are those of the checkpoint.
 
 peft is imported where adapters are wanted: it takes two seconds.
@@ -10,6 +10,7 @@ peft is imported where adapters are wanted: it takes two seconds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -54,6 +55,26 @@ def without_adapters(scorer: nn.Module) -> Iterator[None]:
     finally:
         for layer, scaling in zip(layers, scalings, strict=True):
             layer.scaling[ADAPTER] = scaling
+
+
+def adapters(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(name as in peft's files, but for the scorer's prefix, weight) of the adapters alone. whole: as in `merged`."""
+    for name, weight in scorer.named_parameters():
+        if ".lora_" in name:
+            yield name.replace(f".{ADAPTER}.", "."), whole(weight)
+
+
+def peft_settings(config: LearnerConfig) -> str:
+    """What a file of adapters needs beside it to be loaded: peft's adapter_config.json."""
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": list(config.lora_targets),
+        "bias": "none",
+    }
+    return json.dumps(fields)
 
 
 def merged(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

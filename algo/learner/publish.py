@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from algo.learner.lora import merged
+from algo.learner.lora import adapters, merged
 from algo.learner.model import sharding_mesh
 from algo.weights.layout import BUCKET_BYTES, Layout, Transport
 from algo.weights.transport import Gloo, Shm, Silent
@@ -27,11 +27,14 @@ class Publisher:
     scorer: holds the model as `scorer.model`.
     """
 
-    def __init__(self, scorer: nn.Module, weights_dir: Path, transfer: str = "shm", dtype: str = "float32") -> None:
+    def __init__(
+        self, scorer: nn.Module, weights_dir: Path, transfer: str = "shm", dtype: str = "float32", peft: str = ""
+    ) -> None:
         self.weights_dir = weights_dir
         self._scorer = scorer
         self._dtype = getattr(torch, dtype)
-        self._make = partial(transport, transfer, weights_dir)
+        self._make = partial(transport, transfer, weights_dir, peft=peft)
+        self._named = named_adapters if transfer == "adapter" else named_weights
         self._transport: Transport | None = None
 
     def publish(self, version: int) -> str:
@@ -40,17 +43,19 @@ class Publisher:
         Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
         """
         if self._transport is None:
-            shapes = {name: tuple(weight.shape) for name, weight in named_weights(self._scorer)}
+            shapes = {name: tuple(weight.shape) for name, weight in self._named(self._scorer)}
             self._transport = self._make(Layout(shapes, self._dtype))
         with self._transport.writing(version) as views:
-            for name, weight in named_weights(self._scorer):
+            for name, weight in self._named(self._scorer):
                 if views:
                     views[name].copy_(weight)
         return self._transport.address(version)
 
 
-def transport(name: str, folder: Path, layout: Layout) -> Transport:
-    """The transport of this rank; folder: on a memory file system, for what lies in files."""
+def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transport:
+    """The transport of this rank; folder: on a memory file system, for what lies in files; peft: an adapter's
+    settings.
+    """
     if name in ("ipc", "nccl"):
         from algo.weights.transport_gpu import Ipc, Nccl
 
@@ -59,6 +64,8 @@ def transport(name: str, folder: Path, layout: Layout) -> Transport:
         return Nccl(layout) if dist.get_rank() == 0 else Silent()
     if dist.get_rank() != 0:
         return Silent()
+    if name == "adapter":
+        return Shm(folder, layout, peft)
     return Shm(folder, layout) if name == "shm" else Gloo(layout)
 
 
@@ -80,6 +87,14 @@ def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     for name, weight in merged(scorer, Gathered(scorer.parameters())):
         yield name.removeprefix("model."), weight
+
+
+@torch.no_grad()
+def named_adapters(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Unsharded adapters under the names of peft's files. A collective, as `named_weights`."""
+    trained = (weight for name, weight in scorer.named_parameters() if ".lora_" in name)
+    for name, weight in adapters(scorer, Gathered(trained)):
+        yield f"base_model.model.{name.removeprefix('model.')}", weight
 
 
 class Gathered:

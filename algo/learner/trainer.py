@@ -32,6 +32,7 @@ from algo.learner import hosts
 from algo.learner.attention import PACKED
 from algo.learner.checkpoint import Checkpoints
 from algo.learner.export import export
+from algo.learner.lora import peft_settings
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
@@ -131,7 +132,9 @@ class Trainer:
         self._notes: TokenNotes | None = None
         self.offloaded: Moved = []  # the optimizer's state while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
-        self.publisher = Publisher(self.scorer, weights_dir, config.weight_transfer, config.weights_dtype)
+        self.publisher = Publisher(
+            self.scorer, weights_dir, config.weight_transfer, config.weights_dtype, peft_settings(config)
+        )
         gc.collect()
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 

@@ -1,6 +1,7 @@
 """The learner's half of weight transfer: where published weights lie, and how replicas get at them.
 
     shm   two files on a memory file system, used in turn: replicas map them (`engine.replica.weight_transfer`)
+    adapter  the same with the adapter of a LoRA run alone, which replicas load beside those of other versions
     gloo  memory of this process: each replica pulls it over a connection of its own
           (`engine.replica.weight_transfer_gloo`)
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -40,10 +42,14 @@ class Silent:
 
 
 class Shm:
-    """Safetensors files `weights-VERSION.safetensors`, the last two of them. One with a second (hard) link stays."""
+    """Safetensors files `weights-VERSION.safetensors`, the last two of them. One with a second (hard) link stays.
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self._folder, self._layout = folder, layout
+    peft: settings of the adapter that the weights are. It may be read longer than two versions, so that its files are
+    not written again but made anew.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, peft: str = "") -> None:
+        self._folder, self._layout, self._peft = folder, layout, peft
         self._files: list[tuple[Path, dict[str, Tensor]]] = []  # the older one first
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -54,8 +60,9 @@ class Shm:
             views = self._create(hidden)
         else:
             path, views = self._files.pop(0)
-            if path.stat().st_nlink > 1:  # somebody keeps this version under a name of his own
+            if self._peft or path.stat().st_nlink > 1:  # somebody keeps this version under a name of his own
                 path.unlink()
+                shutil.rmtree(path.with_suffix(".peft"), ignore_errors=True)  # the replicas'
                 views = self._create(hidden)
             else:
                 path.rename(hidden)
@@ -82,7 +89,8 @@ class Shm:
             name: {"dtype": dtype, "shape": self._layout.shapes[name], "data_offsets": [start, end]}
             for name, start, end in self._layout.spans()
         }
-        text = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+        about = {"format": "pt"} | ({"peft": self._peft} if self._peft else {})
+        text = json.dumps({"__metadata__": about, **entries}).encode()
         text += b" " * (-(len(text) + 8) % 64)  # weights begin at a cache line
         return len(text).to_bytes(8, "little") + text
 

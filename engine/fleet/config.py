@@ -35,9 +35,10 @@ class FleetConfig:
     """
     drain_s: float = 10.0
     """Seconds that a replica which is drained waits for its turns to end or to move, before they go on elsewhere."""
-    on_update: Literal["continue", "restart"] = "continue"
+    on_update: Literal["continue", "restart", "finish"] = "continue"
     """What a trajectory does at a weight update. "continue": it goes on under the new weights, and its tokens tell
-    their versions. "restart": its turn, or its next one, raises Superseded, and it begins again.
+    their versions. "restart": its turn, or its next one, raises Superseded, and it begins again. "finish": it goes on
+    under the version that it began with, which replicas that serve adapters still have, and nothing pauses.
     """
 
     def __post_init__(self) -> None:
@@ -52,5 +53,5 @@ class FleetConfig:
             raise ValueError(f"paused_share must be above 0 and at most 1, got {self.paused_share}")
         if self.paused_share < 1 and self.on_update == "restart":
             raise ValueError('on_update="restart" needs paused_share=1: a trajectory has one version')
-        if self.on_update not in ("continue", "restart"):
-            raise ValueError(f'on_update must be "continue" or "restart", got {self.on_update!r}')
+        if self.on_update not in ("continue", "restart", "finish"):
+            raise ValueError(f'on_update must be "continue", "restart" or "finish", got {self.on_update!r}')

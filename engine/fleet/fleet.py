@@ -182,19 +182,19 @@ class Fleet:
         decisions = [] if decisions is None else decisions
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens, decisions)
         begin = 0  # of the request: how many tokens were produced before it
-        version = self.version  # of the request
+        version = self._version_of(key)  # of the request
         try:
             while True:
                 with waiting():
                     replica = await self._place(turn, key, size + len(produced))
-                if self.version != version:
+                if self._version_of(key) != version:
                     begin = len(produced)
-                    version = self.version
+                    version = self._version_of(key)
                 tokens = [*token_ids[:size], *produced[:begin]] if produced else token_ids
                 request_id = self._begin(key, turn, replica)
-                deltas = replica.generate(tokens, _rest(sampling, begin), request_id)
+                deltas = replica.generate(tokens, replace(_rest(sampling, begin), version=version), request_id)
                 if begin < len(produced):
-                    deltas = self._undelivered(deltas, produced[begin:], version)
+                    deltas = self._undelivered(deltas, produced[begin:], key, version)
                 try:
                     async with aclosing(deltas):
                         async for delta in deltas:
@@ -222,7 +222,7 @@ class Fleet:
             del self._turns[key]
 
     async def _undelivered(
-        self, deltas: AsyncGenerator[Delta, None], delivered: Sequence[int], version: int
+        self, deltas: AsyncGenerator[Delta, None], delivered: Sequence[int], key: int, version: int
     ) -> AsyncGenerator[Delta, None]:
         """The deltas of a request that is made again, without the tokens that it gave the first time.
 
@@ -236,7 +236,7 @@ class Fleet:
                 given += len(again)
                 if again:
                     early = given < len(delivered) and delta.finish not in (None, "abort")
-                    if early or self.version != version or list(delta.token_ids[: len(again)]) != again:
+                    if early or self._version_of(key) != version or list(delta.token_ids[: len(again)]) != again:
                         raise _Diverged
                 new = replace(
                     delta,
@@ -276,6 +276,10 @@ class Fleet:
                     await empty.wait()
         self._supervisor.mark_dead(replica)
 
+    def _version_of(self, key: int) -> int:
+        """Of the weights that a trajectory is sampled with next."""
+        return self._born.get(key, self.version) if self.config.on_update == "finish" else self.version
+
     def _back_from_tool(self, key: int) -> None:
         if key in self._tool_waiting:
             self._tool_waiting.remove(key)
@@ -286,7 +290,7 @@ class Fleet:
         while True:
             if self._ended is not None:
                 raise ReplicaDied(str(self._ended))
-            if self._born.get(key, self.version) != self.version:
+            if self.config.on_update == "restart" and self._born.get(key, self.version) != self.version:
                 raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
             if turn.replica is not None and turn.replica.died.is_set():
                 self._supervisor.mark_dead(turn.replica)
@@ -294,8 +298,8 @@ class Fleet:
             if turn.replica is None:
                 await self._placed(turn, key, tokens)
             elif self._supervisor.weights_current.is_set():
-                if self.config.on_update == "restart":
-                    self._born[key] = self.version
+                if self.config.on_update != "continue":
+                    self._born.setdefault(key, self.version)
                 return turn.replica
             else:
                 await self._supervisor.weights_current.wait()
@@ -414,6 +418,8 @@ class Fleet:
             self._schedule()
 
     def on_update(self) -> None:
+        if self.config.on_update != "restart":
+            return
         for key, turn in self._turns.items():
             if self._born.get(key, self.version) == self.version:
                 continue

@@ -2,7 +2,8 @@
 
 Invariants
 - While weights are updated on all replicas at once `weights_current` is clear; after an update every live replica has
-  passed the canary. After one that failed it is clear until one succeeds.
+  passed the canary. After one that failed it is clear until one succeeds. Where old versions stay (`on_update` is
+  "finish") nothing waits, and a version is that of new trajectories once every live replica has it.
 - A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
   the current weights and passes the canary first. One that dies while it starts is started again in the same way.
 - All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
@@ -127,9 +128,11 @@ class Supervisor:
         """
         async with self._update:
             started = self._timeline.now()
-            if self.config.paused_share == 1:
+            beside = self.config.on_update == "finish" and self.weights is not None
+            if self.config.paused_share == 1 and not beside:
                 self.weights_current.clear()
-            self.weights = weights
+            if not beside:
+                self.weights = weights
             at_once = asyncio.Semaphore(max(1, int(self.config.paused_share * len(self.live))))
             try:
                 with self._timeline.idle_cause("weight_sync"):
@@ -142,6 +145,7 @@ class Supervisor:
             except BaseExceptionGroup as failures:
                 self.weights_current.clear()
                 raise first_error(failures) from failures
+            self.weights = weights
             self.weights_current.set()
         ended = self._timeline.now()
         worst = max((task.result() for task in tasks), default=0.0)

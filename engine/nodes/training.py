@@ -125,6 +125,8 @@ async def lead_training(
     """On the lead. Raises ListenFailed, KeysUnusable, and what `training` raises."""
     if config.devices.devices:
         raise BadInput("nodes cannot be used with devices: weights of GPUs are not pulled yet. Fix: leave out one")
+    if config.devices.adapters:
+        raise BadInput("nodes cannot be used with adapters yet. Fix: adapters=false, and nodes_deltas=true")
     if lead.learner is not None and config.devices.learner_fields["weight_transfer"] != "shm":
         raise BadInput("learner_hosts must be 1 with devices: weights of GPUs are not gathered over hosts yet")
     job = LeadTraining(config, run, make_balancer=make_balancer, sinks=sinks, console=console)

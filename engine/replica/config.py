@@ -26,6 +26,7 @@ _M_ARENA_MAX = -8  # malloc.h
 # Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
 # bf16 (6 bytes a parameter; training takes 20 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,12 @@ class ReplicaConfig:
     kv_offload_bytes: int = 0
     """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
-    """As the learner's: "shm" (one host) or "gloo"; on GPUs also "ipc" (those of the learner) or "nccl"."""
+    """As the learner's: "shm" (one host) or "gloo"; on GPUs also "ipc" (those of the learner) or "nccl". "adapter":
+    only the adapter of a LoRA run leaves the learner, and its versions are served side by side."""
+    lora_rank: int = 0
+    """Of these adapters, as the learner's."""
+    adapters: int = 1
+    """Versions of them that are served at once: one more than a trajectory may be old."""
     sleeps: bool = False
     """A replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     memory_share: float | None = None
@@ -82,9 +88,15 @@ class ReplicaConfig:
             raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
-        known = ("shm", "gloo", "ipc", "nccl") if self.devices else ("shm", "gloo")
+        known = ("shm", "gloo", "adapter", "ipc", "nccl") if self.devices else ("shm", "gloo", "adapter")
         if self.weight_transfer not in known:
             raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
+        if (self.weight_transfer == "adapter") != (self.lora_rank > 0):
+            raise ValueError(f'lora_rank must be positive with weight_transfer "adapter" alone, got {self.lora_rank}')
+        if self.lora_rank > LORA_RANKS[-1]:
+            raise ValueError(f"lora_rank must be at most {LORA_RANKS[-1]} for vLLM, got {self.lora_rank}")
+        if self.adapters < 1:
+            raise ValueError(f"adapters must be at least 1, got {self.adapters}")
         if self.devices:
             return
         if self.sleeps:
@@ -121,6 +133,13 @@ class ReplicaConfig:
             "use_tqdm_on_load": False,
             "worker_extension_cls": "engine.replica.weight_transfer.WorkerExtension",
         }
+        if self.lora_rank:
+            common |= {
+                "enable_lora": True,
+                "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= self.lora_rank),
+                "max_loras": self.adapters,
+                "max_cpu_loras": self.adapters + 1,  # a new one comes before the oldest goes
+            }
         if self.devices:
             return common | {
                 "device_ids": list(self.devices_of(index)),

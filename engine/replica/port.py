@@ -32,6 +32,7 @@ class Sampling:
     deliver_at: frozenset[int] | None = None
     top_p: float = 1.0
     bundle: int = BUNDLE
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

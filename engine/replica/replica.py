@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ import numpy as np
 from engine.errors import first_error
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
+from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
@@ -49,6 +51,8 @@ class Replica:
         self._updating = False
         self._asleep = False
         self._ends: dict[str, list[tuple[int, float]]] = {}  # of each request: (version, its tokens until the next one)
+        self._adapters: dict[int, Any] = {}  # by version, the oldest first: vLLM's LoRARequest
+        self._using: Counter[int] = Counter()  # requests by version
         self._engine: Any = None
         self._unwatch: Callable[[], None] = _nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.process.forks`).
@@ -68,7 +72,10 @@ class Replica:
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 async with self._alive():  # one that is told to end while it starts says that it is up, and ends then
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
-                    await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
+                    if self.config.lora_rank:
+                        await self._engine.collective_rpc("keep_head_bare")
+                    else:
+                        await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                     # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies then.
                     await self._engine.get_supported_tasks()
         except Exception as failure:
@@ -113,9 +120,10 @@ class Replica:
             raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
         if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
+        backend = f"rocstar-{self.config.weight_transfer}"
+        transfer = None if self.config.lora_rank else WeightTransferConfig(backend=backend)
         settings = AsyncEngineArgs(
-            **self.config.arguments(self.index),
-            weight_transfer_config=WeightTransferConfig(backend=f"rocstar-{self.config.weight_transfer}"),
+            **self.config.arguments(self.index), weight_transfer_config=transfer
         ).create_engine_config()
         scheduler = settings.scheduler_config  # by now it is known which of vLLM's own this one stands for
         kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
@@ -170,6 +178,8 @@ class Replica:
         self._enter()
         ends = self._ends.setdefault(request_id, [])
         total = 0
+        version, adapter = self._adapter(sampling.version)
+        self._using[version] += 1
         try:
             known = self._engine.vllm_config.model_config.get_vocab_size()
             largest = max(token_ids, default=0)
@@ -177,16 +187,15 @@ class Replica:
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
             # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
             async with aclosing(
-                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id)
+                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id, lora_request=adapter)
             ) as outputs:
                 async for output in outputs:
                     part = output.outputs[0]
                     total += len(part.token_ids)
                     logprobs = part.logprobs or []
-                    spans = _spans([*ends, (self.version, total)], total) if part.finish_reason else ()
-                    yield Delta(
-                        part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, self.version, spans
-                    )
+                    now = self.version if adapter is None else version
+                    spans = _spans([*ends, (now, total)], total) if part.finish_reason else ()
+                    yield Delta(part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, now, spans)
         except VLLMValidationError as error:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
@@ -194,6 +203,7 @@ class Replica:
             raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
         finally:
             self.in_flight -= 1
+            self._using[version] -= 1
             del self._ends[request_id]
 
     async def abort(self, request_id: str) -> None:
@@ -211,7 +221,32 @@ class Replica:
         Raises ReplicaDied when it fails: an engine with half an update must not serve.
         """
         async with self._changing(f"weight update {version}"):
-            await self._load(path, version)
+            if self.config.lora_rank:
+                await self._add(path, version)
+            else:
+                await self._load(path, version)
+
+    async def _add(self, path: str, version: int) -> None:
+        """An adapter beside those that are there; the oldest one goes. Nothing pauses."""
+        from vllm.lora.request import LoRARequest
+
+        name = f"version-{version}"  # vLLM's prefix cache tells adapters by their names
+        adapter = LoRARequest(name, version + 1, str(peft_folder(Path(path))), load_inplace=version in self._adapters)
+        if not await self._engine.add_lora(adapter):
+            raise RuntimeError(f"vLLM did not load {path}")
+        self._adapters.pop(version, None)
+        self._adapters[version] = adapter
+        self.version = version
+        for old in list(self._adapters)[: -self.config.adapters]:
+            if not self._using[old]:  # else at a later update
+                await self._engine.remove_lora(self._adapters.pop(old).lora_int_id)
+
+    def _adapter(self, version: int | None) -> tuple[int, Any]:
+        """(version, its adapter): the one that is wanted, if it is there, else the newest; (version, None) where all
+        weights are loaded.
+        """
+        found = self.version if version is None or version not in self._adapters else version
+        return found, self._adapters.get(found)
 
     async def sleep(self) -> None:
         """Gives up its GPU memory, weights included: new ones come. On the CPU it only waits, which costs nothing.
@@ -292,12 +327,14 @@ class Replica:
         All in one step: each one reads all of the weights. Raises ReplicaDied.
         """
         async with self._changing("canary"), asyncio.TaskGroup() as group:
-            await self._pause(clear_cache=False)
+            if not self._adapters:
+                await self._pause(clear_cache=False)
             tasks = [
                 group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
             ]
             await asyncio.sleep(0)  # they are sent
-            await self._engine.resume_generation()
+            if not self._adapters:
+                await self._engine.resume_generation()
         return np.concatenate([task.result() for task in tasks])
 
     async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
@@ -308,7 +345,8 @@ class Replica:
         last = None
         self._enter()
         try:
-            async for output in self._engine.generate(tokens_input(list(token_ids)), parameters, f"canary-{number}"):
+            prompt, (_, adapter) = tokens_input(list(token_ids)), self._adapter(None)
+            async for output in self._engine.generate(prompt, parameters, f"canary-{number}", lora_request=adapter):
                 last = output
         finally:
             self.in_flight -= 1

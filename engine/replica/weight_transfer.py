@@ -161,6 +161,18 @@ class WorkerExtension:
         die_with(os.getppid())
         _heap.keep()
 
+    def keep_head_bare(self) -> None:
+        """vLLM wraps the head for adapters though none has weights there: a product per token of the vocabulary's size
+        by the rank, and on the CPU log-probabilities of a prompt beside other requests end the engine in it (0.32).
+        """
+        from vllm.lora.layers import LogitsProcessorWithLoRA
+
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        for name, module in list(model.named_modules()):
+            if isinstance(module, LogitsProcessorWithLoRA):
+                parent, _, own = name.rpartition(".")
+                setattr(model.get_submodule(parent), own, module.base_layer)
+
 
 def register() -> None:
     """Called at import, which is before the fork. Names of their own: vLLM has an "ipc" and an "nccl" too."""

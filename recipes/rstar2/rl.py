@@ -209,6 +209,7 @@ class Config:
     devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
+    adapters: Annotated[bool, "with lora_rank: replicas get the adapters alone, versions side by side"] = False
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
     rollout: RolloutOptions = RolloutOptions()
     plateau: Plateau = Plateau()
@@ -324,6 +325,7 @@ class Config:
                 replicas=self.replicas,
                 tensor_parallel=self.tensor_parallel,
                 max_staleness=self.max_staleness,
+                adapters=self.adapters,
             ),
             chat=chat_of(self.protocol),
             sandbox=self.sandbox.config(),
