@@ -1,12 +1,17 @@
 """Weight sync: how long from the learner's last optimizer step until all replicas serve the new weights?
 
-    python -m bench weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo] [--ranks 1] [--rounds 7]
+    python -m bench weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo,adapter,delta] [--rounds 7]
 
 For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round is a training step without
 data: the learner publishes its weights as a new version, and both engines load them and pass the canary. No request is
-in flight. The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was
-written before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is
-the median over rounds of the whole time over the first floor. It holds more than one copy: the learner's, that of each
+in flight. Then the same again while one request is under way: the stall is the longest time between two of its tokens
+less the usual one. MB is what a version takes: all weights; with `adapter` a LoRA adapter of rank 32, which is loaded
+beside the older ones; with `delta` the changed bytes of all weights after a step with data at a learning rate of 1e-6,
+written and applied as for nodes (`engine.nodes.deltas`), then loaded as with shm.
+
+The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was written
+before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is the
+median over rounds of the whole time over the first floor. It holds more than one copy: the learner's, that of each
 engine (each on one core), the kernels' packing of it, and a forward pass of the canary on both sides.
 
 tiny and 97m are fp32; 600m is bf16 in the engines, fp32 in the learner (some 10 GB of memory in all).
@@ -40,7 +45,10 @@ from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
+from engine.nodes import deltas
+from engine.nodes.messages import FileInfo
 from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import Sampling
 from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
@@ -53,9 +61,21 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
 FLOOR_BYTES = 256 << 20
-TRANSPORTS = ("shm", "gloo")
+TRANSPORTS = ("shm", "gloo", "adapter", "delta")
+LORA_RANK = 32
+UNDER_WAY = 200  # tokens of the request that an update meets
 CANARY = [[3 + 7 * number + index for index in range(9)] for number in range(2)]  # 16 rows: MKL takes twice for 14
-PARTS = ("publish_s", "learner_canary_s", "load_s", "canary_s", "total_s", "copy_s", "fresh_copy_s")
+PARTS = (
+    "publish_s",
+    "learner_canary_s",
+    "delta_s",
+    "load_s",
+    "canary_s",
+    "total_s",
+    "stall_s",
+    "copy_s",
+    "fresh_copy_s",
+)
 
 
 class Timed(Replica):
@@ -103,6 +123,21 @@ def nothing(step: int) -> Batch:
     return Batch(step=step, **{name: np.zeros(0, dtype) for name, dtype in none.items()})
 
 
+def random_batch(step: int) -> Batch:
+    """Eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
+    rng = np.random.default_rng(step)
+    sampled = np.tile(np.arange(32) >= 16, 8)
+    return Batch(
+        step=step,
+        token_ids_N=rng.integers(3, 4000, 8 * 32).astype(np.int32),
+        sampled_N=sampled,
+        logprobs_N=np.where(sampled, -8.3, 0.0).astype(np.float32),
+        versions_N=np.where(sampled, step - 1, -1).astype(np.int32),
+        lengths_B=np.full(8, 32, np.int32),
+        advantages_B=np.resize([1.0, -1.0], 8).astype(np.float32),
+    )
+
+
 class Floor:
     """Copies of as many bytes as the weights have (of FLOOR_BYTES at most, and scaled), a thread per core."""
 
@@ -144,14 +179,24 @@ class Case:
             max_num_seqs=8,
             kv_blocks=32,
             dtype=DTYPES[self.size],
-            weight_transfer=self.transport,
+            weight_transfer=self.way,
+            lora_rank=LORA_RANK if self.transport == "adapter" else 0,
+            adapters=2,
         )
+
+    @property
+    def way(self) -> str:
+        return "shm" if self.transport == "delta" else self.transport
 
     def configure(self, folder: Path) -> Configure:
         learner = LearnerConfig(
             threads=max(1, len(os.sched_getaffinity(0)) // self.ranks),
-            weight_transfer=self.transport,
+            weight_transfer=self.way,
             weights_dtype=DTYPES[self.size],
+            lora_rank=LORA_RANK if self.transport == "adapter" else 0,
+            lr=1e-6,
+            warmup_steps=0,
+            mismatch_tolerance=None,
         )
         return Configure(
             checkpoint=str(self.checkpoint),
@@ -173,7 +218,11 @@ async def measured(case: Case, rounds: list[Round]) -> None:
         replicas.append(Timed(case.replica(), index, core, on_step))
         return replicas[-1]
 
-    fleet_config = FleetConfig(replicas=2, canary_tolerance=tolerance_of(case.checkpoint, DTYPES[case.size]))
+    fleet_config = FleetConfig(
+        replicas=2,
+        canary_tolerance=tolerance_of(case.checkpoint, DTYPES[case.size]),
+        on_update="finish" if case.transport == "adapter" else "continue",
+    )
     floor = Floor(case.size_bytes)
     with workspace() as folder:
         process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks)
@@ -183,25 +232,84 @@ async def measured(case: Case, rounds: list[Round]) -> None:
         ):
             ready, canary = await learner.configure(case.configure(folder))
             await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
-            for version in range(1, case.rounds + 2):
-                say(f"{case.size} by {case.transport}, round {version - 1} of {case.rounds}")
-                found = await one_round(learner, fleet, replicas, version) | floor.measure()
-                if version > 1:
+            update = Update(case, learner, fleet, replicas, Path(ready.weights))
+            for number in range(case.rounds + 1):
+                say(f"{case.size} by {case.transport}, round {number} of {case.rounds}")
+                found = await update.next() | await update.stall() | floor.measure()
+                if number:
                     rounds.append((case, found))
 
 
-async def one_round(learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], version: int) -> dict[str, float]:
-    started = time.perf_counter()
-    trained, canary = await learner.train(nothing(version), version)
-    await fleet.update_weights(PublishedWeights(trained.weights, version, canary))
-    total_s = time.perf_counter() - started
-    found = {
-        "publish_s": trained.metrics["publish_s"],
-        "learner_canary_s": trained.metrics["canary_s"],
-        "load_s": max(replica.load_s for replica in replicas),
-        "canary_s": max(replica.canary_s for replica in replicas),
-    }
-    return found | {"total_s": total_s}
+class Update:
+    """A version after the other reaches the replicas."""
+
+    def __init__(
+        self, case: Case, learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], newest: Path
+    ) -> None:
+        self.case, self.learner, self.fleet, self.replicas = case, learner, fleet, replicas
+        self.version, self.newest = 0, newest
+
+    async def next(self) -> dict[str, float]:
+        self.version += 1
+        batch = random_batch(self.version) if self.case.transport == "delta" else nothing(self.version)
+        trained, canary = await self.learner.train(batch, self.version)
+        before, self.newest = self.newest, Path(trained.weights)
+        started = time.perf_counter()
+        path, moved_bytes = self.newest, self.case.size_bytes
+        if self.case.transport == "delta":
+            path, moved_bytes = await asyncio.to_thread(by_delta, before, self.newest)
+        elif self.case.transport == "adapter":
+            moved_bytes = size_of(self.newest)
+        delta_s = time.perf_counter() - started
+        await self.fleet.update_weights(PublishedWeights(str(path), self.version, canary))
+        update_s = time.perf_counter() - started
+        metrics = trained.metrics
+        return {
+            "moved_bytes": float(moved_bytes),
+            "publish_s": metrics["publish_s"],
+            "learner_canary_s": metrics["canary_s"],
+            "delta_s": delta_s if self.case.transport == "delta" else 0.0,
+            "load_s": max(replica.load_s for replica in self.replicas),
+            "canary_s": max(replica.canary_s for replica in self.replicas),
+            "total_s": metrics["publish_s"] + metrics["canary_s"] + update_s,
+        }
+
+    async def stall(self) -> dict[str, float]:
+        """How much longer than usual a request that is under way waits for a token while an update comes."""
+        sampling = Sampling(
+            max_tokens=UNDER_WAY, temperature=1.0, seed=None, stop_token_ids=(), ignore_eos=True, bundle=1
+        )
+        key, came, begun = self.fleet.new_key(), [], asyncio.Event()
+
+        async def request() -> None:
+            async for _, delta in self.fleet.turn(key, 0, [3, 4, 5, 6], sampling):
+                came.append(time.perf_counter())
+                if len(came) == 20 or delta.finish:
+                    begun.set()
+            self.fleet.trajectory_ended(key, len(came), finished=True)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(request(), name="request")
+            await begun.wait()
+            await self.next()
+        waits_s = [later - earlier for earlier, later in itertools.pairwise(came)]
+        return {"stall_s": max(waits_s) - statistics.median(waits_s)}
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+def by_delta(before: Path, newest: Path) -> tuple[Path, int]:
+    """(the new weights, made of the old ones and a delta, its bytes); all weights where a delta is not worth it."""
+    delta, made = newest.with_suffix(".delta"), newest.with_name("made.safetensors")
+    digest = deltas.write(before, newest, delta)
+    if digest is None:
+        return newest, newest.stat().st_size
+    made.unlink(missing_ok=True)  # replicas may still map the one before
+    info = FileInfo(name=newest.name, size_bytes=newest.stat().st_size, sha256=digest)
+    deltas.apply(before, delta, info, made)
+    return made, delta.stat().st_size
 
 
 def checkpoint_of(size: str, folder: Path) -> tuple[Path, int]:
@@ -237,8 +345,10 @@ def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[
         of = f"{case.transport}_{case.size}"
         metrics |= {f"copy_floor_ratio_{of}": ratio, **{f"{name}_{of}": value for name, value in parts.items()}}
         numbers = [f"{1e3 * value:.1f}" for value in parts.values()]
-        rows.append([case.size, f"{case.size_bytes / 1e6:.0f}", case.transport, *numbers, f"{ratio:.1f}"])
-    header = ["model", "MB", "transport", *(f"{name.removesuffix('_s')} ms" for name in PARTS), "total / copy"]
+        moved_bytes = statistics.median(seconds["moved_bytes"] for seconds in found)
+        metrics[f"moved_bytes_{of}"] = moved_bytes
+        rows.append([case.size, case.transport, f"{moved_bytes / 1e6:.1f}", *numbers, f"{ratio:.1f}"])
+    header = ["model", "transport", "MB", *(f"{name.removesuffix('_s')} ms" for name in PARTS), "total / copy"]
     finish("weights", "weight sync, medians", header, rows, config=vars(options), metrics=metrics, environment=machine)
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -130,6 +131,20 @@ def test_what_is_overwritten_loses_its_name_first_and_gets_another_when_it_is_wh
         assert load_file(subject.address(1))["a"].eq(1).all(), "the version that is live"
     assert load_file(subject.address(2))["a"].eq(2).all()
     assert (tmp_path / "weights-2.safetensors").stat().st_ino == kept, "the same memory"
+
+
+def test_an_adapters_file_is_made_anew_and_tells_its_settings(tmp_path):
+    subject = Shm(tmp_path, Layout(SHAPES, torch.float32), peft='{"r": 4}')
+    for version in range(3):
+        with subject.writing(version) as views:
+            views["a"].fill_(version)
+        (tmp_path / f"weights-{version}.peft").mkdir()
+        if version == 0:
+            old = load_file(subject.address(0))["a"]  # what load_file gives is the file
+    assert old.eq(0).all()
+    assert sorted(found.name for found in tmp_path.glob("*.peft")) == ["weights-1.peft", "weights-2.peft"]
+    with safe_open(subject.address(2), "pt") as opened:
+        assert opened.metadata()["peft"] == '{"r": 4}'
 
 
 def test_no_room_is_an_error(tmp_path):

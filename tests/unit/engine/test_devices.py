@@ -284,3 +284,9 @@ async def test_a_replica_that_does_not_fall_asleep_is_replaced():
         await fleet.update_weights(weights(1))
         assert fleet.live == [0, 1]
         assert fleet.deaths == 1
+
+
+def test_adapters_go_by_a_way_of_their_own_wherever_the_parts_are():
+    for devices in ((), (0, 1)):
+        plan = DevicePlan(devices=devices, replicas=1, adapters=True)
+        assert plan.weight_transfer == plan.learner_fields["weight_transfer"] == "adapter"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.console.options import parse
@@ -29,3 +31,18 @@ def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.Cap
         parse(Config, words[1:])
     assert ended.value.code == 2
     assert "LearnerConfig.activation_checkpointing" in capsys.readouterr().err
+
+
+def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Config, ["adapters=true"])
+    assert "adapters must be False where lora_rank is 0" in capsys.readouterr().err
+    config = parse(Config, ["adapters=true", "lora_rank=16", "max_staleness=2"]).training()
+    replica = config.replicas_config
+    assert (replica.weight_transfer, replica.lora_rank, replica.adapters) == ("adapter", 16, 3)
+    learner = replace(config.learner, **config.devices.learner_fields)
+    assert (learner.weight_transfer, learner.lora_rank) == ("adapter", 16)
+    with pytest.raises(ValueError, match="lora_targets must not hold 'lm_head'"):
+        replace(learner, lora_targets=("q_proj", "lm_head"))
+    with pytest.raises(ValueError, match="lora_rank must be positive with weight_transfer 'adapter', got 0"):
+        replace(learner, lora_rank=0)

@@ -159,3 +159,32 @@ async def test_while_a_fleet_is_held_turns_end_but_none_begins():
         assert not waiting.done()
         fleet.hold(False)
         assert [token for _, token in await waiting] == expected()
+
+
+async def test_finish_keeps_a_trajectory_under_its_version_and_nothing_waits_for_an_update():
+    gate = Gate()
+    replicas = Replicas(lambda replica: setattr(replica, "update_gate", gate))
+    async with fleet_of(replicas, on_update="finish") as fleet, asyncio.TaskGroup() as group:
+        gate.release()
+        await fleet.update_weights(weights(4))
+        turn, _ = await part(fleet)
+        again = Gate()
+        for replica in replicas.made:
+            replica.update_gate = again
+        update = group.create_task(fleet.update_weights(weights(5)))
+        await again.started.wait()
+        assert fleet.version == 4, "it is that of new trajectories when every replica has it"
+        async for _ in turn:
+            pass
+        fleet.turn_finished(1, 9)
+        await play(fleet, key=2)
+        again.release()
+        await update
+        await play(fleet, key=3)
+        async for _ in fleet.turn(1, 0, [2] * 9, sampling()):
+            pass
+        wanted = [asked.version for replica in replicas.made for _, asked, _ in replica.requests]
+        assert sorted(wanted) == [4, 4, 4, 5], "two turns of the first, one each of the others"
+        for key in (1, 2, 3):
+            fleet.trajectory_ended(key, 9, finished=True)
+        assert fleet._born == {}

@@ -1,8 +1,11 @@
 """How engines are configured: what is impossible is refused by name, what is possible reaches vLLM's arguments."""
 
+import json
+
 import pytest
 
 from engine.fleet.supervisor import core_of
+from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig
 
 
@@ -21,8 +24,12 @@ def config(**options):
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
         ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
         ({"devices": (0, 0)}, r"devices must differ, got \(0, 0\)"),
-        ({"weight_transfer": "nccl"}, "weight_transfer must be one of shm, gloo here, got 'nccl'"),
-        ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, ipc, nccl here, got 'disk'"),
+        ({"weight_transfer": "nccl"}, "weight_transfer must be one of shm, gloo, adapter here, got 'nccl'"),
+        ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, adapter, ipc, nccl here, got 'disk'"),
+        ({"weight_transfer": "adapter"}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 0'),
+        ({"lora_rank": 8}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 8'),
+        ({"weight_transfer": "adapter", "lora_rank": 600}, "lora_rank must be at most 512 for vLLM, got 600"),
+        ({"weight_transfer": "adapter", "lora_rank": 8, "adapters": 0}, "adapters must be at least 1, got 0"),
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
         ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must not be negative, got -1"),
         ({"memory_share": 0.5}, "memory_share must be None on the CPU, got 0.5"),
@@ -47,6 +54,32 @@ def test_each_replica_has_its_own_gpus():
     assert arguments["num_gpu_blocks_override"] is None
     assert "distributed_executor_backend" not in arguments
     assert config(devices=(3,)).arguments(0)["kv_offloading_size"] is None
+
+
+def test_vllm_gets_room_for_the_versions_of_an_adapter():
+    arguments = config(weight_transfer="adapter", lora_rank=12, adapters=3).arguments(0)
+    assert [arguments[name] for name in ("max_lora_rank", "max_loras", "max_cpu_loras")] == [16, 3, 4]
+    assert "enable_lora" not in config().arguments(0)
+
+
+def test_an_adapter_becomes_a_folder_as_peft_has_it(tmp_path):
+    file = tmp_path / "weights-3.safetensors"
+    header = json.dumps({"__metadata__": {"peft": '{"r": 4}'}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    for _ in range(2):  # two replicas of a host
+        folder = peft_folder(file)
+    assert sorted(found.name for found in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert json.loads((folder / "adapter_config.json").read_text()) == {"r": 4}
+    assert (folder / "adapter_model.safetensors").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("header", [b'{"__metadata__": {"format": "pt"}}', b"{}", b"\xff"])
+def test_weights_that_are_no_adapter_are_refused_by_name(tmp_path, header):
+    file = tmp_path / "weights-3.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"weights-3\.safetensors holds no adapter"):
+        peft_folder(file)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_replica_leaves_room_for_a_learner_that_rests_on_its_gpu():
