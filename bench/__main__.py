@@ -27,6 +27,7 @@ from bench.report import RUN, Gate, own_options
 BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.report.finish`
     "fleet": "bench.fleet.fleet",
     "gateway": "bench.gateway.gateway",
+    "gpu": "bench.gpu.gpu",
     "learner": "bench.learner",
     "mismatch": "bench.mismatch",
     "nodes": "bench.nodes.nodes",

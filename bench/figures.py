@@ -20,6 +20,7 @@ QUESTIONS = {  # of each bench, in the order of the README
     "rollout": "What do rollouts cost on top of their engines?",
     "gateway": "What does a turn through the gateway cost, beside the built-in loop and beside vLLM's own server?",
     "streaming": "What does dispatching a tool call at its closing tag save?",
+    "gpu": "What does one GPU do, part by part, in the names that others use?",
     "learner": "How fast is the learner against its bare model, and where does a step's time go?",
     "step": "How long is a step against its slower side, strict and overlapped?",
     "recording": "What does recording a run cost?",

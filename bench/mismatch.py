@@ -46,7 +46,7 @@ from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
 TINY = Path(__file__).resolve().parents[1] / "recipes/tiny/agent"
-PAIRS = ("float32/float32", "bfloat16/float32", "bfloat16/bfloat16")
+PAIRS = ("float32/float32", "bfloat16/float32", "bfloat16/bfloat16", "float32/bfloat16")
 BUCKET = 64  # positions of a row
 SEED = 0
 
@@ -94,10 +94,18 @@ def figures(difference_M: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
+def devices(options: argparse.Namespace) -> tuple[int, ...]:
+    return () if options.device is None else (options.device,)
+
+
 async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
     """One sample of each problem by one replica of that dtype, with the checkpoint's own weights."""
     config = ReplicaConfig(
-        checkpoint=str(options.checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048, dtype=dtype
+        checkpoint=str(options.checkpoint),
+        max_model_len=MAX_TOKENS + 32,
+        kv_blocks=2048,
+        dtype=dtype,
+        devices=devices(options),
     )
     limits = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)
     async with AsyncExitStack() as stack:
@@ -118,7 +126,8 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
 
 async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batch], folder: Path) -> list[Floats]:
     """What a learner of that dtype says of each batch."""
-    config = LearnerConfig(threads=options.threads, dtype=dtype)
+    on = "cpu" if options.device is None else "cuda"
+    config = LearnerConfig(threads=options.threads, dtype=dtype, device=on)
     message = Configure(
         checkpoint=str(options.checkpoint.resolve()),
         learner=dataclasses.asdict(config),
@@ -126,8 +135,8 @@ async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batc
         weights_dir=str(folder),
         seed=SEED,
     )
-    process = LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / f"learner-{dtype}.log")
-    async with process as learner:
+    settings = LearnerProcessConfig(module="algo.learner", devices=devices(options))
+    async with LearnerProcess(settings, folder, folder / f"learner-{dtype}.log") as learner:
         await learner.configure(message)
         return [await learner.score(batch) for batch in batches]
 
@@ -178,11 +187,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", type=existing("config.json"), default=TINY, help="Hugging Face folder with a chat template"
     )
-    parser.add_argument("--pairs", type=names(PAIRS), default=list(PAIRS), help="sampler/learner")
+    parser.add_argument("--pairs", type=names(PAIRS), help="sampler/learner")
+    parser.add_argument("--device", type=at_least(0), help="a GPU instead of the CPU, for one after the other")
     parser.add_argument("--trajectories", type=at_least(1))
     parser.add_argument("--threads", type=at_least(1), default=2, help="of the learner")
     options = parser.parse_args(given)
-    fill(options, trajectories=(128, 1024))
+    pairs = list(PAIRS[:3] if options.device is None else PAIRS[2:])  # packed attention on a GPU is in bfloat16
+    fill(options, trajectories=(128, 1024), pairs=(pairs, pairs))
     return options
 
 

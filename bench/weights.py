@@ -2,12 +2,13 @@
 
     python -m bench weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo,adapter,delta] [--rounds 7]
 
-For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round is a training step without
-data: the learner publishes its weights as a new version, and both engines load them and pass the canary. No request is
-in flight. Then the same again while one request is under way: the stall is the longest time between two of its tokens
-less the usual one. MB is what a version takes: all weights; with `adapter` a LoRA adapter of rank 32, which is loaded
-beside the older ones; with `delta` the changed bytes of all weights after a step with data at a learning rate of 1e-6,
-written and applied as for nodes (`engine.nodes.deltas`), then loaded as with shm.
+For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round begins when a training
+step (at a learning rate of 1e-6) has ended: the learner publishes its weights as a new version, and both engines load
+them and pass the canary. No request is in flight. Then the same again while one request is under way: the stall is the
+longest time between two of its tokens less the usual one. MB is what a version takes: all weights; with `adapter` a
+LoRA adapter of rank 32, which is loaded beside the older ones; with `delta` the changed bytes of all weights, written
+and applied as for nodes (`engine.nodes.deltas`), then loaded as with shm. With `--device` learner and one engine share
+a GPU in bfloat16, and weights go by ipc.
 
 The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was written
 before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is the
@@ -61,7 +62,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
 FLOOR_BYTES = 256 << 20
-TRANSPORTS = ("shm", "gloo", "adapter", "delta")
+TRANSPORTS = ("shm", "gloo", "adapter", "delta", "ipc")
+ON_GPU = ("ipc", "adapter")
 LORA_RANK = 32
 UNDER_WAY = 200  # tokens of the request that an update meets
 CANARY = [[3 + 7 * number + index for index in range(9)] for number in range(2)]  # 16 rows: MKL takes twice for 14
@@ -117,12 +119,6 @@ def write_model(folder: str, size: str) -> None:
     Qwen3ForCausalLM(config).to(getattr(torch, DTYPES[size])).save_pretrained(folder)
 
 
-def nothing(step: int) -> Batch:
-    none = {"token_ids_N": np.int32, "sampled_N": np.bool_, "logprobs_N": np.float32, "versions_N": np.int32}
-    none |= {"lengths_B": np.int32, "advantages_B": np.float32}
-    return Batch(step=step, **{name: np.zeros(0, dtype) for name, dtype in none.items()})
-
-
 def random_batch(step: int) -> Batch:
     """Eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
     rng = np.random.default_rng(step)
@@ -171,6 +167,11 @@ class Case:
     rounds: int
     checkpoint: Path
     size_bytes: int
+    gpu: int | None = None
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.size] if self.gpu is None else "bfloat16"
 
     def replica(self) -> ReplicaConfig:
         return ReplicaConfig(
@@ -178,7 +179,9 @@ class Case:
             max_model_len=256,
             max_num_seqs=8,
             kv_blocks=32,
-            dtype=DTYPES[self.size],
+            dtype=self.dtype,
+            devices=() if self.gpu is None else (self.gpu,),
+            memory_share=None if self.gpu is None else 0.4,
             weight_transfer=self.way,
             lora_rank=LORA_RANK if self.transport == "adapter" else 0,
             adapters=2,
@@ -192,7 +195,9 @@ class Case:
         learner = LearnerConfig(
             threads=max(1, len(os.sched_getaffinity(0)) // self.ranks),
             weight_transfer=self.way,
-            weights_dtype=DTYPES[self.size],
+            weights_dtype=self.dtype,
+            dtype="float32" if self.gpu is None else "bfloat16",
+            device="cpu" if self.gpu is None else "cuda",
             lora_rank=LORA_RANK if self.transport == "adapter" else 0,
             lr=1e-6,
             warmup_steps=0,
@@ -219,13 +224,14 @@ async def measured(case: Case, rounds: list[Round]) -> None:
         return replicas[-1]
 
     fleet_config = FleetConfig(
-        replicas=2,
-        canary_tolerance=tolerance_of(case.checkpoint, DTYPES[case.size]),
+        replicas=2 if case.gpu is None else 1,
+        canary_tolerance=tolerance_of(case.checkpoint, case.dtype),
         on_update="finish" if case.transport == "adapter" else "continue",
     )
     floor = Floor(case.size_bytes)
     with workspace() as folder:
-        process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks)
+        devices = () if case.gpu is None else (case.gpu,)
+        process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks, devices=devices)
         async with (
             LearnerProcess(process, folder, folder / "learner.log") as learner,
             Fleet(fleet_config, make, RoundRobin(), Timeline(), CANARY) as fleet,
@@ -251,8 +257,7 @@ class Update:
 
     async def next(self) -> dict[str, float]:
         self.version += 1
-        batch = random_batch(self.version) if self.case.transport == "delta" else nothing(self.version)
-        trained, canary = await self.learner.train(batch, self.version)
+        trained, canary = await self.learner.train(random_batch(self.version), self.version)
         before, self.newest = self.newest, Path(trained.weights)
         started = time.perf_counter()
         path, moved_bytes = self.newest, self.case.size_bytes
@@ -332,6 +337,7 @@ def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
                     rounds=options.rounds,
                     checkpoint=path,
                     size_bytes=size_bytes,
+                    gpu=options.device,
                 )
                 asyncio.run(measured(case, rounds))
 
@@ -356,11 +362,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench weights", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
     parser.add_argument("--sizes", type=names(tuple(SIZES)), help=",".join(SIZES))
-    parser.add_argument("--transports", type=names(TRANSPORTS), default=list(TRANSPORTS), help=",".join(TRANSPORTS))
+    parser.add_argument("--transports", type=names(TRANSPORTS), help=",".join(TRANSPORTS))
+    parser.add_argument("--device", type=at_least(0), help="a GPU instead of the CPU")
     parser.add_argument("--ranks", type=at_least(1), default=1, help="of the learner")
     parser.add_argument("--rounds", type=int, choices=range(1, 8), metavar="1..7")
     options = parser.parse_args(given)
-    fill(options, sizes=(["tiny"], ["tiny", "97m"]), rounds=(3, 7))
+    ways = list(ON_GPU) if options.device is not None else [way for way in TRANSPORTS if way != "ipc"]
+    fill(options, sizes=(["tiny"], ["tiny", "97m"]), rounds=(3, 7), transports=(ways, ways))
     return options
 
 

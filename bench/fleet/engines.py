@@ -102,10 +102,10 @@ class KeptReplica(Replica):
 
 
 class Engines:
-    """`async with Engines(config) as engines`, then `Fleet(..., engines.make, ...)` as often as wanted."""
+    """`async with Engines(config, 2) as engines`, then `Fleet(..., engines.make, ...)` as often as wanted."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        self.config = config
+    def __init__(self, config: ReplicaConfig, count: int) -> None:
+        self.config, self.count = config, count
         self.replicas: dict[int, KeptReplica] = {}
         self.on_sample: Callable[[int, KvSample], None] = lambda index, sample: None
 

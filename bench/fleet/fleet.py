@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import random
 import sys
@@ -74,6 +75,13 @@ POLICIES: dict[str, Callable[[int], Balancer]] = {
 }
 QUICK = (OURS, "static", "round_robin", "cap12")
 ENGINE = Engine(replicas=2, blocks=99, block_size=32, max_num_seqs=64)
+
+
+def shape_of(options: argparse.Namespace) -> Engine:
+    """One replica on a GPU."""
+    return ENGINE if options.device is None else dataclasses.replace(ENGINE, replicas=1)
+
+
 WARM_UP = [Traced(traj=n, group=n, turns=(Turn(prompt_new_tokens=64, gen_tokens=64),)) for n in range(8)]
 TRACES = Path(__file__).parents[1] / "traces"
 PLOTS = Path("runs/bench")
@@ -94,7 +102,7 @@ async def run_once(engines: Engines, case: Case, policy: str) -> Run:
     inner = POLICIES[policy](max(trace.total_tokens for trace in case.traces))
     balancer = Timed(inner)
     record = Record(block_size=ENGINE.block_size)
-    config = FleetConfig(replicas=ENGINE.replicas, block_size=ENGINE.block_size)
+    config = FleetConfig(replicas=engines.count, block_size=ENGINE.block_size)
     async with Fleet(config, engines.make, balancer, Timeline()) as fleet:
         await engines.forget()
         engines.on_sample = record.sample
@@ -137,10 +145,12 @@ async def measure(options: argparse.Namespace, folder: Path, runs: list[Run], fa
         max_num_seqs=ENGINE.max_num_seqs,
         kv_blocks=ENGINE.blocks + 1,  # one is vLLM's own
         block_size=ENGINE.block_size,
+        dtype="float32" if options.device is None else "bfloat16",
+        devices=() if options.device is None else (options.device,),
         start_deadline_s=options.deadline_s,
         step_deadline_s=options.deadline_s,
     )
-    async with Engines(config) as engines:
+    async with Engines(config, shape_of(options).replicas) as engines:
         say("engines start")
         await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
         gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
@@ -190,6 +200,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--deadline-s", type=number(1), default=300.0, help="of a run and of an engine's start and steps"
     )
+    parser.add_argument("--device", type=at_least(0), help="a GPU for one replica instead of the CPU for two")
     parser.add_argument("--record", type=writable, help="write each engine step to this file, after each round")
     options = parser.parse_args(given)
     fill(
@@ -211,7 +222,7 @@ def show(options: argparse.Namespace, machine: dict[str, Any], runs: Sequence[Ru
     workloads, rows, plots = {}, [], []
     for kind in options.kinds:
         if of_kind := [run for run in runs if run.kind == kind]:
-            workloads[kind] = workload_metrics(of_kind, ENGINE)
+            workloads[kind] = workload_metrics(of_kind, shape_of(options))
             rows += table(kind, workloads[kind])
             plots.append(drawn(PLOTS / f"fleet_{kind}.png", partial(plot, of_kind, ENGINE.blocks)))
     metrics = overall(workloads) | {"workloads": workloads, "failures": failures}

@@ -92,7 +92,8 @@ class Load:
             recorder = Recorder(box)
             timeline = Timeline()
             balancer = KvAware(MAX_TOKENS, moves=0)  # a request that moves goes on under another seed
-            fleet = Fleet(FleetConfig(replicas=REPLICAS), self._replica, balancer, timeline)
+            replicas = REPLICAS if self.options.device is None else 1
+            fleet = Fleet(FleetConfig(replicas=replicas), self._replica, balancer, timeline)
             await stack.enter_async_context(fleet)
             budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1)
             at_once, late = Repeater(recorder.answers), Repeater(recorder.answers, SLEEP_S)
@@ -145,7 +146,13 @@ class Load:
         return measured
 
     def _replica(self, index: int, core: int | None, on_step: Callable[..., None]) -> Replica:
-        config = ReplicaConfig(checkpoint=str(self.options.checkpoint), max_model_len=MAX_TOKENS + 32, kv_blocks=2048)
+        config = ReplicaConfig(
+            checkpoint=str(self.options.checkpoint),
+            max_model_len=MAX_TOKENS + 32,
+            max_num_seqs=max(256, self.options.concurrent),
+            kv_blocks=2048 if self.options.device is None else None,
+            devices=() if self.options.device is None else (self.options.device,),
+        )
         self.replicas.append(Replica(config, index, core, on_step))
         return self.replicas[-1]
 
@@ -215,6 +222,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1))
     parser.add_argument("--trajectories", type=at_least(SAMPLES), help=f"per mode and round, a multiple of {SAMPLES}")
     parser.add_argument("--concurrent", type=at_least(1), default=256)
+    parser.add_argument("--device", type=at_least(0), help="a GPU for one replica instead of the CPU for two")
     parser.add_argument("--queued", type=at_least(0), default=QUEUED, help=f"beyond the {MANY * RUNNING} that run")
     parser.add_argument("--profile", type=writable, help="write a cProfile of one scripted run there")
     options = parser.parse_args(given)

@@ -186,7 +186,7 @@ async def measure(options: argparse.Namespace, folder: Path, runs: list[Run]) ->
         return Script(chat, encode, style, trajectories, turns, seed)
 
     async with AsyncExitStack() as stack:
-        engines = await stack.enter_async_context(SpeakingEngines(config))
+        engines = await stack.enter_async_context(SpeakingEngines(config, 1))
         sandbox = None
         if options.tool == "sandbox":
             sandbox = await stack.enter_async_context(Sandbox(SandboxConfig(slots=options.trajectories)))
