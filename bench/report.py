@@ -154,15 +154,19 @@ def finish(
     config: Mapping[str, Any],
     metrics: Mapping[str, Any],
     environment: Mapping[str, Any],
+    simulated: bool = False,
 ) -> None:
-    """Prints the table and one JSON line, and keeps both in `runs/bench` as `bench.figures` reads them."""
+    """Prints the table and one JSON line, and keeps both in `runs/bench` as `bench.figures` reads them.
+
+    simulated: no figure depends on what else the machine does.
+    """
     if RUN.silent is not None:
         RUN.silent.append(metrics)
         return
     if RUN.rounds == 1:
         RUN.add(metrics)
     others = RUN.surroundings.others()
-    disturbed = reason(others, RUN.rounds)
+    disturbed = None if simulated else reason(others, RUN.rounds)
     print(_block(bench, environment, others))
     table(title, header, _without_ratios(header, rows) if disturbed else rows)
     if disturbed:

@@ -27,7 +27,7 @@ HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
 
 def doctor(_options: argparse.Namespace) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "sandbox", "doctor"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "sandbox.doctor"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     lines = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
     return {"said": lines[-1], "whole": lines, "exit_code": done.returncode}

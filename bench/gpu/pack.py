@@ -36,7 +36,9 @@ LEFT_OUT = ("_vllm_fa2_C", "vllm-rs", "_flashmla", "_qutlass", "fmha_sm100", "_r
 CARRIED = Path(__file__).with_name("carried.txt").read_text().split()
 PIECE_BYTES = 60 << 20
 TAGS = ("--python-version=3.12", "--implementation=cp", "--abi=cp312", "--abi=abi3", "--abi=none")
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_27_x86_64")
+PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (39, 38, 35, 34, 31, 28, 27, 17, 12)) + (
+    "manylinux2014_x86_64",
+)
 
 
 class Pieces:

@@ -140,7 +140,8 @@ def stream(options: argparse.Namespace, machine: Machine) -> None:
                     metrics[f"stream_regret_{name}_{kind}@{replicas}"] = geometric_mean(shares)
         header = ("workload", "policy", "tokens/s", "regret", "worst")
         title = "Simulated fleets, a stream of groups"
-        finish("sim_fleet", title, header, rows, config=vars(options), metrics=metrics, environment=before)
+        config = vars(options)
+        finish("sim_fleet", title, header, rows, config=config, metrics=metrics, environment=before, simulated=True)
 
     interruptible(measure, show, rates)
 
@@ -355,6 +356,16 @@ def main(given: Sequence[str] | None = None) -> None:
     def show() -> None:
         metrics = summary(results, bounds) | pairs(results, options)
         rows = table(results, bounds)
-        finish("sim_fleet", "Simulated fleets", HEADER, rows, config=vars(options), metrics=metrics, environment=before)
+        config = vars(options)
+        finish(
+            "sim_fleet",
+            "Simulated fleets",
+            HEADER,
+            rows,
+            config=config,
+            metrics=metrics,
+            environment=before,
+            simulated=True,
+        )
 
     interruptible(lambda: measure(options, machine, results, bounds), show, results)

@@ -73,7 +73,7 @@ class Replica:
                 async with self._alive():  # one that is told to end while it starts says that it is up, and ends then
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                     if self.config.lora_rank:
-                        await self._engine.collective_rpc("keep_head_bare")
+                        await self._engine.collective_rpc("keep_ends_bare")
                     else:
                         await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                     # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies then.
