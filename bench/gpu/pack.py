@@ -36,9 +36,7 @@ LEFT_OUT = ("_vllm_fa2_C", "vllm-rs", "_flashmla", "_qutlass", "fmha_sm100", "_r
 CARRIED = Path(__file__).with_name("carried.txt").read_text().split()
 PIECE_BYTES = 60 << 20
 TAGS = ("--python-version=3.12", "--implementation=cp", "--abi=cp312", "--abi=abi3", "--abi=none")
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (39, 38, 35, 34, 31, 28, 27, 17, 12)) + (
-    "manylinux2014_x86_64",
-)
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in (39, 38, 35, 34, 31, 28, 27, 17, 12)))
 
 
 class Pieces:
