@@ -192,7 +192,22 @@ class TrainingConfig:
         if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         Leases(self.prompts_per_step, self.max_staleness)
-        self.replicas_config  # noqa: B018  its own checks, before anything starts
+        if self.replicas_config.quantization is not None:
+            self._check_quantized()
+
+    def _check_quantized(self) -> None:
+        """Quantised replicas sample from another model than the one that learns: its loss has to correct for that, and
+        how far apart they are was not measured yet.
+        """
+        what = f"replica.quantization={self.replicas_config.quantization!r}"
+        loss = getattr(self.learner, "loss", {})
+        if "correction" in loss and not (loss["proximal"] and loss["correction"]):
+            raise ValueError(
+                f"{what} needs a loss that corrects for the sampler. Fix: "
+                "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"
+            )
+        if self.canary_tolerance is None:
+            raise ValueError(f"{what} needs canary_tolerance, got None. Fix: one, such as 1.0; none is known yet")
 
     @property
     def replicas_config(self) -> ReplicaConfig:
@@ -541,7 +556,10 @@ class Training:
 
     async def _agree_on_first_weights(self) -> None:
         """The learner's weights go to the replicas before anything is sampled."""
-        learner = dataclasses.replace(self.config.learner, **self.config.devices.learner_fields)
+        fields = self.config.devices.learner_fields
+        if self.config.replicas_config.quantization is not None:
+            fields["mismatch_tolerance"] = None  # the sampler is another model, which the loss corrects for
+        learner = dataclasses.replace(self.config.learner, **fields)
         message = Configure(
             checkpoint=str(self.config.checkpoint.resolve()),
             learner=dataclasses.asdict(learner),

@@ -26,6 +26,7 @@ _M_ARENA_MAX = -8  # malloc.h
 # Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
 # bf16 (6 bytes a parameter; training takes 20 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
+QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
@@ -59,6 +60,9 @@ class ReplicaConfig:
     """Of these adapters, as the learner's."""
     adapters: int = 1
     """Versions of them that are served at once: one more than a trajectory may be old."""
+    quantization: str | None = None
+    """Of the weights that replicas on GPUs sample with, as vLLM makes it whenever weights come: "fp8_per_tensor",
+    "fp8_per_channel" or "fp8_per_block". Not yet run."""
     sleeps: bool = False
     """A replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     memory_share: float | None = None
@@ -97,8 +101,12 @@ class ReplicaConfig:
             raise ValueError(f"lora_rank must be at most {LORA_RANKS[-1]} for vLLM, got {self.lora_rank}")
         if self.adapters < 1:
             raise ValueError(f"adapters must be at least 1, got {self.adapters}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}")
         if self.devices:
             return
+        if self.quantization is not None:
+            raise ValueError(f"quantization must be None on the CPU, got {self.quantization!r}")
         if self.sleeps:
             raise ValueError("sleeps must be False on the CPU, got True")
         if self.block_size % 32:
@@ -145,6 +153,7 @@ class ReplicaConfig:
                 "device_ids": list(self.devices_of(index)),
                 "tensor_parallel_size": self.tensor_parallel,
                 "enable_sleep_mode": self.sleeps,
+                "quantization": self.quantization,
                 "gpu_memory_utilization": self.memory_share or (MEMORY_SHARE_BY_TURNS if self.sleeps else MEMORY_SHARE),
                 "kv_offloading_size": self.kv_offload_bytes / (1 << 30) or None,  # GiB
             }

@@ -103,6 +103,10 @@ class ReplicaOptions:
         float | None, "of a GPU's memory that a replica takes; none: 0.92, or 0.6 by turns (`fit.py` says what fits)"
     ] = None
 
+    quantization: Annotated[
+        str | None, "fp8_per_tensor, fp8_per_channel or fp8_per_block on GPUs, with a loss that corrects; not yet run"
+    ] = None
+
     def config(self, checkpoint: Path, max_tokens: int, devices: Sequence[int]) -> ReplicaConfig:
         """max_tokens: of the longest trajectory. Raises ValueError."""
         check_positions(checkpoint, max_tokens)
@@ -117,6 +121,7 @@ class ReplicaOptions:
             dtype=self.dtype,
             devices=tuple(devices),
             memory_share=self.memory_share,
+            quantization=self.quantization,
         )
 
 

@@ -30,7 +30,8 @@ from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll
 from algo.learner.config import LearnerConfig
-from algo.loss.policy_losses import PpoClip
+from algo.learner.serialize import to_plain
+from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
 from engine.console.job import run
@@ -303,6 +304,9 @@ class Config:
             exact = learner.mismatch_tolerance == LearnerConfig().mismatch_tolerance
             tolerance = BFLOAT16_MISMATCH if exact else learner.mismatch_tolerance
             learner = replace(learner, weights_dtype="bfloat16", mismatch_tolerance=tolerance)
+        if self.replica.quantization is not None:  # the sampler is another model than the one that learns
+            correction = to_plain(Correction(level="token", upper=2.0))
+            learner = replace(learner, loss={**learner.loss, "proximal": True, "correction": correction})
         return learner
 
     def training(self, number: int, checkpoint: Path, learner_state: Path | None = None) -> TrainingConfig:

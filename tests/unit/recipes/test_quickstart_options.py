@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from algo.loss.policy_losses import Correction, PpoClip
 from engine.console.options import parse
+from engine.devices import DevicePlan
 from recipes.quickstart import Config
 
 
@@ -46,3 +48,17 @@ def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsy
         replace(learner, lora_targets=("q_proj", "lm_head"))
     with pytest.raises(ValueError, match="lora_rank must be positive with weight_transfer 'adapter', got 0"):
         replace(learner, lora_rank=0)
+
+
+def test_quantised_replicas_need_a_loss_that_corrects_and_a_tolerance() -> None:
+    config = parse(Config, []).training()
+    assert config.replica is not None
+    replica = replace(config.replica, devices=(0,), quantization="fp8_per_block")
+    given = {"replica": replica, "devices": DevicePlan(devices=(0,), replicas=1)}
+    with pytest.raises(ValueError, match=r"replica\.quantization='fp8_per_block' needs a loss that corrects"):
+        replace(config, **given, canary_tolerance=1.0)
+    loss = PpoClip(proximal=True, correction=Correction(level="token", upper=2.0))
+    given["learner"] = replace(config.learner, loss=loss)
+    with pytest.raises(ValueError, match="needs canary_tolerance, got None"):
+        replace(config, **given)
+    assert replace(config, **given, canary_tolerance=1.0).replicas_config.quantization == "fp8_per_block"

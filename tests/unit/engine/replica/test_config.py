@@ -30,6 +30,8 @@ def config(**options):
         ({"lora_rank": 8}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 8'),
         ({"weight_transfer": "adapter", "lora_rank": 600}, "lora_rank must be at most 512 for vLLM, got 600"),
         ({"weight_transfer": "adapter", "lora_rank": 8, "adapters": 0}, "adapters must be at least 1, got 0"),
+        ({"quantization": "fp8_per_block"}, "quantization must be None on the CPU, got 'fp8_per_block'"),
+        ({"quantization": "int3", "devices": (0,)}, "quantization must be one of fp8_per_tensor, .* got 'int3'"),
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
         ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must not be negative, got -1"),
         ({"memory_share": 0.5}, "memory_share must be None on the CPU, got 0.5"),
@@ -60,6 +62,11 @@ def test_vllm_gets_room_for_the_versions_of_an_adapter():
     arguments = config(weight_transfer="adapter", lora_rank=12, adapters=3).arguments(0)
     assert [arguments[name] for name in ("max_lora_rank", "max_loras", "max_cpu_loras")] == [16, 3, 4]
     assert "enable_lora" not in config().arguments(0)
+
+
+def test_vllm_quantises_what_comes_on_gpus():
+    assert config(devices=(0,), quantization="fp8_per_block").arguments(0)["quantization"] == "fp8_per_block"
+    assert config(devices=(0,)).arguments(0)["quantization"] is None
 
 
 def test_an_adapter_becomes_a_folder_as_peft_has_it(tmp_path):
