@@ -35,7 +35,6 @@ LEFT_OUT = ("_vllm_fa2_C", "vllm-rs", "_flashmla", "_qutlass", "fmha_sm100", "_r
 # What vLLM 0.26 and rocstar import and the machine lacks; start.py says what is missing there.
 CARRIED = Path(__file__).with_name("carried.txt").read_text().split()
 PIECE_BYTES = 60 << 20
-TAGS = ("--python-version=3.12", "--implementation=cp", "--abi=cp312", "--abi=abi3", "--abi=none")
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in (39, 38, 35, 34, 31, 28, 27, 17, 12)))
 
 
@@ -125,10 +124,12 @@ def versions(lock: Path) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-def download(folder: Path) -> list[str]:
-    """Wheels for Python 3.12 into a folder; returns the packages for which there are none."""
+def download(folder: Path, python: str) -> list[str]:
+    """Wheels for a version of Python into a folder; returns the packages for which there are none."""
     pinned = versions(ROOT / "requirements" / "cpu.lock")
-    common = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", *TAGS]
+    common = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    common += [f"--python-version={python}", "--implementation=cp"]
+    common += [f"--abi={tag}" for tag in (f"cp{python.replace('.', '')}", "abi3", "none")]
     common += [f"--platform={name}" for name in PLATFORMS] + ["--dest", str(folder)]
     missing = []
     for package in [VLLM, *CARRIED]:
@@ -145,10 +146,11 @@ def main(given: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench gpu pack", description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, required=True, help="a new folder")
     parser.add_argument("--from", dest="wheels", type=existing(), help="folder of wheels instead of a download")
+    parser.add_argument("--python", default="3.12", help="version there")
     options = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as made:
         folder = options.wheels or Path(made)
-        missing = [] if options.wheels else download(folder)
+        missing = [] if options.wheels else download(folder, options.python)
         wheels = sorted(folder.glob("*.whl"))
         if not any(wheel.name.startswith("vllm-") for wheel in wheels):
             sys.exit(f"error: no wheel of {VLLM}. Fix: a network, or --from with a folder that has it")
@@ -159,5 +161,5 @@ def main(given: Sequence[str]) -> None:
     sizes = [file.stat().st_size for file in options.into.glob("piece-*")]
     print(f"{len(sizes)} pieces, {sum(sizes) / 1e6:.0f} MB, {len(names)} wheels in {options.into}")
     if missing:
-        print(f"without a wheel for Python 3.12: {', '.join(missing)}")
+        print(f"without a wheel for Python {options.python}: {', '.join(missing)}")
     print("carry them all to one folder there, then: python start.py && python start.py -m bench gpu")
