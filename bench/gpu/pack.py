@@ -108,7 +108,8 @@ def write(wheels: Iterable[Path], sources: Path, folder: Path, *, piece_bytes: i
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(content), 0o755 if name.endswith((".so", ".sh")) else 0o644
+    runs = "/bin/" in name or name.endswith((".so", ".sh"))  # a wheel does not say what may be run
+    info.size, info.mode = len(content), 0o755 if runs else 0o644
     archive.addfile(info, io.BytesIO(content))
 
 

@@ -1,6 +1,7 @@
 """The GPU kit: what is packed arrives whole, a part that fails costs its row, and the cheap parts run here."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -33,7 +34,11 @@ def packed(tmp_path):
         subprocess.run(["git", "-C", str(sources), *words], check=True)
     content = random.Random(0).randbytes(1000)
     wheels = [
-        wheel(tmp_path, "small-1-py3-none-any.whl", {"small/__init__.py": "WORD = 'and from a wheel'\n"}),
+        wheel(
+            tmp_path,
+            "small-1-py3-none-any.whl",
+            {"small/__init__.py": "WORD = 'and from a wheel'\n", "small/bin/tool": "#!/bin/sh\n"},
+        ),
         wheel(tmp_path, "vllm-0.26.0-any.whl", {"vllm/vllm-rs": "left out", "vllm/_C.so": content}),
     ]
     into = tmp_path / "into"
@@ -55,6 +60,7 @@ def test_what_was_packed_is_unpacked_and_runs(packed):
     assert done.stdout.splitlines()[-1] == "from the checkout, and from a wheel", done.stderr
     assert sorted(file.name for file in (packed / "unpacked/rocstar").iterdir()) == ["told.py"]
     assert [file.name for file in (packed / "unpacked/packages/vllm").iterdir()] == ["_C.so"]
+    assert os.access(packed / "unpacked/packages/small/bin/tool", os.X_OK)
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
