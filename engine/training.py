@@ -270,7 +270,7 @@ class Training:
         self._evaluations: Sequence[ScheduledEvaluation] = ()
         self._train: TrainStage | None = None
         self._display: Display | None = None
-        self._first_step_s: float | None = None  # where all steps were trained before, there is none
+        self._until_first_step: dict[str, float] = {}  # seconds since the process began, at the end of each part
 
     @property
     def sandbox(self) -> Sandbox:
@@ -428,6 +428,7 @@ class Training:
         step = self.fleet.version
         if not self.recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
             await self._evaluate_and_record(step, self._due(step))
+        self._reached("first evaluation")
         self._phase("training")
         await pipeline.run()
         self.nothing_left = self._train.nothing_left if self._train is not None else None
@@ -445,8 +446,7 @@ class Training:
 
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
-        if self._first_step_s is None:
-            self._first_step_s = seconds_since_start()
+        self._reached("first step")
         self.recorder.step(step, metrics | await self._evaluate(step, self._due(step)))
 
     def _due(self, step: int) -> list[ScheduledEvaluation]:
@@ -519,18 +519,22 @@ class Training:
     async def _open(self) -> AsyncIterator[None]:
         """Starts the parts; they end on the way out, the last one first."""
         config = self.config
+        self._reached("imports")
         async with AsyncExitStack() as self._stack:
             self._workspace = self._stack.enter_context(workspace())
             learner = LearnerProcess(self._learner_process(), self._workspace, self.run_folder.path / "learner.log")
             self.learner = await self._stack.enter_async_context(learner)
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
+            self._reached("sandbox")
             self.chat = ChatTemplate.load(config.checkpoint, config.chat)
             await self._record()
             self._canary = self._canary_ids()
             fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
             self.fleet = await self._stack.enter_async_context(fleet)
+            self._reached("engines")
             await self._agree_on_first_weights()
+            self._reached("learner")
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
             yield
@@ -573,6 +577,9 @@ class Training:
             ready, logprobs = await self.learner.configure(message)
         await self.fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs))
 
+    def _reached(self, part: str) -> None:
+        self._until_first_step.setdefault(part, seconds_since_start())
+
     def _summary(self) -> dict[str, Any]:
         assert self._display is not None
         missed = [self.recorder.progress.missed(scheduled.every) for scheduled in self._evaluations[:1]]
@@ -580,7 +587,8 @@ class Training:
             **self.recorder.summary(),
             "loop_blocked_at": self.host.blocked_at,
             "ended": str(self.nothing_left or "all steps are trained"),
-            "first_step_s": self._first_step_s,
+            "first_step_s": self._until_first_step.get("first step"),  # None: all steps were trained before
+            "first_step_parts_s": durations(self._until_first_step),
             "total_wall_s": seconds_since_start(),
             "evaluations_dropped": sum(missed),
             "canary_max_abs": self.fleet.canary_max_abs,
@@ -638,6 +646,15 @@ async def opened(job: Training) -> AsyncIterator[Training]:
 def say(console: Console, line: str) -> None:
     """A line for the user, as it is."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def durations(reached: Mapping[str, float]) -> dict[str, float]:
+    """What each part took, from when it ended.
+
+    >>> durations({"imports": 2.0, "engines": 5.5})
+    {'imports': 2.0, 'engines': 3.5}
+    """
+    return {part: end - begin for (part, end), begin in zip(reached.items(), [0.0, *reached.values()], strict=False)}
 
 
 def seconds_since_start() -> float:

@@ -181,7 +181,7 @@ def print_report(
     console.print(
         f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"
         + (f", held-out 0.9 after {seconds:.1f} s" if seconds is not None else "")
-        + (f"; first step after {first:.1f} s" if first is not None else "")
+        + (f"; first step after {first:.1f} s{_parts(summary)}" if first is not None else "")
         + f"; {summary['tool_calls_jailed']:,} of {summary['tool_calls']:,} tool calls jailed; "
         f"goodput {summary['goodput']:.2f}",
         highlight=False,
@@ -210,6 +210,12 @@ def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     if diagnosis.limit is not Limit.NONE:
         for finding in diagnosis.advice[:1]:
             console.print(f"  advice  {escape(str(finding))}", highlight=False, soft_wrap=True)
+
+
+def _parts(summary: Mapping[str, Any]) -> str:
+    """Where the time until the first step went."""
+    parts = summary.get("first_step_parts_s", {})
+    return f" ({', '.join(f'{name} {seconds:.1f}' for name, seconds in parts.items())})" if parts else ""
 
 
 def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:

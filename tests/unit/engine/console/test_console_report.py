@@ -33,6 +33,9 @@ def test_brackets_and_spaces_are_shown_as_they_are(tmp_path):
     print_report(Console(file=written, width=200), folder, SUMMARY, progress)
     text = written.getvalue()
     assert "1 steps in 1.0 s of training; first step after 1.0 s; 0 of 0 tool calls jailed; goodput 1.00" in text
+    parts = {"imports": 0.25, "engines": 0.75}
+    print_report(Console(file=written, width=200), folder, SUMMARY | {"first_step_parts_s": parts}, progress)
+    assert "first step after 1.0 s (imports 0.2, engines 0.8); 0 of 0" in written.getvalue()
     print_report(Console(file=written, width=200), folder, SUMMARY | {"first_step_s": None}, progress)
     assert "1 steps in 1.0 s of training; 0 of 0 tool calls jailed; goodput 1.00" in written.getvalue()
     assert "[bold]What is x[0]?[/INST]" in text
