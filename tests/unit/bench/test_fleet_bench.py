@@ -254,7 +254,7 @@ async def test_a_run_that_takes_too_long_fails_with_its_reason() -> None:
     failures: list[str] = []
     case = Case(0, "math8k", 111, [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=8, gen_tokens=8),))])
     late = argparse.Namespace(rounds=1, deadline_s=0)
-    assert await attempt(late, SimpleNamespace(make=Replicas()), case, "static", failures) is None
+    assert await attempt(late, SimpleNamespace(make=Replicas(), count=2), case, "static", failures) is None
     assert failures == ["math8k.111 static: TimeoutError"]
 
 
