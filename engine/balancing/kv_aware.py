@@ -247,7 +247,10 @@ class KvAware:
                 done += len(state.active)
                 ledger.forecast(state)
                 self._evict_overcommit(state)
-                if not in_tail:  # there, who left would only be the last to end
+                if in_tail:  # who left would only be the last to end
+                    for trajectory in state.active.values():
+                        trajectory.leaves = False
+                else:
                     self._shed(state)
                 self._stale.remove(index)
                 self._outdated.discard(index)

@@ -281,6 +281,23 @@ def test_in_the_tail_nobody_is_shed():
     assert not any(found.leaves for found in policy._ledger.trajectories.values())
 
 
+def test_who_was_to_leave_stays_when_the_tail_has_come():
+    policy = balancer(blocks=100, max_tokens=800, moves=0)
+    arrive(policy, *range(8), tokens=200)
+    decided(policy)
+    arrive(policy, 99, tokens=3000)
+    policy.sample(0, free(40, running=8, steps=210), 1.0)
+    policy.decide(1.0)
+    assert policy._ledger.trajectories[0].leaves
+    policy.trajectory_ended(99, 3000, False)
+    for key in range(4, 8):
+        policy.trajectory_ended(key, 410, True)
+    policy.sample(0, free(2, running=4, steps=400), 2.0)
+    policy.decide(2.0)
+    assert policy.reserved_blocks() > 100
+    assert not any(found.leaves for found in policy._ledger.trajectories.values())
+
+
 def test_growth_that_nothing_foresaw_is_seen_in_the_blocks_and_forecast_anew():
     policy = balancer(blocks=200, max_tokens=3200)
     arrive(policy, *range(4), tokens=320)
