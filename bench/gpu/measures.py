@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.report import at_least
-
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # of the row on a GPU: 14,288 tokens; a tenth on the CPU
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
@@ -139,7 +137,6 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or the number of a GPU")
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--seed", type=at_least(0), default=0)
     options = parser.parse_args()
     options.into.write_text(json.dumps(MEASURES[options.name](options), indent=1))
 
