@@ -127,7 +127,7 @@ def parts() -> list[Part]:
         ),
         Part(
             name="quickstart",
-            full=own("quickstart", "devices=0", "steps=12", "eval_every=12"),
+            full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12"),
             rehearsal=own("quickstart", "steps=1", "eval_every=2", "eval_problems=8"),
             limit_s=240,
             read=quickstart,
@@ -146,14 +146,17 @@ def parts() -> list[Part]:
             limit_s=180,
             read=sleep,
         ),
-        Part(
-            name="mismatch",
-            full=bench("mismatch", "--device", "0", "--trajectories", "256"),
-            rehearsal=bench("mismatch", "--pairs", "float32/float32", "--trajectories", "8"),
-            limit_s=240,
-            read=mismatch,
-        ),
     ]
+    for sampler in ("bfloat16", "float32"):
+        found.append(
+            Part(
+                name=f"mismatch_{sampler}",
+                full=bench("mismatch", "--device", "0", "--pairs", f"{sampler}/bfloat16", "--trajectories", "256"),
+                rehearsal=bench("mismatch", "--pairs", "float32/float32", "--trajectories", "8"),
+                limit_s=150,
+                read=mismatch,
+            )
+        )
     for way in ("ipc", "adapter"):
         found.append(
             Part(

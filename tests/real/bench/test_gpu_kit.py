@@ -1,5 +1,6 @@
 """The GPU kit: what is packed arrives whole, a part that fails costs its row, and the cheap parts run here."""
 
+import importlib
 import json
 import os
 import random
@@ -10,8 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.__main__ import BENCHES
 from bench.gpu import gpu, pack
 from bench.gpu.parts import Part, parts
+from engine.console.options import parse
+from recipes.quickstart import Config
 from tests.support.paths import ROOT
 
 
@@ -152,3 +156,20 @@ def test_the_cheap_parts_are_rehearsed_to_the_last_line(tmp_path):
     assert [found["failed"] for found in metrics.values()] == ["", "", ""]
     assert "largest difference" in metrics["attention"]["remark"]
     assert metrics["learner_qwen3-1.7b_4k_lora"]["training_tgs"] > 0
+
+
+def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none():
+    """So that the first minute on a GPU is not spent on a wrong word."""
+    understood = 0
+    for one in parts():
+        words = list(one.full)
+        if words[1] == "bench":
+            name, given = words[2], words[3 : words.index("--json")]
+            given = ["cpu" if word == "cuda" else word for word in given]  # it looks whether there is one
+            importlib.import_module(BENCHES[name]).arguments(given)
+            understood += 1
+        elif words[2] == "quickstart":
+            given = words[3 : words.index("--into")]
+            assert parse(Config, given).training().devices.shared
+            understood += 1
+    assert understood == len(parts()) - 3, "doctor, attention and sleep have the words that they are rehearsed with"
