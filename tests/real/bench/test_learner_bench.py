@@ -40,7 +40,7 @@ def test_weights_beside_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
     options = weights.arguments(["--quick", "--transports", "shm"])
     given = {"transport": "shm", "ranks": 1, "rounds": 3, "checkpoint": Path("tiny")}
     tiny, larger = weights.Case(size="tiny", size_bytes=10, **given), weights.Case(size="97m", size_bytes=99, **given)
-    seconds = dict.fromkeys(weights.PARTS, 0.5)
+    seconds = dict.fromkeys([*weights.PARTS, "moved_bytes"], 0.5)
     rounds = [(tiny, seconds | {"total_s": total, "copy_s": copy}) for total, copy in ((4, 2), (9, 3), (4, 1))]
     weights.show(options, {}, [*rounds, (larger, seconds)])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]

@@ -53,6 +53,9 @@ def test_the_summary_says_what_happened(learnt: tuple[Path, str]) -> None:
     assert summary["accuracy_final"] > summary["accuracy_initial"]
     assert summary["accuracy_n"] == 128
     assert summary["steps"] == 10
+    parts = summary["first_step_parts_s"]
+    assert list(parts) == ["imports", "sandbox", "engines", "learner", "first evaluation", "first step"]
+    assert sum(parts.values()) == pytest.approx(summary["first_step_s"])
     assert 0.2 < summary["goodput"] == summary["tokens_trained"] / summary["tokens_generated"] < 1
     for seconds in summary["idle_attribution_s"].values():
         assert seconds["busy"] > 0
