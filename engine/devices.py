@@ -49,6 +49,11 @@ class DevicePlan:
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
         self._check_count()
+        if self.shared and self.adapters:
+            raise ValueError(
+                "adapters must be False where replicas share the learner's devices (they sleep while it trains, and "
+                "only all weights wake them), got True"
+            )
         if self.shared and self.max_staleness:
             raise ValueError(
                 f"max_staleness must be 0 where replicas share the learner's devices (they sleep while it trains), "

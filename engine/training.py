@@ -201,7 +201,7 @@ class TrainingConfig:
         """
         what = f"replica.quantization={self.replicas_config.quantization!r}"
         loss = getattr(self.learner, "loss", {})
-        if "correction" in loss and not (loss["proximal"] and loss["correction"]):
+        if "correction" in loss and not (loss.get("proximal") and loss["correction"]):
             raise ValueError(
                 f"{what} needs a loss that corrects for the sampler. Fix: "
                 "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"

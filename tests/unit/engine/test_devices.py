@@ -290,3 +290,5 @@ def test_adapters_go_by_a_way_of_their_own_wherever_the_parts_are():
     for devices in ((), (0, 1)):
         plan = DevicePlan(devices=devices, replicas=1, adapters=True)
         assert plan.weight_transfer == plan.learner_fields["weight_transfer"] == "adapter"
+    with pytest.raises(ValueError, match="adapters must be False where replicas share the learner's devices"):
+        DevicePlan(devices=(0,), replicas=1, adapters=True)

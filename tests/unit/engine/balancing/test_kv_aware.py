@@ -253,13 +253,19 @@ def test_a_replica_that_will_overflow_sheds_the_smallest_at_the_end_of_their_tur
     assert {key for key, _, rule in decided(policy, 2.0) if rule == "home"} == set(range(8)) - leaving
 
 
-def test_who_was_to_leave_stays_when_the_forecast_has_fallen():
+def about_to_overflow():
+    """Eight trajectories that have grown by 210 tokens each; a ninth, 99, waits."""
     policy = balancer(blocks=100, max_tokens=800, moves=0)
     arrive(policy, *range(8), tokens=200)
     decided(policy)
     arrive(policy, 99, tokens=3000)
     policy.sample(0, free(40, running=8, steps=210), 1.0)
     policy.decide(1.0)
+    return policy
+
+
+def test_who_was_to_leave_stays_when_the_forecast_has_fallen():
+    policy = about_to_overflow()
     assert any(found.leaves for found in policy._ledger.trajectories.values())
     for key in range(3, 8):
         policy.trajectory_ended(key, 420, True)
@@ -282,12 +288,7 @@ def test_in_the_tail_nobody_is_shed():
 
 
 def test_who_was_to_leave_stays_when_the_tail_has_come():
-    policy = balancer(blocks=100, max_tokens=800, moves=0)
-    arrive(policy, *range(8), tokens=200)
-    decided(policy)
-    arrive(policy, 99, tokens=3000)
-    policy.sample(0, free(40, running=8, steps=210), 1.0)
-    policy.decide(1.0)
+    policy = about_to_overflow()
     assert policy._ledger.trajectories[0].leaves
     policy.trajectory_ended(99, 3000, False)
     for key in range(4, 8):
