@@ -1,7 +1,7 @@
 """What a user brings, as Protocols: tools, runners, rewards, selectors. Anything of the right shape fits; nothing is
 inherited.
 
-The small ones show an implementation of at most 20 lines; `tests/contracts/` holds a check per Protocol that a user
+The small ones show an implementation of at most 20 lines; `engine.contracts` holds a check per Protocol that a user
 can run on an implementation of their own.
 """
 

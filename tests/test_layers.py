@@ -94,7 +94,7 @@ MAY_IMPORT = {
 NEVER = {"sandbox/client": "sandbox.inside", "sandbox/http": "sandbox.inside"}
 HEAVY = {
     "vllm": ("engine/replica/", "algo/weights/"),
-    "torch": ("engine/replica/", "algo/weights/", "algo/learner/", "algo/loss/"),
+    "torch": ("engine/replica/", "algo/weights/", "algo/learner/", "algo/loss/", "algo/contracts.py"),
     "transformers": ("engine/rollout/chat_template.py", "algo/learner/"),
     "pyarrow": ("engine/tables.py",),
 }

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from algo.contracts import check_loss
+from engine.contracts import check_group_reward, check_reward, check_selector, check_stateful_tool, check_tool
 from engine.gateway.agent import Endpoint
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
@@ -24,14 +26,6 @@ from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Trajectory
-from tests.contracts import (
-    check_group_reward,
-    check_loss,
-    check_reward,
-    check_selector,
-    check_stateful_tool,
-    check_tool,
-)
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import served
 from tests.support.recorded_run import write_recorded_run

@@ -60,7 +60,7 @@ class Loss(Protocol):
                 short_M = self.margin - tokens.advantages_M * (tokens.logprobs_M - tokens.old_logprobs_M)
                 return short_M.relu().sum() / totals.tokens, {"short": (short_M > 0).sum()}
 
-    `LearnerConfig(loss=Hinge(margin=0.5))` trains with it; `tests.contracts.check_loss(Hinge())` checks it. With an
+    `LearnerConfig(loss=Hinge(margin=0.5))` trains with it; `algo.contracts.check_loss(Hinge())` checks it. With an
     attribute `proximal` that is true, tokens.proximal_logprobs_M is given.
     """
 

@@ -11,7 +11,7 @@ import pytest
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from algo.reward.math_reward import MathReward
-from engine import ports
+from engine import contracts, ports
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
 from engine.ports import ToolReply
@@ -19,7 +19,6 @@ from engine.replica import port
 from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
-from tests import contracts
 from tests.support.fakes import Echo, ScriptedReplica, ScriptedRunner, ScriptedSessions, a_trajectory, a_use
 
 TRAJECTORIES = [

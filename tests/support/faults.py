@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.balancing.balancer import Place
+from engine.contracts import check_replica
 from engine.errors import first_error
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
@@ -24,7 +25,6 @@ from engine.replica.port import ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.replica.replica import Replica
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-from tests.contracts import check_replica
 
 CHECKPOINT = "recipes/tiny/agent"
 CONFIG = ReplicaConfig(checkpoint=CHECKPOINT, kv_blocks=120, max_num_seqs=32, step_deadline_s=5.0)

@@ -11,11 +11,11 @@ import pytest
 from algo.reward.combine import Weighted
 from algo.reward.judge import Judge, PairwiseJudge, RankingJudge
 from algo.reward.judge_endpoint import JudgeConfig, judge_endpoint
+from engine import contracts
 from engine.atomic_files import CannotWrite
 from engine.ports import Grade, GraderUnavailable
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
-from tests import contracts
 from tests.support.fakes import Clock, Gate, a_prompt, a_trajectory, settle
 from tests.support.judge_server import CLOSE, HANG, JudgeServer
 

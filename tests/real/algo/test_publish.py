@@ -17,13 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from algo import contracts
 from algo.learner.publish import Publisher, full_state, named_weights
 from algo.weights import layout as layouts
 from algo.weights import transport
 from algo.weights.layout import Layout
 from algo.weights.transport import Gloo, Shm
 from engine.atomic_files import atomic_path
-from tests import contracts
 from tests.contracts.test_contracts import example
 from tests.support.paths import ROOT
 

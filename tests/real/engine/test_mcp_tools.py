@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine import contracts
 from engine.errors import BadInput
 from engine.rollout.mcp_tools import McpServer, mcp_tools
 from engine.rollout.python_tool import schema
-from tests import contracts
 
 pytest.importorskip("mcp", reason="an extra: pip install rocstar[mcp]")
 

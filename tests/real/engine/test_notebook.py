@@ -3,10 +3,10 @@
 import asyncio
 import re
 
+from engine import contracts
 from engine.rollout.python_tool import PythonSessions
 from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.tiers import BARE
-from tests import contracts
 from tests.support.node import ANSWER, CHAT, END, Setup, call
 
 

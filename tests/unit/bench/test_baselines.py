@@ -3,9 +3,9 @@
 import pytest
 
 from bench.fleet.baselines import Aimd, LeastInFlight, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
+from engine import contracts
 from engine.balancing.round_robin import RoundRobin
 from engine.replica.port import KvSample
-from tests import contracts
 
 BLOCK = 10
 ALL = [

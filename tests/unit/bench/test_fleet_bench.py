@@ -23,11 +23,11 @@ from bench.workload import Traced, Turn
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
+from engine.contracts import check_balancer
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.port import KvSample
 from engine.telemetry.timeline import Timeline
-from tests.contracts import check_balancer
 from tests.support.fakes import Replicas, ScriptedReplica, fleet_of
 
 

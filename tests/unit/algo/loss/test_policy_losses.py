@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from algo.contracts import check_loss
 from algo.learner.config import LearnerConfig
 from algo.learner.measure.step_metrics import summary
 from algo.learner.serialize import from_plain, to_plain
 from algo.loss.interface import Tokens, Totals, aggregated, statistics
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
-from tests.contracts import check_loss
 
 MASK = Correction(level="geometric", kind="mask", lower=0.9, upper=1.1, veto=1e-4, drift=0.01)
 LOSSES = [

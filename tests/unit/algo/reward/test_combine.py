@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from algo.reward.combine import ByName, EachAlone, GroupByName, Weighted, WeightedGroup
+from engine import contracts
 from engine.errors import BadInput
 from engine.ports import Grade, GraderUnavailable
 from engine.stages.grading import graded, graded_together
 from engine.telemetry.timeline import Timeline
-from tests import contracts
 from tests.support.fakes import Clock, a_prompt, a_trajectory
 
 GROUP = [a_trajectory(0), a_trajectory(1, sampled=9)]
