@@ -6,7 +6,8 @@ Invariants
 - An attempt that is wanted is waiting, granted, or finished. A member that leaves or is fenced gives back all that it
   had.
 - An attempt goes only to a member whose live weights are recent enough for its step.
-- Only so many nodes load new weights at once that a quarter of all replicas pauses, or one.
+- Only so many nodes load new weights at once that a quarter of all replicas pauses, or one. A node counts once: a
+  session that a newer one of its name replaced has no replicas and no place among those that load.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.fleet.config import PAUSED_SHARE
 
 SILENT_BEATS = 5  # without a sign of life, after which a node is fenced
 KEPT_BEATS = 3  # of a new session, after which a node drops what it had begun before and was not granted again
+ALIVE_BEATS = 3  # of a session after a newer one of its name came: it is another node of that name, not a dead one
 
 
 class Key(NamedTuple):
@@ -40,7 +42,7 @@ class Member:
     """A node with a session. version: of its live weights; pulled: of those that it has a copy of; loading: the version
     that it was told to load. free_tokens: of its KV caches, at its last beat; since: what was granted after that. held:
     epochs by attempt. kept: attempts that it has begun under a session before. silent: beats of the lead since it was
-    heard.
+    heard. replaced: beats that it had sent when a newer session of its name came.
     """
 
     session: bytes
@@ -55,6 +57,7 @@ class Member:
     held: dict[Key, int] = field(default_factory=dict)
     kept: frozenset[Key] = frozenset()
     beats: int = 0
+    replaced: int | None = None
     silent: int = 0
     lasting: bool = False  # the lead's own replicas: never fenced
 
@@ -62,6 +65,11 @@ class Member:
     def pausing(self) -> int:
         """Replicas that pause at once while it loads weights."""
         return max(1, int(PAUSED_SHARE * self.replicas))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a node of its own, and not an older session of one that began again."""
+        return self.replaced is None or self.beats >= self.replaced + ALIVE_BEATS
 
 
 class Ledger:
@@ -108,6 +116,9 @@ class Ledger:
         lasting: bool = False,
     ) -> None:
         assert session not in self.members, name
+        for member in self.members.values():
+            if member.name == name:
+                member.replaced, member.loading = member.beats, None
         self.members[session] = Member(
             session=session,
             name=name,
@@ -199,7 +210,7 @@ class Ledger:
 
     def may_load(self, version: int) -> list[Member]:
         """Those that are to load this version, of which they have a copy, now."""
-        nodes = [member for member in self.members.values() if not member.lasting]
+        nodes = [member for member in self.members.values() if member.counts and not member.lasting]
         left = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
         left -= sum(member.pausing for member in nodes if member.loading is not None)
         found = []

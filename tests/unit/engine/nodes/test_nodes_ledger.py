@@ -96,3 +96,36 @@ def test_a_group_waits_for_a_node_with_its_version(behind):
     ledger.beat(b"0", version=4 - behind, free_tokens=100)
     ledger.want(Key(9, 0), min_version=4)
     assert len(ledger.decide()) == 1 - behind
+
+
+def test_a_session_that_began_again_gives_up_its_place_among_those_that_load():
+    ledger = a_ledger(100, 100)
+    for session in (b"0", b"1"):
+        ledger.beat(session, version=0, free_tokens=100, pulled=1)
+    [first] = ledger.may_load(1)
+    [other] = {b"0", b"1"} - {first.session}
+    assert ledger.may_load(1) == [], "one replica pauses at a time"
+    ledger.join(b"again", first.name, capacity_tokens=100)  # it was killed, which nobody has noticed yet
+    assert [member.session for member in ledger.may_load(1)] == [other]
+
+
+def test_sessions_of_one_node_count_once():
+    ledger = Ledger(group_tokens=100)
+    for number in range(9):
+        ledger.join(b"%d" % number, "one", capacity_tokens=100)
+    ledger.join(b"other", "two", capacity_tokens=100)
+    for session in (b"8", b"other"):
+        ledger.beat(session, version=0, free_tokens=100, pulled=1)
+    assert len(ledger.may_load(1)) == 1, "two replicas, one of which may pause"
+
+
+def test_two_live_nodes_of_one_name_both_load():
+    ledger = Ledger(group_tokens=100)
+    loaded = set()
+    for session in (b"a", b"b"):
+        ledger.join(session, "one", capacity_tokens=100)
+    for _ in range(6):
+        for session in (b"a", b"b"):
+            ledger.beat(session, version=int(session in loaded), free_tokens=100, pulled=1)
+            loaded |= {member.session for member in ledger.may_load(1)}
+    assert loaded == {b"a", b"b"}
