@@ -3,6 +3,7 @@
 
 python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
+SEED := $(shell date +%s)
 benches := fleet gateway learner mismatch nodes recording rollout sandbox sim_fleet sim_nodes step streaming weights
 
 .PHONY: help venv serve-env quickstart test test-all lint bench clean
@@ -22,8 +23,9 @@ quickstart: venv ## train the tiny agent end to end on the CPU
 test: venv ## the tests to run before a commit: all but real, hostile and slow ones, and a smoke test of every seam
 	@$(python) -m pytest -m "$(quick)" $(ARGS)
 
-test-all: serve-env ## the tests that `make test` leaves out; both together are the whole suite
-	@$(python) -m pytest -m "not ($(quick))" $(ARGS)
+test-all: serve-env ## the tests that `make test` leaves out, and a search with new examples; SEED=... repeats a search
+	@echo "examples of hypothesis are drawn from SEED=$(SEED)"
+	@$(python) -m pytest -m "not ($(quick)) or hypothesis" --hypothesis-profile=search --hypothesis-seed=$(SEED) $(ARGS)
 
 lint: venv ## ruff and mypy
 	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy

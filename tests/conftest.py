@@ -10,7 +10,10 @@ import pytest
 import pytest_asyncio
 
 from sandbox import Sandbox, SandboxConfig
+from tests.support.examples import load_profiles
 from tests.support.runs import Run
+
+load_profiles()
 
 MARKED = {"real", "hostile", "slow"}
 

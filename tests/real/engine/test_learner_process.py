@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -34,6 +34,7 @@ from engine.learner.messages import (
 )
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.types import Batch
+from tests.support.examples import examples
 from tests.support.fakes import a_trajectory
 from tests.support.paths import ROOT
 
@@ -78,7 +79,7 @@ frames = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.one_of(requests.map(lambda m: (m, unpack_request)), replies.map(lambda m: (m, unpack_reply))), frames)
 def test_what_was_packed_comes_back(pair, sent):
     message, unpack = pair

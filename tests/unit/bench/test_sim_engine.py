@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.sim_fleet.cache import KvCache
 from bench.sim_fleet.costs import Costs, Machine
 from bench.sim_fleet.engine import Engine, Outcome, Request
+from tests.support.examples import examples
 
 UNIT = Costs(o=1.0, b=0.0, c=0.0, d=0.0)  # every step takes a second
 SMALL = Machine(blocks=8, block_size=4, costs=UNIT, max_num_seqs=4, max_num_batched_tokens=16)
@@ -165,7 +166,7 @@ def test_cut_ends_at_the_next_step_boundary(growth: float) -> None:
     assert engine.end().sample.steps == 3
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(1, 22), st.integers(1, 10), st.integers(0, 3)), min_size=1, max_size=12),
     st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 11)), max_size=6),
@@ -249,7 +250,7 @@ class Blocks:
             self.cached += [(-1 - group, n) for n in reversed(range(shared))]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_counted_blocks_are_evicted_as_real_ones(data: st.DataObject) -> None:
     total = 24

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -22,6 +22,7 @@ from engine import tables
 from engine.data import after_hashes, read_prompts, skip
 from engine.mixture import mixture
 from engine.run.journal import Journal
+from tests.support.examples import examples
 from tests.support.fakes import a_prompt
 from tests.support.paths import ROOT
 
@@ -151,7 +152,7 @@ def test_some_rows_are_held_out(file):
     assert rows_of(read_prompts(file, start=28, limit=100)) == [28, 29]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(1, 40),
     group=st.integers(1, 9),
@@ -281,7 +282,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(json_values)
 def test_whatever_json_a_row_holds_is_refused_at_once_or_survives_the_journal(value):
     with tempfile.TemporaryDirectory() as folder:
@@ -476,7 +477,7 @@ def test_when_a_source_ends_the_others_go_on(tmp_path):
     assert found == {"1": 5, "2": 10, "4": 20}
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(1, 30), st.floats(0.01, 100)), min_size=1, max_size=4), st.integers(0, 130))
 def test_skipping_a_mixture_is_as_reading_it(sources, passed):
     with tempfile.TemporaryDirectory() as folder:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import doctest
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.client import dispatch
 from sandbox.client.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
+from tests.support.examples import examples
 
 A, B = b"session a", b"session b"
 
@@ -271,7 +272,7 @@ class World:
                 assert all(len(self.held[name]) == self.credits[name] for name in able)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(EVENTS)
 def test_each_call_is_answered_once_and_nothing_leaks(events: list[tuple[int, int, bool]]) -> None:
     world = World()

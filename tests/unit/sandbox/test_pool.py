@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import Limits, Tier, ToolResult, wire
@@ -19,6 +19,7 @@ from sandbox.host import nsjail
 from sandbox.host.pool import Pool
 from sandbox.host.queues import PAUSE_S, SessionQueue
 from sandbox.host.slots import START_S
+from tests.support.examples import examples
 
 TIERS = (Tier(name="first", preload=()), Tier(name="second", preload=()))
 SLOTS = 2
@@ -252,7 +253,7 @@ async def play(bench: Bench, step: tuple[Any, ...]) -> None:
 
 
 @given(st.lists(STEPS, max_size=60), st.sampled_from([3, 1000]), st.sampled_from([2, 100]))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_each_call_is_answered_once_and_nothing_drifts(
     steps: list[tuple[Any, ...]], recycle_calls: int, memory: int
 ) -> None:

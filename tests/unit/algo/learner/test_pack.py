@@ -2,12 +2,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.learner.pack import LEAST_SHARED, plan
 from engine.types import Batch
 from tests.support.algo_fakes import batch, with_prefix
+from tests.support.examples import examples
 
 arguments = st.fixed_dictionaries(
     {
@@ -56,7 +57,7 @@ def expected(whole: Batch):
     return sorted(found)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 20), arguments)
 def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(trajectories, options):
     whole = batch(trajectories)
@@ -75,7 +76,7 @@ def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(t
             assert micro.token_ids_RL.size <= options["micro_batch_tokens"] or micro.sequences == 1
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(2, 20), st.integers(1, 100), arguments)
 def test_a_common_beginning_is_in_a_row_once_and_every_trajectory_still_goes_on_from_it(trajectories, length, options):
     whole = with_prefix(batch(trajectories), list(range(1, 1 + length)))

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.kv_ledger import KNOWN
 from engine.replica.port import KvSample
+from tests.support.examples import examples
 
 BLOCK = 32
 
@@ -682,4 +683,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestMachine.settings = settings(examples(100), stateful_step_count=50)

@@ -3,11 +3,12 @@
 import asyncio
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.fleet.fleet import Superseded
 from engine.replica.port import Sampling
+from tests.support.examples import examples
 from tests.support.fakes import Replicas, fleet_of, next_token, settle
 from tests.support.faults import Restless
 from tests.unit.engine.fleet.test_fleet import weights
@@ -74,7 +75,7 @@ async def storm(seed, on_update):
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 2**32), st.sampled_from(["continue", "restart"]))
 def test_turns_survive_any_storm(seed, on_update):
     asyncio.run(storm(seed, on_update))

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.gateway.gateway import Gateway, GatewayConfig, TooManySessions
@@ -17,6 +17,7 @@ from engine.rollout.python_tool import PythonTool, schema
 from engine.stages.write_rollouts import rows
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Group, Segment, StopReason
+from tests.support.examples import examples
 from tests.support.fakes import Clock, Gate, Replicas, ScriptedRunner, a_prompt, fleet_of, settle
 from tests.support.node import CHAT, END, Setup, call
 
@@ -338,7 +339,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(moves=MOVES)
 def test_whatever_an_agent_does_each_segment_is_what_the_model_saw(moves):
     asyncio.run(random_agent(moves))

@@ -9,7 +9,7 @@ from collections import deque
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.nodes.lead_protocol import HERE, LeadProtocol, difference
@@ -35,6 +35,7 @@ from engine.nodes.messages import (
 )
 from engine.nodes.node_protocol import MAX_PAUSE, NodeProtocol
 from engine.pipeline.leases import Leases
+from tests.support.examples import examples
 
 BUILD = Build(protocol=PROTOCOL, code="c0de", versions={"vllm": "1"})
 JOB = Job(build=BUILD, recipe="recipe.py", options=[], files=[])
@@ -331,7 +332,8 @@ class World:
         assert sum(len(member.held) for member in self.lead.ledger.members.values()) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@example(seed=109337, nodes=1, steps=1, groups_per_step=1, max_staleness=1, here=False)  # many sessions of a node
+@examples(60, search=500)
 @given(
     seed=st.integers(0, 2**32),
     nodes=st.integers(1, 3),

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.pipeline.channel import Channel, ChannelClosed
+from tests.support.examples import examples
 from tests.support.fakes import settle
 
 
@@ -90,7 +91,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(actions=actions, capacity=st.integers(1, 3))
 def test_any_interleaving_delivers_each_item_that_was_put_once_and_in_order(actions, capacity):
     asyncio.run(_interleave(actions, capacity))

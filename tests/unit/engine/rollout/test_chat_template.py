@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Sequence
@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
+from tests.support.examples import examples
 from tests.support.paths import TINY
 
 HERMES = (
@@ -57,7 +58,7 @@ def test_a_prompt_ends_with_the_opening_of_the_assistants_turn(chat):
 contents = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="|"), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(user=contents, turns=st.lists(st.tuples(contents, st.lists(contents, min_size=1, max_size=3)), max_size=3))
 def test_the_pieces_decode_to_what_the_template_renders_at_once(chat, user, turns):
     messages = [{"role": "user", "content": user}]
@@ -114,7 +115,7 @@ def test_the_name_of_a_control_token_in_a_response_is_text(chat, response):
     assert [ids.count(token) for token in control(chat)] == [plain.count(token) for token in control(chat)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.lists(st.sampled_from([*NAMES, "a", " ", "<", "|>", "1"]), max_size=5).map("".join), min_size=1))
 def test_responses_with_such_names_decode_to_the_whole_rendering(responses):
     for chat in CHATS:
@@ -373,7 +374,7 @@ def test_the_audit_is_of_what_is_configured(condition, config):
             ChatTemplate(tokenizer(counting)).with_tools(config.tools)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(user=contents, turns=st.lists(st.tuples(contents, st.lists(contents, min_size=1, max_size=3)), max_size=3))
 def test_as_configured_the_pieces_decode_to_what_the_template_renders_at_once(configured, user, turns):
     """A prefill is in the content of a turn, or a template that forgets it leaves it out of all but the last."""
@@ -412,7 +413,7 @@ def test_a_turn_that_does_not_begin_as_the_template_begins_it_cannot_be_learnt()
 
 
 @given(text=st.text(max_size=20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_streamed_text_is_the_decoded_text(text):
     chat = BYTES
     stream = chat.stream()
@@ -425,7 +426,7 @@ def test_a_character_of_several_tokens_comes_out_when_it_is_complete():
 
 
 @given(text=st.text(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=4))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_streamed_text_does_not_depend_on_how_the_tokens_are_cut(text, cuts):
     ids, stream = BYTES._encode(text), BYTES.stream()
     marks = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})

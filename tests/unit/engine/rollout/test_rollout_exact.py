@@ -5,7 +5,7 @@ from contextlib import aclosing
 from itertools import chain, cycle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.replica.port import Delta
@@ -16,6 +16,7 @@ from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.telemetry.timeline import Timeline
 from engine.types import StopReason
 from sandbox.wire import ToolResult
+from tests.support.examples import examples
 from tests.support.fakes import Clock, ScriptedReplica, ScriptedRunner, a_prompt, conversation, fleet_of
 from tests.unit.engine.rollout.test_chat_template import tokenizer
 
@@ -88,7 +89,7 @@ answers = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sam
 
 
 @pytest.mark.parametrize("chat", CHATS.values(), ids=list(CHATS))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     turns=st.lists(st.tuples(texts, calls), max_size=3),
     last=texts,

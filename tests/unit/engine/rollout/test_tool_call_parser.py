@@ -5,10 +5,11 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.rollout.tool_call_parser import CLOSE, HIDDEN, OPEN, MalformedCall, ToolCall, ToolCallParser
+from tests.support.examples import examples
 
 
 def parse(chunks):
@@ -130,7 +131,7 @@ HALVES = ['{"name": "f", "arguments": {"c": "', '"}}']
 FRAGMENTS = [OPEN, CLOSE, GOOD, *HALVES, '"', "\\", "{", "}", "<", "</", ">", "é𝄞", " ", "\n"]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join), st.lists(st.integers(0, 60), max_size=8))
 def test_the_calls_do_not_depend_on_the_chunking(text, cuts):
     whole = parse([text])
@@ -148,7 +149,7 @@ values = st.recursive(
 arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=8), arguments), max_size=4), st.booleans(), st.integers(1, 9))
 def test_whatever_was_encoded_comes_back(calls, ascii_only, width):
     text = " and ".join(

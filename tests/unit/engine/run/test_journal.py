@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.atomic_files import CannotWrite
@@ -20,6 +20,7 @@ from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
+from tests.support.examples import examples
 from tests.support.fakes import Clock, Echo, Prompts, a_prompt, a_trajectory, a_use
 from tests.support.node import ANSWER, CHAT, END, Setup, call
 
@@ -90,7 +91,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.just("echo") | words, st.dictionaries(words, values, max_size=3) | values), max_size=3))
 async def test_whatever_the_model_calls_is_answered_and_read_back(called):
     text = "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in called)
@@ -134,7 +135,7 @@ def play(journal, seed):
     return said
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 3), cut=st.floats(0, 1), flip=st.booleans(), data=st.data())
 def test_a_tail_that_is_torn_is_cut_and_the_rest_goes_on(seed, cut, flip, data):
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.learner.messages import Trained
@@ -36,6 +36,7 @@ from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, PublishedWeights
 from tests.support.damage import damages
+from tests.support.examples import examples
 from tests.support.fakes import Clock, Prompts, Replicas, ScriptedRunner, fleet_of
 from tests.support.node import ANSWER, CHAT, END, call
 from tests.unit.engine.run.test_journal import PowerCut as JournalOfPowerCut
@@ -226,7 +227,7 @@ async def with_cuts(folder, cuts, **options):
     raise AssertionError
 
 
-@settings(max_examples=8, deadline=None)  # tests/slow tries more
+@examples(8)  # tests/slow tries more
 @ANY_CUTS
 def test_what_is_trained_is_what_would_have_been(cuts, every, staleness):
     options = {"every": every, "staleness": staleness}
@@ -263,7 +264,7 @@ async def test_no_prompt_that_a_checkpoint_covers_is_drawn_again_after_a_loss_of
     assert second.prompts == {lease: [f"p{lease}"] for lease in range(2 * checkpoints, 8)}
 
 
-@settings(max_examples=5, deadline=None)  # tests/slow tries more
+@examples(5)  # tests/slow tries more
 @ANY_SEED
 def test_with_refills_no_prompt_is_used_twice(cuts, seed):
     with tempfile.TemporaryDirectory() as folder:

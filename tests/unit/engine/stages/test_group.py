@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import first_error
@@ -19,6 +19,7 @@ from engine.stages.group import GroupConfig, GroupDecision, GroupProgress, group
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, PublishedWeights
+from tests.support.examples import examples
 from tests.support.fakes import (
     Clock,
     Gate,
@@ -409,7 +410,7 @@ async def test_a_run_that_is_cancelled_leaves_no_rollout():
 events = st.tuples(st.integers(0, 40), st.integers(0, 5), st.sampled_from([None, 0.0, 0.0, 1.0, 1.0, "say", "lose"]))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     leases=st.integers(1, 3),
     samples=st.integers(1, 4),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.pipeline.leases import Leases
@@ -19,6 +19,7 @@ from engine.stages.grading import graded
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
+from tests.support.examples import examples
 from tests.support.fakes import Clock, Prompts, a_prompt, a_trajectory, settle
 from tests.support.held import HeldRollouts
 
@@ -68,7 +69,7 @@ async def train(steps, groups_per_step, samples, max_staleness, choices):
     return batches
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     steps=st.integers(1, 3),
     groups_per_step=st.integers(1, 3),

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from algo.group.batch import make_batch, select_and_score
@@ -26,6 +26,7 @@ from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
+from tests.support.examples import examples
 from tests.support.fakes import Clock, ScriptedReplica, a_prompt, fleet_of, settle
 from tests.support.node import CHAT, call
 
@@ -210,7 +211,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans, st.integers(0, 2**32))
 def test_no_trained_token_is_older_than_the_bound_and_its_recorded_version_is_true(plan, seed):
     check(plan, asyncio.run(train(plan, seed)))
@@ -229,7 +230,7 @@ def test_the_schedules_do_reach_the_bound_and_updates_within_a_turn():
     assert within > 0
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(1, 3), st.integers(0, 2**32))
 def test_where_nothing_is_stale_the_bound_changes_no_bit(max_staleness, seed):
     """Rollouts admitted early sample nothing until their step's weights are live: the same batches as strictly."""
