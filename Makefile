@@ -34,5 +34,5 @@ bench: venv ## every bench in its quick form
 	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench $$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
-	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native*.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

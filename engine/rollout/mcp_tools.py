@@ -324,7 +324,7 @@ async def _client(server: McpServer, lost: asyncio.Event) -> AsyncIterator[Any]:
     try:
         from mcp import Client
     except ImportError as error:
-        raise _Down(f"the package mcp is not there ({error}). Install rocstar[mcp]") from error
+        raise _Down(f"the package mcp is not installed ({error}). Fix: pip install mcp") from error
     # Over HTTP only the older protocol has sessions, in which a server may keep what belongs to a trajectory.
     mode = "legacy" if server.url else "auto"
     async with Client(_watched(server, lost), cache=None, mode=mode) as client:

@@ -1,6 +1,6 @@
 """Families of reasoning-gym as sources of prompts, graded by their own verifiers.
 
-    pip install reasoning-gym            (or: pip install rocstar[environments])
+    pip install reasoning-gym
 
     prompts = mixture({Family("chain_sum", seed=0): 2, Family("basic_arithmetic", seed=0): 1})
     reward = FamilyReward()

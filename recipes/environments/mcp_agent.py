@@ -3,7 +3,7 @@
     python recipes/environments/mcp_agent.py steps=8
     python recipes/environments/mcp_agent.py url=http://localhost:8000/mcp
 
-By default the server is `mcp_calculator.py`, which is started here; needs `pip install "rocstar[mcp]"`.
+By default the server is `mcp_calculator.py`, which is started here; needs the package `mcp` (`pip install "mcp>=2.3"`).
 """
 
 from __future__ import annotations

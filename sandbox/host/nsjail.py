@@ -280,7 +280,7 @@ def _build_tree(python: Interpreter) -> Path:
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copied)
     if native.LIBRARY.exists():
-        shutil.copyfile(native.LIBRARY, ours / native.LIBRARY.name)
+        shutil.copyfile(native.LIBRARY, ours / native.BUILT.name)
     return tree
 
 

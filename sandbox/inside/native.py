@@ -12,10 +12,13 @@ import ctypes
 import io
 import os
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-LIBRARY = Path(__file__).with_name("_native.so")
+BUILT = Path(__file__).with_name("_native.so")  # by `build`
+IN_A_WHEEL = BUILT.with_name(f"_native{EXTENSION_SUFFIXES[0]}")  # by setuptools
+LIBRARY = IN_A_WHEEL if IN_A_WHEEL.exists() and not BUILT.exists() else BUILT
 SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
 
 
@@ -85,7 +88,7 @@ def build() -> None:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise RuntimeError("no C compiler (cc, gcc or clang) found. Fix: apt install gcc libc6-dev (Debian, Ubuntu)")
-    partial = LIBRARY.with_suffix(f".so.{os.getpid()}")
+    partial = BUILT.with_suffix(f".so.{os.getpid()}")
     command = [compiler, "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", str(partial), *map(str, SOURCES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -93,7 +96,7 @@ def build() -> None:
             raise RuntimeError(
                 f"{compiler} failed: {done.stderr.strip()[:500]}. Fix: apt install libc6-dev (Debian, Ubuntu)"
             )
-        os.replace(partial, LIBRARY)
+        os.replace(partial, BUILT)
     finally:
         partial.unlink(missing_ok=True)
 

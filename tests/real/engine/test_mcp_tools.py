@@ -16,7 +16,7 @@ from engine.errors import BadInput
 from engine.rollout.mcp_tools import McpServer, mcp_tools
 from engine.rollout.python_tool import schema
 
-pytest.importorskip("mcp", reason="an extra: pip install rocstar[mcp]")
+pytest.importorskip("mcp", reason="an extra: pip install mcp")
 
 SERVER = str(Path(__file__).parents[2] / "support" / "mcp_server.py")
 COMMAND = [sys.executable, SERVER]

@@ -4,7 +4,7 @@ import pytest
 
 from engine.rollout.mcp_tools import mcp_tools
 
-pytest.importorskip("mcp", reason="an extra: pip install rocstar[mcp]")
+pytest.importorskip("mcp", reason="an extra: pip install mcp")
 
 from recipes.environments.mcp_agent import CALCULATOR
 
