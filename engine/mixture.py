@@ -4,8 +4,8 @@
 
 Invariants
 - Shares are as the weights in any stretch of the stream; nothing is left to chance.
-- Which source gives the n-th prompt follows from the weights, and with a curriculum from the steps before; a resumed
-  run finds it again. Only a source that failed or was late shifts what comes after it.
+- Which source gives the n-th prompt follows from the weights, and with a curriculum from those of its step, which are
+  written down; a resumed run finds it again. Only a source that failed or was late shifts what comes after it.
 - A source that ends, fails or is late is named once, and does not stop the others.
 """
 
@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, Queue
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from engine.data import skip
+from engine.run.step_history import Rows, StepHistory
 from engine.types import Prompt
 
 RETRY = 32  # prompts of others before a source that failed is asked again
 log = logging.getLogger(__name__)
-
-Steps = Sequence[Mapping[str, float]]
-"""The metrics of the steps so far, as in metrics.jsonl."""
 
 
 class Curriculum(Protocol):
@@ -39,7 +38,7 @@ class Curriculum(Protocol):
             return {name: 0.0 if last.get(f"reward/{name}") == 1.0 else weight for name, weight in given.items()}
     """
 
-    def weights(self, given: Mapping[str, float], steps: Steps) -> Mapping[str, float]:
+    def weights(self, given: Mapping[str, float], steps: Rows) -> Mapping[str, float]:
         """By name of source. Pure. All of them zero: as given."""
         ...
 
@@ -67,10 +66,10 @@ class PassRateBand:
         if not 0 <= self.outside <= 1 or self.steps < 1:
             raise ValueError(f"outside must be between 0 and 1 and steps positive, got {self.outside}, {self.steps}")
 
-    def weights(self, given: Mapping[str, float], steps: Steps) -> Mapping[str, float]:
+    def weights(self, given: Mapping[str, float], steps: Rows) -> Mapping[str, float]:
         return {name: weight * self._share(f"reward/{name}", steps) for name, weight in given.items()}
 
-    def _share(self, metric: str, steps: Steps) -> float:
+    def _share(self, metric: str, steps: Rows) -> float:
         rates = [row[metric] for row in steps if metric in row][-self.steps :]
         if not rates or self.low <= float(np.mean(rates)) <= self.high:
             return 1.0
@@ -81,17 +80,15 @@ def mixture(
     weights: Mapping[Iterator[Prompt], float],
     *,
     curriculum: Curriculum | None = None,
-    steps: Callable[[], Steps] = list,
-    prompts_per_step: int = 1,
-    max_staleness: int = 0,
+    steps: StepHistory | None = None,
 ) -> Mixture:
     """One stream of several, each of which may have a `name`, else its type's.
 
-    curriculum: changes the weights from step to step. steps: the rows so far (`job.steps`); the prompts of step k are
-    drawn by those before k - max_staleness, which a resumed run has too. Raises ValueError for a weight that is not
-    positive, or two streams of one name.
+    curriculum: changes the weights from step to step, by what `steps` says was learnt. steps: `job.steps`, for a
+    curriculum; the prompts of a step are drawn by the same weights when the run is resumed. Raises ValueError for a
+    weight that is not positive, two streams of one name, or a curriculum without `job.steps`.
     """
-    return Mixture(weights, curriculum, steps, prompts_per_step, max_staleness)
+    return Mixture(weights, curriculum, steps)
 
 
 class Mixture(Iterator[Prompt]):
@@ -101,10 +98,11 @@ class Mixture(Iterator[Prompt]):
         self,
         weights: Mapping[Iterator[Prompt], float],
         curriculum: Curriculum | None,
-        steps: Callable[[], Steps],
-        prompts_per_step: int,
-        max_staleness: int,
+        steps: StepHistory | None,
     ) -> None:
+        if curriculum is not None and not isinstance(steps, StepHistory):
+            given = "None" if steps is None else f"a {type(steps).__name__}"
+            raise ValueError(f"steps must be the history of the run, got {given}. Fix: mixture(..., steps=job.steps)")
         if not weights:
             raise ValueError("a mixture needs at least one stream of prompts")
         if wrong := [weight for weight in weights.values() if not 0 < weight < np.inf]:
@@ -114,17 +112,11 @@ class Mixture(Iterator[Prompt]):
             raise ValueError(
                 f"streams of a mixture must have different names, got {names}. Fix: give read_prompts name="
             )
-        if prompts_per_step < 1 or max_staleness < 0:
-            raise ValueError(
-                f"prompts_per_step must be positive and max_staleness not negative, got {prompts_per_step} and "
-                f"{max_staleness}"
-            )
         self._sources = [_Source(stream, name_of(stream), weight) for stream, weight in weights.items()]
         self._given = {source.name: source.weight for source in self._sources}
         self._curriculum = curriculum
         self._steps = steps
-        self._per_step = prompts_per_step
-        self._staleness = max_staleness
+        self._number = 0 if steps is None else steps.joined()
         self._drawn = 0
         self._step = -1
 
@@ -185,12 +177,13 @@ class Mixture(Iterator[Prompt]):
 
     def _reweigh(self) -> None:
         """New weights at the beginning of a step; what each source gave before counts by the weight it had then."""
-        step = self._drawn // self._per_step
-        if self._curriculum is None or step == self._step:
+        if self._curriculum is None or self._steps is None:
+            return
+        step = self._drawn // self._steps.prompts_per_step
+        if step == self._step:
             return
         self._step = step
-        known = self._steps()[: max(0, step - self._staleness)]
-        found = self._curriculum.weights(self._given, known)
+        found = self._steps.weights(self._number, self._drawn, partial(self._curriculum.weights, self._given))
         if not any(found.get(source.name, 0.0) > 0 for source in self._sources):
             found = self._given
         behind = min((source.given for source in self._sources if source.weight > 0), default=0.0)

@@ -80,6 +80,7 @@ from engine.rollout.source import RolloutSource
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder, versions
+from engine.run.step_history import StepHistory
 from engine.run.workspace import workspace
 from engine.stages.admit import admit
 from engine.stages.batch import batch_groups
@@ -257,6 +258,12 @@ class Training:
         self.timeline = Timeline()
         self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
         self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
+        self.steps = StepHistory(
+            lambda: self.recorder.progress.steps,
+            prompts_per_step=config.prompts_per_step,
+            max_staleness=config.max_staleness,
+            path=run.path / "curriculum.jsonl",
+        )
         self.recording: Recording | None = None
         self.host = HostMeter()
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
@@ -278,10 +285,6 @@ class Training:
         if self._sandbox is None:
             raise ValueError("TrainingConfig.sandbox must be set for a sandbox, got None")
         return self._sandbox
-
-    def steps(self) -> Sequence[Mapping[str, float]]:
-        """The metrics of all steps so far, those before a resume included."""
-        return self.recorder.progress.steps
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
         """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget."""

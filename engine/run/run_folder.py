@@ -179,7 +179,7 @@ class RunFolder:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
         with self.writing("metrics.jsonl"):
             row = msgspec.json.encode({"step": step, **metrics}, enc_hook=float)
-            append(self._metrics, _signed(row) + b"\n")
+            append(self._metrics, signed_row(row) + b"\n")
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import Summary
 
@@ -204,7 +204,7 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
     return (parent / (f"{name}-{number}" if number > 1 else name) for number in count(1))
 
 
-def _signed(row: bytes) -> bytes:
+def signed_row(row: bytes) -> bytes:
     """A JSON object with its checksum as the last field."""
     return row.removesuffix(b"}") + _CHECKSUM + b"%d}" % zlib.crc32(row)
 
@@ -212,7 +212,7 @@ def _signed(row: bytes) -> bytes:
 def checked_row(line: bytes) -> dict[str, float] | None:
     """A row without its checksum; None where the line is not what was written. (Zeros, say, where power was lost.)"""
     row = line.rpartition(_CHECKSUM)[0] + b"}"
-    return msgspec.json.decode(row, type=dict[str, Any]) if _signed(row) == line else None
+    return msgspec.json.decode(row, type=dict[str, Any]) if signed_row(row) == line else None
 
 
 def _is_over(path: Path) -> bool:

@@ -57,8 +57,6 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
             {Arithmetic(config.seed): 1.0, **dict.fromkeys(families, config.family_weight)},
             curriculum=PassRateBand(low=config.low, high=config.high),
             steps=job.steps,
-            prompts_per_step=config.prompts_per_step,
-            max_staleness=config.max_staleness,
         )
         reward = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
         groups = job.group(

@@ -8,6 +8,7 @@ import pytest
 
 from engine.mixture import Late, PassRateBand, Prefetched, mixture
 from engine.rollout.rollout import RolloutConfig
+from engine.run.step_history import StepHistory
 from engine.types import Prompt, PromptLimits
 from tests.support.fakes import a_prompt
 
@@ -39,6 +40,10 @@ def drawn(stream, count):
     return [prompt.id for prompt in islice(stream, count)]
 
 
+def learnt(rows, *, prompts_per_step=1, max_staleness=0):
+    return StepHistory(lambda: rows, prompts_per_step=prompts_per_step, max_staleness=max_staleness)
+
+
 def test_a_band_draws_less_of_what_is_solved_or_hopeless():
     band = PassRateBand(low=0.2, high=0.8, outside=0.5, steps=2)
     rows = [{"reward/a": 1.0, "reward/b": 0.0}, {"reward/a": 0.5, "reward/b": 0.1}, {"reward/a": 0.5}]
@@ -46,8 +51,8 @@ def test_a_band_draws_less_of_what_is_solved_or_hopeless():
 
 
 def test_a_curriculum_changes_the_shares_from_step_to_step_and_a_resumed_run_draws_the_same():
-    rows = [{"reward/easy": 1.0, "reward/fit": 0.5}] * 20
-    options = {"curriculum": PassRateBand(outside=0.25), "steps": lambda: rows, "prompts_per_step": 10}
+    rows = [{"step": step, "reward/easy": 1.0, "reward/fit": 0.5} for step in range(1, 21)]
+    options = {"curriculum": PassRateBand(outside=0.25), "steps": learnt(rows, prompts_per_step=10)}
     whole = drawn(mixture({Source("easy"): 1, Source("fit"): 1}, **options), 200)
     assert Counter(name.split("-")[0] for name in whole[:10]) == {"easy": 5, "fit": 5}, "nothing is known yet"
     assert Counter(name.split("-")[0] for name in whole[10:110])["easy"] == pytest.approx(20, abs=1)
@@ -65,15 +70,21 @@ def test_under_staleness_a_step_is_drawn_by_what_is_surely_known():
             seen.append(len(steps))
             return given
 
-    options = {"steps": lambda: [{}] * 100, "prompts_per_step": 2, "max_staleness": 1}
-    drawn(mixture({Source("a"): 1}, curriculum=Spy(), **options), 8)
+    history = learnt([{"step": step} for step in range(1, 101)], prompts_per_step=2, max_staleness=1)
+    drawn(mixture({Source("a"): 1}, curriculum=Spy(), steps=history), 8)
     assert seen == [0, 0, 1, 2]
 
 
 def test_a_source_with_a_small_share_is_drawn_even_where_steps_are_smaller_than_its_turn():
-    options = {"curriculum": PassRateBand(), "prompts_per_step": 2}
+    options = {"curriculum": PassRateBand(), "steps": learnt([], prompts_per_step=2)}
     found = drawn(mixture({Source("rare"): 1, Source("common"): 19}, **options), 200)
     assert Counter(name.split("-")[0] for name in found) == {"rare": 10, "common": 190}
+
+
+@pytest.mark.parametrize("steps", [None, list, [{"reward/a": 1.0}]])
+def test_a_curriculum_is_refused_without_the_history_of_the_run(steps):
+    with pytest.raises(ValueError, match=r"steps=job\.steps"):
+        mixture({Source("a"): 1}, curriculum=PassRateBand(), steps=steps)
 
 
 def test_weights_that_are_all_zero_are_those_that_were_given():
@@ -81,7 +92,7 @@ def test_weights_that_are_all_zero_are_those_that_were_given():
         def weights(self, given, steps):
             return dict.fromkeys(given, 0.0)
 
-    assert drawn(mixture({Source("a"): 1}, curriculum=Nothing()), 2) == ["a-0", "a-1"]
+    assert drawn(mixture({Source("a"): 1}, curriculum=Nothing(), steps=learnt([])), 2) == ["a-0", "a-1"]
 
 
 def test_a_source_that_fails_is_named_once_and_asked_again_while_the_others_go_on(caplog):
