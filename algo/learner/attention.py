@@ -100,7 +100,8 @@ def packed_attention(
             "row. Fix: LearnerConfig(attention='sdpa')"
         )
     wanted = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
-    if sliding_window != (None if attention_mask is None else int(attention_mask)):
+    own_mask = attention_mask is not None and attention_mask.numel() > 1
+    if own_mask or sliding_window != (None if attention_mask is None else int(attention_mask)):
         wanted.append("a mask of its own")
     if wanted:
         raise ValueError(

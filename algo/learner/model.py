@@ -25,14 +25,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from algo.learner.attention import PACKED, bounds, register
+from algo.learner.attention import bounds, register
 from algo.learner.hosts import ranks_of_a_host
 from algo.learner.lora import add_adapters
 from algo.learner.measure.flops import Cost, cost_of
-from algo.learner.supported import check_names, check_structure
+from algo.learner.supported import check_names, check_scores, check_structure, check_tied, empty
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
@@ -157,7 +157,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     check_structure(model)
     reads = dist.get_rank() == 0
     if reads:
-        model = _read(source, config.attention)
+        model = read(source, config.attention)
     model.eval()  # the sampler drops nothing
     if config.lora_rank:
         add_adapters(model, config)
@@ -176,24 +176,16 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     return scorer, cost
 
 
-def empty(source: PretrainedConfig, attention: str) -> PreTrainedModel:
-    """The model without memory for its weights."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=attention)
-
-
-def _read(source: Path, attention: str) -> PreTrainedModel:
-    """The whole model with the checkpoint's weights, tried with two tokens where attention is our own."""
+def read(source: Path, attention: str) -> PreTrainedModel:
+    """Returns the whole model with the checkpoint's weights, in fp32 on the CPU. Raises as `load`."""
     model, found = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
     )
     if missing := found["missing_keys"]:  # the library has made random numbers of them
         raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
     check_names(model, source)
-    if attention == PACKED:
-        tokens_RL = torch.zeros(1, 2, dtype=torch.long)
-        with torch.no_grad():
-            model.base_model(input_ids=tokens_RL, use_cache=False, **bounds([2], tokens_RL.device))
+    check_tied(model)
+    check_scores(model, attention, Scorer)
     return model
 
 

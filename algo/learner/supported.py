@@ -2,23 +2,58 @@
 
 Promises
 - `check_structure` needs the model's shape alone, so it refuses before a weight is read.
-- What it lets through gives a trajectory in a packed row the log-probabilities that it has alone, and its weights leave
-  under the names that the checkpoint's files have for them.
+- `check_scores` measures on the loaded model that a trajectory in a packed row has the log-probabilities that the model
+  itself gives it alone. It is the model's own code at full depth, so no list of families has to be kept, and it shares
+  the loaded weights, so it takes no second copy of them; rank 0 does it before the weights are sharded.
+- The weights of what is let through leave under the names that the checkpoint's files have for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 
-# What transformers' models do to the head's output, which `Scorer` takes as it is; None or 1 does nothing.
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+from algo.learner.attention import PACKED
+
+# Nats between a row and each trajectory alone. Of some fifty families, random and small in float32, those that are
+# scored right are 1e-6 to 1e-5 apart by rounding, and those that are scored wrong 4e-3 and more.
+APART = 1e-3
+# Fields of a configuration that say how far back a layer looks. The measurement makes each of them WINDOW, so that some
+# tokens go beyond it.
+WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size", "window_size")
+WINDOW = 8
+LENGTHS = (2 * WINDOW + 3, 5)
+# For a kernel that needs a GPU "sdpa" stands in, which tells trajectories apart by the positions of tokens as well.
+ON_CPU = (PACKED, "sdpa", "eager")
+# Their frequencies depend on the longest trajectory of a row, so a short one beside it would get those of the long one.
+ROPES_OF_THE_ROW = ("dynamic", "longrope")
+
+
+def empty(source: PretrainedConfig, attention: str) -> PreTrainedModel:
+    """Builds the model without memory for its weights. Raises ValueError where it does not have this attention."""
+    try:
+        return _on_meta(source, attention)
+    except Exception as error:
+        check_structure(_on_meta(source, "eager"))
+        raise ValueError(
+            f"{source.model_type!r} cannot be built with attention {attention!r} ({_one_line(error)}). Fix: "
+            "LearnerConfig(attention='sdpa'), or another model"
+        ) from error
+
+
+def _on_meta(source: PretrainedConfig, attention: str) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=attention)
 
 
 def check_structure(model: PreTrainedModel) -> None:
@@ -34,15 +69,119 @@ def check_structure(model: PreTrainedModel) -> None:
             f"{kind!r} ({type(model.base_model).__name__}) has no list 'layers' of decoder layers, by which the "
             "learner shards a model. Fix: take a model that is built like Llama or Qwen"
         )
-    if changes := [name for name in LOGIT_CHANGES if getattr(model.config, name, None) not in (None, 1)]:
+    if rope := next((rope for rope in _ropes(model.config) if rope in ROPES_OF_THE_ROW), None):
         raise ValueError(
-            f"its {changes[0]} changes the logits, which the learner does not know. Fix: take a model without it"
+            f"its rope_type {rope!r} depends on the longest trajectory of a row, so the others would be scored wrong. "
+            "Fix: take a model whose frequencies are fixed (rope_type 'default', 'linear', 'yarn' or 'llama3')"
         )
-    if mixing := [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]:
+
+
+def _ropes(config: PretrainedConfig) -> Iterator[str]:
+    """The kinds of rotary embeddings: one of the model, or one of each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and "rope_type" in each:
+            yield each["rope_type"]
+
+
+def check_tied(model: PreTrainedModel) -> None:
+    """Raises ValueError where the configuration says that the head is the embeddings, and the files hold another."""
+    head, embedded = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = model.config.tie_word_embeddings and head is not None
+    if tied and getattr(head, "weight", None) is not embedded.weight:
+        name = next(name for name, module in model.named_modules() if module is head)
         raise ValueError(
-            f"its {mixing[0]} would run on from one trajectory of a row into the next. Fix: take a model whose layers "
-            "are all attention"
+            f"config.json says tie_word_embeddings true, and the files hold another {name}.weight than the embeddings. "
+            f"Fix: say tie_word_embeddings false, or take {name}.weight out of the files"
         )
+
+
+@torch.no_grad()
+def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTrainedModel], nn.Module]) -> None:
+    """Raises ValueError where the learner would give a trajectory other log-probabilities than the model does.
+
+    A row of two trajectories of random ids, the first of which goes beyond two windows, is scored as the learner scores
+    it, and compared with the model's own logits of each alone, with transformers' plain attention. A model that is
+    scored wrong is trained wrong, and supervised training has no sampler that would notice.
+
+    model: loaded in float32 on the CPU. scorer: makes the learner's `Scorer` of a model.
+    """
+    config = copy.deepcopy(model.config)
+    for name in WINDOWS:
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, WINDOW)
+    ids = torch.randint(config.vocab_size, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+    weights = _strong(model)
+    own = _on_meta(config, "eager").eval()
+    alone = [_alone(own, weights, ids_T) for ids_T in ids.split(LENGTHS)]
+    learners = scorer(empty(config, attention if attention in ON_CPU else "sdpa")).eval()
+    apart = _apart(learners, weights, ids.split(LENGTHS), alone)
+    if apart <= APART:
+        return
+    each = zip(ids.split(LENGTHS), alone, strict=True)
+    apart_alone = max(_apart(learners, weights, [ids_T], [alone_T]) for ids_T, alone_T in each)
+    if apart_alone <= APART:
+        why = "one trajectory of a row changes another"
+    else:
+        why = "its head does more than multiply, or its attention is not the learner's"
+    raise ValueError(
+        f"{config.model_type!r} gives a trajectory in a row a log-probability that is {apart:.2g} nats "
+        f"from the one that it has alone (at most {APART:g}): {why}. Fix: LearnerConfig(attention='sdpa') if that is "
+        "let through, else another model"
+    )
+
+
+def _alone(own: PreTrainedModel, weights: dict[str, Tensor], ids_T: Tensor) -> Tensor:
+    """Log-probabilities of ids_T[1:], by the model's own forward pass."""
+    try:
+        logits_TV = functional_call(own, weights, (), {"input_ids": ids_T[None, :-1], "use_cache": False}).logits[0]
+    except Exception as error:
+        raise _not_tried(own, error) from error
+    logprobs_T: Tensor = logits_TV.float().log_softmax(-1).gather(-1, ids_T[1:, None]).squeeze(-1)
+    return logprobs_T
+
+
+def _apart(learners: nn.Module, weights: dict[str, Tensor], row: Sequence[Tensor], alone: Sequence[Tensor]) -> float:
+    """The largest difference of a log-probability; infinite where one is no number."""
+    inputs = [ids_T[:-1] for ids_T in row]
+    lengths = [len(ids_T) for ids_T in inputs]
+    positions_L = torch.cat([torch.arange(length) for length in lengths])
+    targets_M = torch.cat([ids_T[1:] for ids_T in row])
+    arguments = (torch.cat(inputs)[None], positions_L[None], lengths, torch.arange(len(targets_M)), targets_M)
+    try:
+        logprobs_M, _ = functional_call(learners, {f"model.{name}": each for name, each in weights.items()}, arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise _not_tried(learners.model, error) from error
+    apart = float((logprobs_M - torch.cat(list(alone))).abs().max())
+    return math.inf if math.isnan(apart) else apart
+
+
+def _not_tried(model: PreTrainedModel, error: Exception) -> ValueError:
+    return ValueError(
+        f"{model.config.model_type!r} cannot score {sum(LENGTHS)} tokens as the learner does ({_one_line(error)}). "
+        "Fix: take a model that is built like Llama or Qwen"
+    )
+
+
+def _strong(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's weights and constants, those of a layer that hardly acts made larger.
+
+    A checkpoint that has not been trained may begin with weights so small that nothing a layer does wrong would show.
+    Weights of a usual size, and so those of any large model, are shared and not copied.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, weight in model.named_parameters():
+        size = float(torch.linalg.vector_norm(weight)) / math.sqrt(weight.numel())
+        usual = 1 / math.sqrt(weight.shape[-1])
+        if weight.ndim == 2 and 0 < size < usual / 2:
+            tensors[name] = weight * (usual / size)
+    return tensors
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def check_names(model: PreTrainedModel, source: Path) -> None:

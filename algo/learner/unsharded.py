@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from algo.learner.lora import add_adapters
-from algo.learner.model import Scorer, empty
+from algo.learner.model import Scorer
+from algo.learner.supported import empty
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig

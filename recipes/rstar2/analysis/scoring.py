@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from algo.learner.attention import PACKED, register
-from algo.learner.model import Scorer, empty
-from algo.learner.supported import check_structure
+from algo.learner.model import Scorer, read
+from algo.learner.supported import check_structure, empty
 from engine.rollout.chat_template import TextStream
 from engine.stages.write_rollouts import Rollout
 from recipes.rstar2.analysis.token_entropy import Scored, mark
@@ -45,18 +45,14 @@ class EntropyScorer:
         self.path = model
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
-        config = AutoConfig.from_pretrained(model)
-        check_structure(empty(config, PACKED))
-        loaded, found = AutoModelForCausalLM.from_pretrained(
-            model,
-            dtype=torch.bfloat16 if on_gpu else torch.float32,
-            attn_implementation=PACKED,
-            output_loading_info=True,
-        )
-        if missing := found["missing_keys"]:  # the library has made random numbers of them
-            raise ValueError(f"model {str(model)!r} holds no weight {min(missing)}. Fix: model=DIR, a whole checkpoint")
+        try:
+            check_structure(empty(AutoConfig.from_pretrained(model), PACKED))
+            loaded = read(model, PACKED)
+        except ValueError as error:
+            raise ValueError(f"model {str(model)!r}: {error}") from error
         self.vocabulary: int = loaded.get_input_embeddings().weight.shape[0]
-        self._scorer = Scorer(loaded.to(self.device), fp32_head=on_gpu).eval()
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        self._scorer = Scorer(loaded.to(self.device, dtype), fp32_head=on_gpu).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(model).backend_tokenizer
 
     def check(self, rows: Sequence[Rollout]) -> None:

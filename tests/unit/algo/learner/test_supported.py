@@ -1,17 +1,17 @@
-"""Models that cannot be trained are refused when they are loaded, by name; those beside them are trained."""
-
-import json
+"""Models that cannot be trained, or would be trained wrong, are refused when they are loaded; others are taken."""
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from algo.learner.attention import bounds, packed_attention
+from algo.learner import supported
+from algo.learner.attention import bounds, packed_attention, register
+from algo.learner.model import Scorer
 from engine.types import Batch
-from tests.support.algo_fakes import write_checkpoint
 from tests.support.algo_gradients import build
 
 SIZES = {
@@ -26,6 +26,14 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+OF_GPT2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
+OTHER_NAMES = {
+    "GPT2": OF_GPT2,
+    "GPTJ": {**OF_GPT2, "rotary_dim": 4},
+    "Bloom": {**OF_GPT2, "hidden_size": 16},
+    "Falcon": {name: SIZES[name] for name in SIZES if name not in ("intermediate_size", "num_key_value_heads")},
+    "OPT": {**SIZES, "ffn_dim": 16, "word_embed_proj_dim": 16},
+}
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
 LOCAL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
 LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
@@ -38,7 +46,7 @@ REFUSED = {
     "Mixtral": (LOCAL_EXPERTS, "'mixtral' is a mixture of experts"),
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, "'qwen3_next' is a mixture of experts"),
     "GptOss": (LOCAL_EXPERTS, "'gpt_oss' is a mixture of experts"),
-    "GPT2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
+    "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
     "GPTNeoX": ({}, r"under other names .*, lm_head\.weight first.*'gpt_neox'"),
 }
@@ -57,9 +65,7 @@ def group(tmp_path_factory):
 
 def write(folder, family, **fields):
     """A random checkpoint of the family, with two layers of width 16."""
-    of_gpt2 = ("vocab_size", "bos_token_id", "eos_token_id")
-    sizes = {name: SIZES[name] for name in of_gpt2} if family == "GPT2" else SIZES
-    config = getattr(transformers, f"{family}Config")(**sizes, **fields)
+    config = getattr(transformers, f"{family}Config")(**{**OTHER_NAMES.get(family, SIZES), **fields})
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)
     return folder / family
@@ -113,30 +119,120 @@ def check_scores(source, folder, attention):
     assert np.isfinite(subject.train(batch)["loss"])
 
 
-@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
-def test_a_model_that_changes_its_logits_is_refused(group, tmp_path, name):
-    source = write_checkpoint(tmp_path / "tiny")
-    fields = json.loads((source / "config.json").read_text())
-    for value in (None, 1.0):
-        (source / "config.json").write_text(json.dumps(fields | {name: value}))
-        build(source, tmp_path)
-    (source / "config.json").write_text(json.dumps(fields | {name: 8.0}))
-    with pytest.raises(ValueError, match=f"{name} changes the logits"):
-        build(source, tmp_path)
+FIXED_ROPES = {
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 2.0, "original_max_position_embeddings": 8},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8},
+}
+ROPES_OF_THE_ROW = {
+    "dynamic": ("Llama", {"factor": 2.0}),
+    "longrope": ("Phi3", {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 8}),
+}
+SCORED_WRONG = {  # by other code than ours, each for a reason of its own
+    "final logits are capped": ("Gemma2", {"head_dim": 8, "final_logit_softcapping": 30.0}, "sdpa"),
+    "logits are scaled": ("Cohere", {"logit_scale": 0.25}, "packed"),
+    "logits are divided": ("Granite", {"logits_scaling": 2.0}, "packed"),
+    "layers before the head": ("ModernBertDecoder", {}, "packed"),
+    "layers before the head, dense mask": ("ModernBertDecoder", {}, "sdpa"),
+    "attention of its own": ("GPTNeoXJapanese", {"intermediate_multiple_size": 2}, "packed"),
+    "attention of its own, sinusoids": ("XGLM", {"d_model": 16, "ffn_dim": 16, "attention_heads": 2}, "packed"),
+    "linear attention": ("Qwen3_5Text", {"layer_types": ["linear_attention", "full_attention"]}, "packed"),
+    "convolutions": ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "packed"),
+    "state space": ("Mamba", {}, "packed"),
+    "positions of the row": ("BioGpt", {}, "sdpa"),
+}
+SCORED_RIGHT = ("Llama", "Qwen2", "Qwen3", "Olmo2", "SmolLM3", "Starcoder2", "StableLm", "Phi")
 
 
-@pytest.mark.parametrize(
-    ("family", "fields"),
-    [
-        ("Qwen3_5Text", {"layer_types": ["linear_attention", "full_attention"]}),
-        ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
-    ],
-)
-def test_a_model_whose_layers_are_not_all_attention_is_refused(group, tmp_path, family, fields):
-    """Linear attention and convolutions know no bounds in a row: a trajectory would begin where its neighbour ended."""
+@pytest.mark.parametrize("case", SCORED_WRONG)
+def test_a_model_is_refused_that_scores_a_trajectory_of_a_row_otherwise_than_alone(group, tmp_path, case):
+    family, fields, attention = SCORED_WRONG[case]
     source = write(tmp_path, family, **fields)
-    with pytest.raises(ValueError, match=r"its model.layers.0.*conv.* would run on from one trajectory of a row into"):
+    with pytest.raises(ValueError, match=r"log-probability that is [0-9.e-]+ nats from the one that it has alone"):
+        build(source, tmp_path, attention=attention)
+
+
+@pytest.mark.parametrize("family", SCORED_RIGHT)
+def test_a_model_that_scores_a_row_as_each_trajectory_alone_is_taken(group, tmp_path, family):
+    build(write(tmp_path, family), tmp_path, attention="sdpa" if family == "StableLm" else "packed")
+
+
+def test_what_goes_wrong_beyond_a_long_window_is_measured_with_few_tokens(group, tmp_path):
+    source = write(tmp_path, "Mistral", sliding_window=4096)
+    register()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+
+    def without_window(model):
+        model.config.sliding_window = None
+        return Scorer(model)
+
+    supported.check_scores(model, "packed", Scorer)
+    with pytest.raises(ValueError, match="nats from the one that it has alone"):
+        supported.check_scores(model, "packed", without_window)
+
+
+def test_the_measurement_leaves_the_model_as_it_was(group, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(write(tmp_path, "Mistral", sliding_window=12), dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    register()
+    supported.check_scores(model, "packed", Scorer)
+    assert model.config.sliding_window == 12
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("rope", ROPES_OF_THE_ROW)
+def test_rotary_embeddings_that_depend_on_the_longest_trajectory_are_refused(group, tmp_path, rope):
+    family, fields = ROPES_OF_THE_ROW[rope]
+    fields = {"rope_type": rope, "rope_theta": 1e4, **fields}
+    source = write(tmp_path, family, rope_parameters=fields, original_max_position_embeddings=8)
+    with pytest.raises(ValueError, match=f"its rope_type '{rope}' depends on the longest trajectory"):
         build(source, tmp_path)
+
+
+@pytest.mark.parametrize("rope", FIXED_ROPES)
+def test_rotary_embeddings_with_fixed_frequencies_are_taken(group, tmp_path, rope):
+    fields = {"rope_type": rope, "rope_theta": 1e4, **FIXED_ROPES[rope]}
+    check_scores(write(tmp_path, "Llama", rope_parameters=fields), tmp_path, "packed")
+
+
+def test_rotary_embeddings_of_one_kind_of_layer_are_looked_at_too(group, tmp_path):
+    of_layers = {
+        "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    source = write(tmp_path, "Gemma3Text", **WINDOWED["Gemma3Text"], rope_parameters=of_layers)
+    with pytest.raises(ValueError, match="rope_type 'dynamic'"):
+        build(source, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["Falcon", "GPTJ", "Bloom", "OPT"])
+@pytest.mark.parametrize("attention", ["packed", "sdpa"])
+def test_a_model_without_this_attention_is_refused_by_what_it_lacks(group, tmp_path, family, attention):
+    with pytest.raises(ValueError, match=r"has no list 'layers'"):
+        build(write(tmp_path, family), tmp_path, attention=attention)
+
+
+def test_an_attention_that_a_model_cannot_be_built_with_is_refused_by_name(group, tmp_path):
+    with pytest.raises(ValueError, match=r"'xglm' cannot be built with attention 'sdpa' .* Fix"):
+        build(write(tmp_path, "XGLM", d_model=16, ffn_dim=16, attention_heads=2), tmp_path, attention="sdpa")
+
+
+def tied(folder, *, change):
+    """A checkpoint with tied embeddings, whose file has a head all the same, changed or not."""
+    source = write(folder, "Qwen3", head_dim=8, tie_word_embeddings=True)
+    weights = load_file(source / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + change
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    return source
+
+
+def test_a_tied_head_with_other_weights_in_the_file_is_refused_by_name(group, tmp_path):
+    with pytest.raises(ValueError, match=r"tie_word_embeddings true, and the files hold another lm_head\.weight"):
+        build(tied(tmp_path, change=0.1), tmp_path)
+
+
+def test_a_tied_head_that_the_file_repeats_is_taken(group, tmp_path):
+    check_scores(tied(tmp_path, change=0.0), tmp_path, "packed")
 
 
 @pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1))])
