@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message, TemplateError
 from engine.rollout.token_buffer import TokenBuffer
-from engine.rollout.tool_call_messages import normalize
+from engine.rollout.tool_call_messages import decoded_arguments, normalize
 from engine.types import Placement, Segment, ToolUse, Turn
 
 MOST = 4096  # lineages of a session: each keeps its tokens and messages
@@ -70,7 +70,7 @@ def is_malformed(call: Any) -> bool:
     if not isinstance(arguments, str):
         return False
     try:
-        return not isinstance(json.loads(arguments), dict)
+        return not isinstance(decoded_arguments(arguments), dict)
     except (ValueError, RecursionError):
         return True
 

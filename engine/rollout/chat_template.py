@@ -6,7 +6,8 @@ Invariants
 - A sampled turn ends with the end-of-turn token, or the rollout adds it where an engine ended the turn at another one;
   tool ids begin with what the template puts after it (the newline).
 - What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
-- System message, tools, template and its arguments are the same in every rendering, the audit's included.
+- System message, tools, template, its arguments and the day that it asks for are the same in every rendering, the
+  audit's included: the ids of a conversation are the same on any day.
 
 One exception: what a template itself puts at the beginning of a turn to be generated (`prefill`, an empty thought, say)
 may be absent where it renders that turn later. A rollout keeps it, since the model saw it.
@@ -19,6 +20,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ class ChatConfig:
     """A Jinja template, or the path of one, in place of the checkpoint's."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the template, such as enable_thinking=False."""
+    date: str = "2025-01-01"
+    """The day that a template gets which asks for today's (`strftime_now`): ids must not change with the calendar."""
 
     def template_text(self) -> str | None:
         """Raises TemplateError when the template's file cannot be read."""
@@ -83,6 +87,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in config.tools or ()] or None
         self._check_config()
+        self._day = _day(config.date)
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
@@ -367,6 +372,7 @@ class ChatTemplate:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=generate,
+                strftime_now=self._day.strftime,
                 **self.config.template_arguments,
             )
         except Exception as error:  # jinja2 raises whatever the template raises
@@ -394,6 +400,13 @@ class TextStream:
             return self._stream.step(self._tokenizer, list(token_ids)) or ""
         except Exception:  # tokenizers has no class for it: "Invalid prefix encountered", from here on at each step
             return ""
+
+
+def _day(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise TemplateError(f"date: must be a day such as 2025-01-01, got {text!r}") from None
 
 
 def _opened(opened: str, whole: str, dropped: str) -> str:

@@ -1,6 +1,8 @@
 """Tool calls as data sets write them: a message's `tool_calls`, which a chat template renders.
 
-Invariant: the text that a template makes of calls is one in which a rollout finds the same calls, in the same order.
+Invariants
+- The text that a template makes of calls is one in which a rollout finds the same calls, in the same order.
+- What Arrow fills in is left out: a column of objects has every field of every row, null where a row lacks it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates take them: contents are strings, arguments of calls are objects.
 
-    Raises ValueError naming message and field.
+    A call without arguments, which some clients write as an empty text, has an empty object. Raises ValueError naming
+    message and field.
 
     >>> function = {"name": "python", "arguments": '{"code": "1"}'}
     >>> normalize([{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}])[0]["content"]
@@ -34,12 +37,36 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise ValueError(f"message {at}: content must be text, got {content!r}")
         if calls and message["role"] != "assistant":
             raise ValueError(f"message {at}: tool_calls are the assistant's, got some of role {message['role']!r}")
-        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        rest = {name: value for name, value in message.items() if name != "tool_calls" and value is not None}
         found.append({**rest, "content": content or ""})
         if calls:
             fields = (f"message {at}: tool_calls[{number}].function" for number in range(len(calls)))
             found[-1]["tool_calls"] = [_normalize_call(call, field) for call, field in zip(calls, fields, strict=True)]
     return found
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns the value without the fields that are null, at any depth; the elements of lists stay.
+
+    >>> without_nulls({"city": None, "at": {"lat": 1, "lon": None}, "days": [1, None]})
+    {'at': {'lat': 1}, 'days': [1, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    return value
+
+
+def decoded_arguments(text: str) -> Any:
+    """The arguments of a call that are written as JSON; of a call without any the text is blank.
+
+    Raises ValueError or RecursionError.
+
+    >>> decoded_arguments(""), decoded_arguments('{"a": null}')
+    ({}, {'a': None})
+    """
+    return json.loads(text) if text.strip() else {}
 
 
 def check_template_keeps_calls(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -65,7 +92,9 @@ def _normalize_call(call: Any, field: str) -> dict[str, Any]:
         raise ValueError(f"{field}.name must be a non-empty string, got {name!r}")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+            arguments = decoded_arguments(arguments)
+    else:
+        arguments = without_nulls(arguments)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{field}.arguments must be an object or the JSON of one, got {arguments!r}")
     return {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -17,6 +17,7 @@ from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
+from engine.rollout.tool_call_messages import decoded_arguments
 
 IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -210,7 +211,8 @@ def _block(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     if is_malformed(call):
         return {"type": "text", "text": malformed_text(function["name"], function["arguments"])}
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+    arguments = decoded_arguments(function["arguments"])
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
 
 
 def _stop(finished: Finished) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from algo.sft import Example
 from engine.atomic_files import write_whole
 from engine.errors import BadInput
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
-from engine.rollout.tool_call_messages import normalize
+from engine.rollout.tool_call_messages import normalize, without_nulls
 from engine.rollout.tool_call_parser import OPEN
 from engine.tables import open_table, shown
 
@@ -140,6 +140,8 @@ def _tools(value: Any, where: _Where) -> tuple[Mapping[str, Any], ...]:
             tools = json.loads(tools) if tools.strip() else []
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{where}: tools: not JSON ({error}): {shown(value)}") from error
+    else:
+        tools = without_nulls(tools)
     if not isinstance(tools, list) or not all(map(_is_schema, tools)):
         raise BadInput(f"{where}: tools: must be a list of OpenAI's tool schemas, got {shown(value)}")
     return tuple(tools)

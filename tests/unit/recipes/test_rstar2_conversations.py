@@ -79,6 +79,33 @@ def test_parquet_has_the_same_conversations(renderer, tmp_path):
         assert (columns[row].source, columns[row].id) == (lines[row].source, lines[row].id)
 
 
+def test_what_parquet_fills_into_tools_and_calls_is_not_shown(renderer, tmp_path):
+    """Columns of objects have every field of every row: null where a row lacks it."""
+    other = {
+        "type": "function",
+        "function": {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}},
+    }
+    call = {"function": {"name": "clock", "arguments": {"zone": "UTC"}}}
+    asked = [{"role": "user", "content": "Time?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rows = [
+        {"messages": asked, "tools": [other]},
+        {
+            "messages": [asked[0], {**asked[1], "tool_calls": [{"function": {"name": "sum", "arguments": {"a": 1}}}]}],
+            "tools": [
+                {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"b": 2}}}
+            ],
+        },
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    read = Conversations([tmp_path / "rows.parquet"])
+    for number, row in enumerate(rows):
+        found = read[number]
+        assert list(found.tools) == row["tools"]
+        given, said = texts(renderer, found)
+        assert "null" not in given + said
+        assert json.dumps(row["messages"][1]["tool_calls"][0]["function"]["arguments"]) in said
+
+
 def test_source_and_id_may_be_left_out(tmp_path):
     row = {"messages": chat_row()["messages"]}
     path = write_rows(tmp_path / "talk.jsonl", [row, row])

@@ -14,6 +14,7 @@ from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Kno
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.rollout.python_tool import PythonTool, schema
+from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.stages.write_rollouts import rows
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Group, Segment, StopReason
@@ -138,6 +139,20 @@ async def test_a_malformed_call_is_given_raw_where_it_has_a_name_and_as_text_whe
             assert found["function"] == {"name": name, "arguments": arguments}
         [use] = session.trajectory(a_prompt(), StopReason.ANSWER).tool_uses
         assert (use.outcome, use.failed, use.executed) == ("malformed", True, False)
+        session.close()
+
+
+@pytest.mark.parametrize("arguments", ["", "  "])
+async def test_a_call_without_arguments_in_a_history_is_an_empty_object_to_the_model(arguments):
+    async with Setup(["the client says it"], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        called = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": arguments}}
+        history = [{"role": "assistant", "content": "", "tool_calls": [called]}]
+        history.append({"role": "tool", "tool_call_id": "c1", "content": "12"})
+        finished = await say(session, QUESTION, *history)
+        shown = CHAT.decode(finished.prompt_ids)
+        parser = ToolCallParser()
+        assert parser.feed(shown) == [ToolCall(name="python", arguments={})]
         session.close()
 
 

@@ -451,3 +451,18 @@ def test_bytes_that_spoil_a_character_which_came_out_are_no_error():
 
 BYTES = ChatTemplate(tokenizer())
 CHATS = [BYTES, ChatTemplate.load(TINY)]
+
+
+DATED = "{{ '<|im_start|>system\\nToday: ' + strftime_now('%d %b %Y') + '<|im_end|>\\n' }}" + HERMES
+
+
+def test_a_template_that_asks_for_the_date_gets_that_of_the_configuration():
+    question = [{"role": "user", "content": "u"}]
+    for date, shown in (({}, "01 Jan 2025"), ({"date": "2031-12-24"}, "24 Dec 2031")):
+        chat = ChatTemplate(tokenizer(DATED), ChatConfig(**date))
+        assert f"Today: {shown}<" in chat.decode(chat.prompt_ids(question))
+        assert f"Today: {shown}<" in chat.decode(
+            chat.conversation([*question, {"role": "assistant", "content": "a"}])[0][0]
+        )
+    with pytest.raises(TemplateError, match=r"date: .*'tomorrow'"):
+        ChatTemplate(tokenizer(DATED), ChatConfig(date="tomorrow"))

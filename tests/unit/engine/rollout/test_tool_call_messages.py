@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from algo.sft import Example, examples
 from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.tool_call_messages import normalize
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.support.fakes import a_prompt
@@ -140,3 +141,23 @@ def test_a_template_that_leaves_something_out_is_refused(template):
         ValueError, match=r"message 1: the chat template renders content 'I think' and tool_calls \[Tool"
     ):
         ChatTemplate(tokenizer(template)).conversation([USER, with_calls({"function": GOOD}, content="I think")])
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", {}, "{}"])
+def test_a_call_without_arguments_has_an_empty_object(arguments):
+    call = {"type": "function", "function": {"name": "clock", "arguments": arguments}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat, text_of = CHATS["lines"]
+    pieces = chat.conversation([{"role": "user", "content": "Time?"}, turn])
+    assert chat.decode(pieces[-1][0]) == text_of("", [{"name": "clock", "arguments": {}}]) + chat.end_of_turn_text
+
+
+def test_nulls_that_arrow_fills_in_are_not_learnt_and_those_of_json_are():
+    filled = {"city": None, "place": {"lat": 1, "lon": None}, "days": [1, None]}
+    kept = {"place": {"lat": 1}, "days": [1, None]}
+    for arguments, expected in ((filled, kept), (json.dumps(filled), filled)):
+        call = {"id": None, "function": {"name": "weather", "arguments": arguments, "x": None}}
+        message = {"role": "assistant", "content": None, "name": None, "tool_calls": [call]}
+        [found] = normalize([message])
+        assert found["tool_calls"][0]["function"]["arguments"] == expected
+        assert "name" not in found
