@@ -4,9 +4,10 @@ others.
     python -m engine.view.go_on RUN --step 8 --group 0 --sample 3 --turn 1 [--seed 7] [--start | --checkpoint DIR]
 
 The turns before are taken as they were recorded, token by token, with what their tools answered; turn N is sampled
-anew, and what follows it. Budget, chat and tools are the recipe's, which is read from the run's config.json. The
-weights are the run's `checkpoint/`, with --start those that it began with. With those that sampled the turn and the
-run's seed, the tokens on the CPU are the recorded ones. The last line is one JSON object.
+anew, and what follows it. Budget, chat and tools are the recipe's: config.json names its file, which is run. One that
+is not of this checkout is run only if --recipe names it, as the run may be somebody else's. The weights are the
+run's `checkpoint/`, with --start those that it began with. With those that sampled the turn and the run's seed, the
+tokens on the CPU are the recorded ones. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import uvloop
 from tokenizers import Tokenizer
 
 from engine.console.options import parse
+from engine.ports import StatefulTool, Tool
 from engine.recording.as_run import prompt_of, trajectory_of
 from engine.recording.reader import RecordedRun
 from engine.replica.port import ReplicaDied
@@ -36,9 +38,10 @@ from engine.run.journal_records import Grown, Piece
 from engine.serving import ServingConfig, serving
 from engine.training import TrainingConfig
 from engine.types import Trajectory
-from sandbox import SandboxUnavailable
+from sandbox import Sandbox, SandboxUnavailable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+RECIPES = REPOSITORY / "recipes"
 
 
 class CannotGoOn(ValueError):
@@ -97,16 +100,24 @@ def first_difference(one: Trajectory, other: Trajectory) -> int | None:
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def training_of(run: Path) -> TrainingConfig:
-    """What the run was configured as, by its recipe. Raises CannotGoOn."""
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """What a run was configured as. tools: what its model may call, of a sandbox."""
+
+    training: TrainingConfig
+    tools: Callable[[Sandbox], Sequence[Tool | StatefulTool]]
+
+
+def configured(run: Path, recipe: Path | None = None) -> Configured:
+    """What the run's recipe, or this one, makes of the run's options. Raises CannotGoOn."""
     try:
         config = msgspec.json.decode((run / "config.json").read_bytes())
-        recipe, *words = config["argv"]
+        name, *words = config["argv"]
     except (OSError, msgspec.DecodeError, KeyError, ValueError) as error:
         raise CannotGoOn(f"{run / 'config.json'} does not say which recipe it ran: {error}") from error
-    path = next((place for place in (Path(recipe), REPOSITORY / recipe) if place.is_file()), None)
-    if path is None:
-        raise CannotGoOn(f"the run's recipe {recipe} is not there. Fix: run this where it is")
+    path = recipe_of(str(name)) if recipe is None else recipe
+    if not path.is_file():
+        raise CannotGoOn(f"there is no recipe {str(path)!r}. Fix: --recipe FILE")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -115,7 +126,22 @@ def training_of(run: Path) -> TrainingConfig:
     spec.loader.exec_module(module)
     values = parse(module.Config, [word for word in words if word.partition("=")[0] in _fields(module.Config)])
     stage = config.get("stage")
-    return values.training() if stage is None else values.training(int(stage), values.model)
+    training = values.training() if stage is None else values.training(int(stage), values.model)
+    return Configured(training=training, tools=getattr(values, "tools", lambda sandbox: [PythonTool(sandbox)]))
+
+
+def recipe_of(name: str) -> Path:
+    """The file of a recipe of this checkout. Raises CannotGoOn for any other: to read a run is not to trust it."""
+    files = [place.resolve() for place in (Path(name), REPOSITORY / name) if place.is_file()]
+    for file in files:
+        if file.is_relative_to(RECIPES):
+            return file
+    if not files:
+        raise CannotGoOn(f"the run's recipe {name!r} is not there. Fix: give it as --recipe FILE")
+    raise CannotGoOn(
+        f"the run was made by {str(files[0])!r}, which is no recipe of this checkout, and to go on runs that file. "
+        "Fix: if you trust it, python -m engine.view.go_on with --recipe FILE"
+    )
 
 
 def _fields(config_class: type[Any]) -> set[str]:
@@ -126,10 +152,17 @@ def _fields(config_class: type[Any]) -> set[str]:
 
 
 async def go_on(
-    run: Path, place: Place, *, seed: int | None, checkpoint: Path | None = None, start: bool = False
+    run: Path,
+    place: Place,
+    *,
+    seed: int | None,
+    checkpoint: Path | None = None,
+    start: bool = False,
+    recipe: Path | None = None,
 ) -> dict[str, Any]:
     """Raises CannotGoOn, and what a replica or the sandbox raises that does not start."""
-    then, training = recorded(run, place), training_of(run)
+    then, made = recorded(run, place), configured(run, recipe)
+    training = made.training
     weights = checkpoint or (training.checkpoint if start else run / "checkpoint")
     if not (weights / "config.json").is_file():
         raise CannotGoOn(f"there are no weights in {weights}. Fix: --start, or --checkpoint DIR")
@@ -147,7 +180,7 @@ async def go_on(
         tokens = int(piece.sampled_T.sum())
         journal.take(Grown(lease=0, attempt=0, sample=place.sample, piece=piece, tokens=tokens))
     async with serving(config) as parts:
-        rollouts = parts.rollouts([PythonTool(parts.sandbox)] if training.sandbox is not None else [])
+        rollouts = parts.rollouts(made.tools(parts.sandbox) if training.sandbox is not None else [])
         now = await rollouts.run(then.prompt, place.sample, 0, log=journal.log(0, 0, place.sample))
         return {
             "recorded": _told(then, place.turn, parts.chat.decode),
@@ -184,10 +217,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="none: the run's")
     parser.add_argument("--checkpoint", type=Path, help="Hugging Face folder; none: what the run has made")
     parser.add_argument("--start", action="store_true", help="the weights that the run began with")
+    parser.add_argument("--recipe", type=Path, help="the file to run; none: the run's, if it is of this checkout")
     options = parser.parse_args(argv)
     place = Place(step=options.step, group=options.group, sample=options.sample, turn=options.turn)
     try:
-        weights = {"checkpoint": options.checkpoint, "start": options.start}
+        weights = {"checkpoint": options.checkpoint, "start": options.start, "recipe": options.recipe}
         found = uvloop.run(go_on(options.run, place, seed=options.seed, **weights))
     except (CannotGoOn, ReplicaDied, SandboxUnavailable, TemplateError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

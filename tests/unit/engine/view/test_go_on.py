@@ -1,11 +1,12 @@
 """From which turn a recorded trajectory is gone on with, and where the two part."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
-from engine.view.go_on import CannotGoOn, Place, before, first_difference, main, recorded, training_of
+from engine.view.go_on import CannotGoOn, Place, before, configured, first_difference, main, recorded
 from tests.support.paths import ROOT
 from tests.support.recorded_run import write_recorded_run
 
@@ -52,11 +53,31 @@ def test_what_was_not_recorded_is_named(run, changes, named):
 def test_the_budget_is_that_of_the_runs_recipe(run):
     recipe = str(ROOT / "recipes" / "quickstart.py")
     (run / "config.json").write_text(json.dumps({"argv": [recipe, "seed=7", "name=mine", "max_tokens=300"]}))
-    training = training_of(run)
-    assert training.seed == 7
+    assert configured(run).training.seed == 7
     (run / "config.json").write_text(json.dumps({"argv": ["gone.py"]}))
     with pytest.raises(CannotGoOn, match=r"gone\.py"):
-        training_of(run)
+        configured(run)
+
+
+@pytest.mark.parametrize("by", ["its path", "a relative path", "a link"])
+def test_a_recipe_that_comes_with_the_run_is_named_and_not_run(run, tmp_path, by):
+    ran, theirs, link = tmp_path / "ran", tmp_path / "theirs.py", tmp_path / "quickstart.py"
+    theirs.write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nraise SystemExit")
+    link.symlink_to(theirs)
+    name = {"its path": str(theirs), "a relative path": os.path.relpath(theirs, ROOT), "a link": str(link)}[by]
+    (run / "config.json").write_text(json.dumps({"argv": [name]}))
+    with pytest.raises(CannotGoOn, match=r"theirs\.py.*--recipe"):
+        configured(run)
+    assert not ran.exists()
+    with pytest.raises(SystemExit):  # asked for by name
+        configured(run, theirs)
+    assert ran.exists()
+
+
+def test_only_recipes_of_the_checkout_run_unasked(run):
+    (run / "config.json").write_text(json.dumps({"argv": ["tests/support/limited_runs.py"]}))
+    with pytest.raises(CannotGoOn, match="limited_runs"):
+        configured(run)
 
 
 def test_a_run_without_weights_of_its_own_is_named_in_one_line(run, capsys):
