@@ -37,12 +37,11 @@ from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Trajectory
-from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
+from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
 TINY = Path(__file__).resolve().parents[1] / "recipes/tiny/agent"
@@ -114,7 +113,7 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
         one_replica = Fleet(FleetConfig(replicas=1), partial(Replica, config), KvAware(MAX_TOKENS), timeline)
         fleet = await stack.enter_async_context(one_replica)
         budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1)
-        rollouts = Rollouts(budget, ChatTemplate.load(options.checkpoint), fleet, [PythonTool(box)], timeline, SEED)
+        rollouts = Rollouts(budget, ChatTemplate.load(options.checkpoint), fleet, [python_tool(box)], timeline, SEED)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(rollouts.run(prompt, 0, number), name=prompt.id)

@@ -38,7 +38,6 @@ from bench.processes import cpu_seconds
 from bench.report import at_least, environment, fill, finish, interruptible, say
 from engine.console.options import parse
 from engine.recording.recording import Recording
-from engine.rollout.python_tool import PythonTool
 from engine.run.run_folder import RunFolder
 from engine.stages.train import TrainStage
 from engine.training import Training, training
@@ -164,7 +163,7 @@ async def _train(config: Config, folder: Path, steps: list[Step], seed: int) -> 
         async with training(config.training(), run) as job:
             switch = Switch(job, seed)
             switch.steps = steps
-            rollouts, reward = job.rollouts([PythonTool(job.sandbox)]), MathReward(integers_only=True)
+            rollouts, reward = job.rollouts(config.tools(job.sandbox)), MathReward(integers_only=True)
             stage = job.train(make_batch)
             assert isinstance(stage.run, TrainStage)
             vars(stage.run)["recording"] = switch

@@ -23,17 +23,16 @@ from algo.loss.policy_losses import Cispo, Dppo, Gspo, PpoClip, Sapo
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.devices import DevicePlan
-from engine.ports import Selector
+from engine.ports import Selector, Tool
 from engine.recording.policy import RecordConfig
 from engine.replica.config import ReplicaConfig
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.training import BLOCK, TrainingConfig, say, training
-from recipes.tiny.task import METHODS, SHIPPED, prompts
-from sandbox import TIERS, Limits, SandboxConfig
+from recipes.tiny.task import METHODS, SHIPPED, prompts, python_tool
+from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
@@ -124,6 +123,10 @@ class Config:
             record=self.record,
         )
 
+    def tools(self, sandbox: Sandbox) -> list[Tool]:
+        """What the agent may call."""
+        return [python_tool(sandbox)]
+
     @property
     def selector(self) -> Selector:
         keep = self.group_size
@@ -133,7 +136,7 @@ class Config:
 async def train(config: Config, run: RunFolder) -> dict[str, Any]:
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with training(config.training(), run) as job:
-        rollouts = job.rollouts([PythonTool(job.sandbox)])
+        rollouts = job.rollouts(config.tools(job.sandbox))
         reward = MathReward(integers_only=True)
         evaluation = await job.evaluation(
             held_out,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from engine.ports import StatefulTool, Tool
+from engine.rollout.python_feedback import FEEDBACKS, FeedbackName
 from engine.rollout.python_tool import PythonSessions, PythonTool, clip, clip_outside
 from engine.rollout.rollout import RolloutConfig, SurplusCalls
 
@@ -24,6 +25,7 @@ class ToolOptions:
     display: Annotated[bool, "a call without output answers with the value of its last expression"] = False
     reply_chars: Annotated[int, "of a call's output, which is cut in its middle"] = 1000
     cut: Annotated[str, "inside: the mark of a cut counts; outside: it does not"] = "inside"
+    feedback: Annotated[FeedbackName, "of an error: traceback, message, or as rStar2-Agent's judge"] = "traceback"
     turns: Annotated[int, "of the model in an answer"] = 10
     calls_per_turn: Annotated[int | None, "none: as many as the model writes"] = 8
     surplus_calls: Annotated[SurplusCalls, "refuse: answered with an error; drop: not noticed"] = "refuse"
@@ -40,12 +42,14 @@ class ToolOptions:
     def tool(self, sandbox: Any) -> Tool | StatefulTool:
         """sandbox: whose limits hold, `sandbox.Sandbox`."""
         shown = self._shown()
-        name, cut = shown.get("name", self.name), CUTS[self.cut]
+        name = shown.get("name", self.name)
+        cut, feedback = CUTS[self.cut], FEEDBACKS[self.feedback]
+        reader: dict[str, Any] = {"output_chars": self.reply_chars, "cut": cut, "feedback": feedback}
         tool: PythonTool | PythonSessions
         if self.stateful:
-            tool = PythonSessions(sandbox, name, output_chars=self.reply_chars, cut=cut)
+            tool = PythonSessions(sandbox, name, **reader)
         else:
-            tool = PythonTool(sandbox, name, output_chars=self.reply_chars, cut=cut, display=self.display)
+            tool = PythonTool(sandbox, name, display=self.display, **reader)
         tool.description = shown.get("description", tool.description)
         tool.parameters = shown.get("parameters", tool.parameters)
         return tool

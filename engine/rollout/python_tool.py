@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
-from sandbox.wire import Limits, ToolResult
+from engine.rollout.python_feedback import Feedback, joined, traceback_feedback
+from sandbox.wire import Limits, ToolResult, encode_code
 
 # "restored" means either of two things; the note is true of both: the call's own effects were undone with the state
 # that it left, or it ran on variables that had been lost and rebuilt before it.
@@ -101,12 +102,31 @@ def clip_outside(text: str, limit: int, mark: str = "...(truncated)...") -> str:
 Cut = Callable[[str, int], str]
 
 
-class PythonTool:
-    """Runs `arguments["code"]` (with `arguments["input"]` on stdin, if given) and answers with what it printed.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reader:
+    """How the model reads a result."""
 
-    name is what the model calls it; output_chars bounds what the model reads of the output. cut: how a longer output
-    is cut, called with it and output_chars. display: also answers with what a notebook would display, the value of a
-    last expression.
+    feedback: Feedback
+    output_chars: int
+    cut: Cut
+
+    def __post_init__(self) -> None:
+        if self.output_chars < 20:
+            raise ValueError(f"output_chars must be at least 20, got {self.output_chars}")
+
+    def reply(self, code: str, result: ToolResult) -> ToolReply:
+        told = self.feedback(code, result)
+        text = joined(self.cut(told.output, self.output_chars), told.note, NOTES.get(result.session_state or ""))
+        return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
+
+
+class PythonTool:
+    """Runs `arguments["code"]` (with `arguments["input"]` on stdin, if given) and answers with what it printed, and
+    with what ended it where that was an error or a limit.
+
+    name is what the model calls it; output_chars bounds what the model reads. cut: how a longer text is cut, called
+    with it and output_chars. display: also answers with what a notebook would display, the value of a last expression.
+    feedback: what the model is told of a call (`engine.rollout.python_feedback`); default: the traceback of an error.
     """
 
     description = "Runs Python code in a sandbox and answers with what it prints, or with its error."
@@ -121,14 +141,13 @@ class PythonTool:
         *,
         display: bool = False,
         cut: Cut = clip,
+        feedback: Feedback = traceback_feedback,
     ) -> None:
-        _check(output_chars)
         self.name = name
         self._runner = runner
         self._display = display
         self._limits = limits
-        self._output_chars = output_chars
-        self._cut = cut
+        self._reader = _Reader(feedback=feedback, output_chars=output_chars, cut=cut)
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         found = _code_and_input(arguments)
@@ -136,7 +155,7 @@ class PythonTool:
             return found
         code, stdin = found
         result = await self._runner.run(code, stdin, self._limits, display=self._display)
-        return _reply(result, self._cut, self._output_chars)
+        return self._reader.reply(code, result)
 
 
 class PythonSessions:
@@ -160,18 +179,17 @@ class PythonSessions:
         output_chars: int = 1000,
         *,
         cut: Cut = clip,
+        feedback: Feedback = traceback_feedback,
     ) -> None:
-        _check(output_chars)
         self.name = name
         self._runner = runner
         self._limits = limits
-        self._output_chars = output_chars
-        self._cut = cut
+        self._reader = _Reader(feedback=feedback, output_chars=output_chars, cut=cut)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Tool]:
         async with self._runner.session() as session:
-            yield _SessionTool(self.name, session, self._limits, self._output_chars, self._cut)
+            yield _SessionTool(self.name, session, self._limits, self._reader)
 
 
 @dataclass(slots=True)
@@ -181,8 +199,7 @@ class _SessionTool:
     name: str
     session: Session
     limits: Limits | None
-    output_chars: int
-    cut: Cut
+    reader: _Reader
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         found = _code_and_input(arguments)
@@ -190,45 +207,17 @@ class _SessionTool:
             return found
         code, stdin = found
         result = await self.session.run(code, stdin, self.limits)
-        return _reply(result, self.cut, self.output_chars)
+        return self.reader.reply(code, result)
 
 
 def _code_and_input(arguments: Mapping[str, Any]) -> tuple[str, str] | ToolReply:
-    """What is to be run and its standard input, or the answer to arguments that are no strings."""
+    """What is to be run and its standard input, or the answer to arguments that no sandbox takes."""
     code = arguments.get("code")
     stdin = arguments.get("input", "")
     if not isinstance(code, str) or not isinstance(stdin, str):
         return ToolReply(outcome="error", text="TypeError: 'code' and 'input' must be strings", executed=False)
+    try:
+        encode_code(code)
+    except ValueError as error:
+        return ToolReply(outcome="error", text=f"ValueError: {error}", executed=False)
     return code, stdin
-
-
-def _reply(result: ToolResult, cut: Cut, output_chars: int) -> ToolReply:
-    """What the model reads of a result."""
-    text = _lines(cut(feedback(result), output_chars), NOTES.get(result.session_state or ""))
-    return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
-
-
-def feedback(result: ToolResult) -> str:
-    """What the model is told: stdout and what is displayed, or the last line of the error, or the limit that ended
-    the call.
-    """
-    if result.outcome == "ok":
-        return _lines(result.stdout.strip(), result.display)
-    if result.outcome == "timeout":
-        return f"TimeoutError: stopped after {result.wall_s:.1f} s"
-    if result.outcome == "memory":
-        return "MemoryError: out of memory"
-    if result.outcome == "output":
-        return "OutputError: too much output"
-    lines = result.stderr.strip().splitlines()
-    return lines[-1] if lines else f"Error: exit code {result.exit_code}"
-
-
-def _lines(*texts: str | None) -> str:
-    """Those that are there, one below the other."""
-    return "\n".join(filter(None, texts))
-
-
-def _check(output_chars: int) -> None:
-    if output_chars < 20:
-        raise ValueError(f"output_chars must be at least 20, got {output_chars}")

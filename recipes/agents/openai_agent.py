@@ -12,11 +12,11 @@ from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.ports import ToolReply
-from engine.rollout.python_tool import PythonTool, schema
+from engine.rollout.python_tool import schema
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from recipes.quickstart import Config
-from recipes.tiny.task import prompts
+from recipes.tiny.task import prompts, python_tool
 
 
 async def converse(prompt, endpoint, client, python):
@@ -40,7 +40,7 @@ async def converse(prompt, endpoint, client, python):
 async def train(config, run):
     client = AsyncOpenAI(base_url="http://endpoint", api_key="none")  # each rollout has its own; connections are shared
     async with client, training(config.training(), run) as job:
-        rollouts = await job.agents(partial(converse, client=client, python=PythonTool(job.sandbox)))
+        rollouts = await job.agents(partial(converse, client=client, python=python_tool(job.sandbox)))
         groups = job.group(rollouts, MathReward(integers_only=True), select_and_score(config.selector, config.seed))
         stages = [job.admit(prompts("train", config.seed)), groups, job.batch(), job.write_rollouts(every=1)]
         return await job.run([*stages, job.train(make_batch)])

@@ -18,7 +18,6 @@ from algo.reward.combine import ByName
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.mixture import PassRateBand, mixture
-from engine.rollout.python_tool import PythonTool
 from engine.run.run_folder import RunFolder
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
@@ -60,7 +59,7 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         )
         reward = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
         groups = job.group(
-            job.rollouts([PythonTool(job.sandbox)]), reward, select_and_score(config.selector, config.seed)
+            job.rollouts(config.tools(job.sandbox)), reward, select_and_score(config.selector, config.seed)
         )
         stages = [job.admit(sources), groups, job.batch(), job.write_rollouts(every=config.eval_every)]
         return await job.run([*stages, job.train(make_batch)])

@@ -42,6 +42,7 @@ from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.nodes.training import lead_training
+from engine.ports import StatefulTool, Tool
 from engine.process import streams
 from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
@@ -67,6 +68,7 @@ from recipes.rstar2.parts import (
     values_of,
 )
 from recipes.rstar2.sampling import fingerprint, open_output, sha256
+from sandbox import Sandbox
 
 BFLOAT16_MISMATCH = 0.5  # of log-probabilities where one side rounds to bfloat16 (`LearnerConfig.mismatch_tolerance`)
 
@@ -342,6 +344,10 @@ class Config:
             record=self.record,
         )
 
+    def tools(self, sandbox: Sandbox) -> list[Tool | StatefulTool]:
+        """What the model may call."""
+        return [tool_of(self.protocol, sandbox, stateful=self.stateful)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseConfig(Config):
@@ -425,7 +431,7 @@ async def train_stage(
     make_balancer = partial(KvAware, config.longest(number), moves=0)
     selector = RoC(keep=config.g) if config.algorithm == "roc" else KeepAll()
     async with training(settings, folder, make_balancer=make_balancer) as job:
-        rollouts = job.rollouts([tool_of(config.protocol, job.sandbox, stateful=config.stateful)])
+        rollouts = job.rollouts(config.tools(job.sandbox))
         reward = MathReward(runner=job.sandbox)
         evaluations = []
         if sets:

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 from engine.console.options import parse
 from engine.ports import StatefulTool, Tool
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
+from engine.rollout.python_feedback import Feedback, judge_feedback, traceback_feedback
 from engine.rollout.python_tool import Cut, PythonSessions, PythonTool, clip, clip_outside, schema
 from engine.rollout.rollout import RolloutConfig
 
@@ -65,6 +66,8 @@ class Protocol:
     reply_chars: int
     """Of a tool's output, which is cut in the middle."""
     cut: Cut
+    feedback: Feedback
+    """What the model is told of a call."""
     turns: int
     """T of the first stage of training."""
     system: str = SYSTEM
@@ -82,6 +85,7 @@ REPORT = Protocol(
     calls_per_turn=None,
     reply_chars=1000,  # not in the report; this is what the release's code judge returns at most
     cut=clip,
+    feedback=traceback_feedback,
     turns=10,
     eval_samples=16,
     eval_temperature=0.6,
@@ -95,6 +99,7 @@ RELEASE = Protocol(
     calls_per_turn=1,
     reply_chars=256,
     cut=clip_outside,
+    feedback=judge_feedback,
     turns=5,
     eval_samples=16,
     eval_temperature=0.0,  # sixteen times the greedy answer
@@ -129,11 +134,22 @@ def python_tool(protocol: Protocol, sandbox: Any, *, stateful: bool) -> Tool | S
     """Python as the protocol names, describes and cuts it. sandbox: whose limits hold, `sandbox.Sandbox`."""
     if stateful:
         sessions = PythonSessions(
-            sandbox, protocol.stateful_tool_name, output_chars=protocol.reply_chars, cut=protocol.cut
+            sandbox,
+            protocol.stateful_tool_name,
+            output_chars=protocol.reply_chars,
+            cut=protocol.cut,
+            feedback=protocol.feedback,
         )
         sessions.parameters = STATEFUL_PARAMETERS
         return sessions
-    tool = PythonTool(sandbox, protocol.tool_name, output_chars=protocol.reply_chars, cut=protocol.cut, display=True)
+    tool = PythonTool(
+        sandbox,
+        protocol.tool_name,
+        output_chars=protocol.reply_chars,
+        cut=protocol.cut,
+        display=True,
+        feedback=protocol.feedback,
+    )
     tool.parameters = STATELESS_PARAMETERS
     return tool
 

@@ -22,10 +22,9 @@ from rich.console import Console
 from engine.console.options import parse
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.telemetry.watchdog import exit_process
 from recipes.conversation import OnReplica, a_replica, converse, run, typed_lines, weights_folder
-from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts
+from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts, python_tool
 from sandbox import Sandbox, SandboxConfig
 
 
@@ -49,7 +48,7 @@ async def main(config: Config, console: Console) -> None:
             sandbox = await stack.enter_async_context(Sandbox(SandboxConfig(slots=1)))
             settings = ReplicaConfig(checkpoint=str(weights), max_num_seqs=1, kv_blocks=64)
             replica = await stack.enter_async_context(a_replica(settings))
-        tools = {TOOL_NAME: PythonTool(sandbox, TOOL_NAME)}
+        tools = {TOOL_NAME: python_tool(sandbox)}
         console.print("A word problem, please; an empty line for one of mine, Ctrl-D to end.", style="bold")
         async for question in typed_lines():
             if not question:

@@ -49,7 +49,6 @@ from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.run.workspace import workspace
@@ -58,7 +57,7 @@ from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
 from engine.telemetry.watchdog import exit_process
 from engine.types import StopReason, Trajectory
-from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts
+from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts, python_tool
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 
@@ -242,7 +241,7 @@ async def evaluate(
     held_out = list(itertools.islice(prompts("test", 0), problems))
     found = []
     async with serving(config, chat=chat) as served:
-        rollouts = served.rollouts([PythonTool(served.sandbox)])
+        rollouts = served.rollouts([python_tool(served.sandbox)])
         reward = MathReward(integers_only=True)
         for budget in budgets:
             evaluation = Evaluation(held_out, 1, rollouts.with_config(budget), reward, avg_at_k, served.timeline)

@@ -4,7 +4,7 @@ Promises
 - `problems(split, seed)` is endless and depends on its arguments only.
 - No arithmetic occurs in both splits: the split is a hash of numbers and operators, whatever name, item or phrasing.
 - A demonstration is a list of chat messages; the same chat template renders it and the rollouts.
-- The tool replies in demonstrations read as those of a real run: printed text, or the last line of the traceback.
+- The tool replies in demonstrations read as those of a real run: printed text, or the message of the error.
 
 One problem and how an agent solves it:
 
@@ -30,6 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.ports import ToolRunner
+from engine.rollout.python_feedback import message_feedback
+from engine.rollout.python_tool import PythonTool
 from engine.types import Prompt
 from sandbox import Limits
 
@@ -171,6 +174,11 @@ def _solve(problem: Problem, kind: str, rng: random.Random) -> Iterator[Message]
 
 def _answer(reason: str, result: str) -> Message:
     return {"role": "assistant", "content": f"<reason>{reason}</reason>\n<answer>\\boxed{{{result}}}</answer>"}
+
+
+def python_tool(sandbox: ToolRunner) -> PythonTool:
+    """The agent's tool. It tells an error without its traceback, which would fill the trajectory's few tokens."""
+    return PythonTool(sandbox, TOOL_NAME, feedback=message_feedback)
 
 
 def tool_call(code: str) -> str:

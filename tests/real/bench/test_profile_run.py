@@ -21,7 +21,6 @@ from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.pipeline.pipeline import Stage
-from engine.rollout.python_tool import PythonTool
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from recipes.quickstart import Config
@@ -37,7 +36,7 @@ async def thoughtless(inbox, outbox):
 async def train(config, run):
     async with training(config.training(), run) as job:
         groups = job.group(
-            job.rollouts([PythonTool(job.sandbox)]),
+            job.rollouts(config.tools(job.sandbox)),
             MathReward(runner=job.sandbox),
             select_and_score(config.selector, config.seed),
         )

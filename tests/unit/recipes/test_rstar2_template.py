@@ -149,7 +149,9 @@ async def test_replies_are_cut_as_the_protocol_says(protocol, stateful):
         runner = ScriptedRunner(lambda code: result)
         reply = await python_tool(protocol, runner, stateful=False)({"code": "1", "input": ""})
         assert runner.displayed == [True]
-    cut = {"report": "a" * 497 + " [...] " + "b" * 496, "release": "a" * 128 + "...(truncated)..." + "b" * 128}
+    begin, end = "Tool call success\nstdout: ", "\nexecution time: 0.00s"
+    released = (begin.ljust(128, "a"), end.rjust(128, "a"))  # its judge has cut 1,000 characters off before
+    cut = {"report": "a" * 497 + " [...] " + "b" * 496, "release": "...(truncated)...".join(released)}
     assert reply.text == cut[protocol.name]
 
 

@@ -20,7 +20,7 @@ async def test_the_protocols_of_a_recipe_can_be_given(tmp_path, name, stateful):
     path.write_text(json.dumps(tool_schema(protocol, stateful=stateful)))
     words = [f"schema={path}", f"stateful={stateful}", "display=true", f"reply_chars={protocol.reply_chars}"]
     words += [f"calls_per_turn={protocol.calls_per_turn or 'none'}", "surplus_calls=drop"]
-    words += ["cut=" + ("outside" if name == "release" else "inside")]
+    words += ["cut=outside", "feedback=judge"] if name == "release" else ["cut=inside"]
     options = parse(ToolOptions, words)
     long = ToolResult(outcome="ok", stdout="a" * 5000 + "b" * 5000)
     runner = ScriptedRunner(lambda code: long)

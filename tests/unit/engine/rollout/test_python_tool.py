@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ports import ToolReply
+from engine.rollout.python_feedback import Told
 from engine.rollout.python_tool import NOTES, PythonSessions, PythonTool, clip, clip_outside, schema
-from sandbox.wire import Limits, ToolResult
+from sandbox.wire import MAX_CODE_BYTES, Limits, ToolResult
 from tests.support.fakes import ScriptedRunner, ScriptedSessions
 
 
@@ -24,19 +25,18 @@ from tests.support.fakes import ScriptedRunner, ScriptedSessions
         (ToolResult(outcome="ok", stdout="42\n", session_state="restored"), f"42\n{NOTES['restored']}"),
         (ToolResult(outcome="ok", session_state="restored"), NOTES["restored"]),
         (ToolResult(outcome="error", display="'x'", stderr="NameError: name 'x'\n"), "NameError: name 'x'"),
-        (ToolResult(outcome="error", stderr="Traceback\n  x\nNameError: name 'x'\n"), "NameError: name 'x'"),
-        (ToolResult(outcome="error", stdout="half", stderr="", exit_code=3), "Error: exit code 3"),
-        (ToolResult(outcome="timeout", wall_s=2.04), "TimeoutError: stopped after 2.0 s"),
+        (ToolResult(outcome="error", stdout="half", stderr="", exit_code=3), "half\nError: exit code 3"),
+        (ToolResult(outcome="timeout", stdout="half\n", wall_s=2.04), "half\nTimeoutError: stopped after 2.0 s"),
         (ToolResult(outcome="memory", stderr="noise"), "MemoryError: out of memory"),
         (
             ToolResult(outcome="memory", session_state="lost"),
             "MemoryError: out of memory\nNote: all variables are gone.",
         ),
-        (ToolResult(outcome="output", stdout="x" * 99), "OutputError: too much output"),
-        (ToolResult(outcome="killed", exit_code=-11), "Error: exit code -11"),
+        (ToolResult(outcome="output", stdout="x" * 99), f"{'x' * 99}\nOutputError: too much output"),
+        (ToolResult(outcome="killed", stderr="a warning\n"), "a warning\nError: killed by a signal"),
     ],
 )
-async def test_the_model_reads_one_line_of_what_happened(result, text):
+async def test_the_model_reads_what_was_printed_and_what_ended_the_call(result, text):
     reply = await PythonTool(ScriptedRunner(lambda code: result))({"code": "x"})
     assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False)
 
@@ -74,6 +74,29 @@ async def test_code_input_and_limits_reach_the_session():
     assert [session.calls for session in sessions.made] == [[("print(1)", "7", limits)]]
     assert (reply.text, reply.jailed) == ("print(1)", True)
     assert (refused.outcome, refused.executed) == ("error", False)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+async def test_the_feedback_is_that_of_the_tool_and_only_its_note_is_not_cut(stateful):
+    def told(code, result):
+        return Told(output=f"{code}: {result.stdout * 20}", note="A note of the tool.")
+
+    result = ToolResult(outcome="ok", stdout="7 ", session_state="lost" if stateful else None)
+    if stateful:
+        tool = PythonSessions(ScriptedSessions(lambda code: result), output_chars=30, feedback=told)
+        async with tool.open() as opened:
+            reply = await opened({"code": "x"})
+    else:
+        reply = await PythonTool(ScriptedRunner(lambda code: result), output_chars=30, feedback=told)({"code": "x"})
+    output, *notes = reply.text.split("\n")
+    assert output == clip("x: " + "7 " * 20, 30)
+    assert notes == ["A note of the tool.", *([NOTES["lost"]] if stateful else [])]
+
+
+async def test_code_that_no_sandbox_takes_is_answered():
+    runner = ScriptedRunner()
+    reply = await PythonTool(runner)({"code": "#" * (MAX_CODE_BYTES + 1)})
+    assert (reply.outcome, reply.executed, runner.calls) == ("error", False, [])
 
 
 async def test_a_note_is_never_cut():
