@@ -51,6 +51,7 @@ import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
+from engine import wiring
 from engine.atomic_files import CannotWrite, write_whole
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
@@ -58,7 +59,7 @@ from engine.console.display import Display
 from engine.console.recorder import RunRecorder
 from engine.console.report import model_card, print_report
 from engine.devices import DevicePlan
-from engine.errors import first_error
+from engine.errors import BadInput, first_error
 from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import PAUSED_SHARE, FleetConfig
 from engine.fleet.fleet import Fleet
@@ -174,6 +175,16 @@ class TrainingConfig:
     """What is written down for people who look at the run."""
 
     def __post_init__(self) -> None:
+        kinds = {"checkpoint": Path, "group": GroupConfig, "rollout": RolloutConfig, "devices": DevicePlan}
+        kinds |= {"chat": ChatConfig, "record": RecordConfig, "steps": int, "prompts_per_step": int}
+        for name, kind in kinds.items():
+            wanted = isinstance(getattr(self, name), kind)
+            wiring.require(
+                getattr(self, name),
+                wanted,
+                f"{name} must be of the type {kind.__name__}",
+                f"{name}={kind.__name__}(...)",
+            )
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -277,6 +288,7 @@ class Training:
         self._evaluations: Sequence[ScheduledEvaluation] = ()
         self._train: TrainStage | None = None
         self._display: Display | None = None
+        self._has_run = False
         self._until_first_step: dict[str, float] = {}  # seconds since the process began, at the end of each part
 
     @property
@@ -288,6 +300,7 @@ class Training:
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
         """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget."""
+        wiring.check_tools(tools)
         made = Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
         self._rollouts.append(made)
         return made
@@ -320,6 +333,9 @@ class Training:
         """
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
+        wiring.check_held_out(prompts)
+        wiring.check_reward(reward)
+        wiring.check_rollouts(rollouts)
         self._check_budget(prompts, rollouts)
         deadline_s = self.config.group.grade_deadline_s
         if not replicas:
@@ -340,18 +356,26 @@ class Training:
 
     def admit(self, prompts: Iterator[Prompt]) -> Stage:
         """prompts: the stream from its start; what a resumed run has drawn of it is passed over."""
-        self._prompts = self.journal.after(prompts)
+        wiring.check_stream(prompts)
+        self._prompts = wiring.checked(self.journal.after(prompts), self.journal.position, self._note)
         waiting = partial(self.timeline.idle_cause, "lease")
         return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal, waiting))
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
-        """A group of graded trajectories per prompt, and what is trained of it. After `admit`, whose prompts refill."""
-        self._explain(select)
-        run = groups(rollouts, reward, select, self._prompts, self.config.group, self.timeline, self.journal)
+        """A group of graded trajectories per prompt, and what is trained of it. The prompts of `admit` refill it."""
+        self._check_group(rollouts, reward, select)
+        run = groups(rollouts, reward, select, self._refills(), self.config.group, self.timeline, self.journal)
         return Stage(name="groups", run=run, workers=self.config.prompts_per_step)
 
-    def _explain(self, select: Callable[[Group], Group]) -> None:
+    def _refills(self) -> Iterator[Prompt]:
+        """The prompts of `admit`, which may be called later."""
+        yield from self._prompts
+
+    def _check_group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[..., Any]) -> None:
         """What the selection says of its choices is recorded, where it says anything."""
+        wiring.check_rollouts(rollouts)
+        wiring.check_reward(reward)
+        wiring.check_select(select)
         if self.recording is not None:
             self.recording.explain = getattr(select, "explain", None)
 
@@ -375,6 +399,8 @@ class Training:
 
         enough: called with the rows of all steps so far; a reason to end the run here, None to go on.
         """
+        wiring.check_make_batch(make_batch)
+        wiring.check_evaluations(evaluations, ScheduledEvaluation)
         self._evaluations = evaluations
         self._train = TrainStage(
             learner=self.learner,
@@ -395,8 +421,15 @@ class Training:
         )
         return Stage(name="learn", run=self._train)
 
+    def check_has_run(self) -> None:
+        """Raises BadInput where a recipe made the stage that trains, and ends without running it."""
+        if self._train is not None and not self._has_run:
+            raise BadInput("the recipe ended without running its stages. Fix: return await job.run([...])")
+
     async def run(self, stages: Sequence[Stage]) -> dict[str, Any]:
         """Runs the stages to their end, saves the checkpoint, writes the run's files and returns the summary."""
+        wiring.check_stages(stages)
+        self._has_run = True
         pipeline = Pipeline(stages)
         self.stats = pipeline.stats
         title = f"rocstar {self.run_folder.path}"
@@ -542,14 +575,15 @@ class Training:
             gc.freeze()
             yield
 
+    def _note(self, line: str) -> None:
+        """For the user, now and later."""
+        self.run_folder.note(line)
+        say(self.console, line)
+
     async def _record(self) -> None:
         """From here on the run is recorded, if it is to be."""
         if not self.config.record.on:
             return
-
-        def note(line: str) -> None:
-            self.run_folder.note(line)
-            say(self.console, line)
 
         recording = Recording(
             self.run_folder.path,
@@ -557,7 +591,7 @@ class Training:
             self.timeline,
             step=self.state.step + 1,
             tokenizer=self.chat.tokenizer_json,
-            note=note,
+            note=self._note,
         )
         self.recording = await self._stack.enter_async_context(recording)
 
@@ -617,6 +651,15 @@ async def training(
     closed at the end. Timeline and plot are written also
     when the run is interrupted. Raises one of EXPECTED when a part cannot start.
     """
+    wiring.require(
+        config,
+        isinstance(config, TrainingConfig),
+        "training must be given a TrainingConfig",
+        "training(config.training(), run), where config.training() makes one of the options",
+    )
+    wiring.require(
+        run, isinstance(run, RunFolder), "training must be given the folder of the run", "training(..., run)"
+    )
     console = console or Console()
     if run.opener is not None:
         async with run.opener(config, run, make_balancer=make_balancer, sinks=sinks, console=console) as job:
@@ -638,6 +681,7 @@ async def opened(job: Training) -> AsyncIterator[Training]:
     try:
         async with job._open():
             yield job
+            job.check_has_run()
     except BaseException:
         job.recorder.draw_what_is_there()
         raise

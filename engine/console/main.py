@@ -27,6 +27,7 @@ from engine.process import streams
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED, say
+from engine.wiring import check_recipe
 
 Train = Callable[[Any, RunFolder], Coroutine[Any, Any, Any]]
 
@@ -42,6 +43,11 @@ def main(
     is None where the recipe finds out how many there are. train: called with it and the run's folder. Returns the exit
     code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
+    try:
+        check_recipe(config_class, train)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     streams.outlive_readers()
     program = _program(train)
     invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)

@@ -49,13 +49,13 @@ class LeadTraining(Training):
     lead_config: LeadConfig
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
+        self._check_group(rollouts, reward, select)
         self.lead.makes_here = _makes(self, rollouts, reward)
-        self._explain(select)
         run = groups(
             rollouts,
             reward,
             select,
-            self._prompts,
+            self._refills(),
             self.config.group,
             self.timeline,
             self.journal,

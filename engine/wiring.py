@@ -1,0 +1,225 @@
+"""What a recipe hands to the engine, checked when it is handed over: what was given, what is wanted, what to write.
+
+Each check raises BadInput. Without it the same slip is an AttributeError somewhere else, minutes later, or a run that
+ends at once and looks well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from engine.errors import BadInput
+from engine.pipeline.pipeline import Stage
+from engine.types import Prompt
+
+# The stages that a job makes, in the order in which they must stand.
+ORDER = {"admit": "admit(prompts)", "groups": "group(rollouts, reward, select)", "batch": "batch()"}
+ORDER |= {"write_rollouts": "write_rollouts(every=...)", "learn": "train(make_batch)"}
+
+REMEMBERED = 100_000  # ids of prompts; one that comes again later meets other weights
+
+
+def name_of(value: Any) -> str:
+    """What was given, for a message.
+
+    >>> name_of(int), name_of(len), name_of([1]), name_of(None)
+    ('the class int', 'the function len', 'a list', 'None')
+    """
+    if value is None:
+        return "None"
+    if inspect.iscoroutine(value):
+        value.close()  # nobody will await it
+        return f"a coroutine ({value.__qualname__.rpartition('.')[2]} without await)"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    return f"a {type(value).__name__}"
+
+
+def require(given: Any, wanted: bool, what: str, fix: str) -> None:
+    """what: "the reward must be a function of a trajectory", say."""
+    if not wanted:
+        raise BadInput(f"{what}, got {name_of(given)}. Fix: {fix}")
+
+
+def takes(function: Any, *arguments: str) -> bool:
+    """Whether it can be called with so many arguments. A class cannot: it is its instances that are called."""
+    if not callable(function) or isinstance(function, type):
+        return False
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # of C, without a signature
+        return True
+    return True
+
+
+def is_async(function: Any) -> bool:
+    if not callable(function):
+        return False
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_recipe(config_class: Any, train: Any) -> None:
+    """What `main` is called with."""
+    fix = "main(Config, train), with a dataclass Config and async def train(config, run)"
+    require(
+        config_class,
+        isinstance(config_class, type) and dataclasses.is_dataclass(config_class),
+        "the configuration of a recipe must be a dataclass, not one of its values",
+        fix,
+    )
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    if "steps" not in fields:
+        raise BadInput(
+            f"{config_class.__name__} has no field steps. Fix: steps: int, or int | None where it is found out"
+        )
+    require(train, is_async(train) and takes(train, "config", "run"), "train must be async and take (config, run)", fix)
+
+
+def check_tools(tools: Any) -> None:
+    """Tools that a model may call: with a name, and a call or an `open`."""
+    require(tools, isinstance(tools, list | tuple), "tools must be a list", "job.rollouts([tool])")
+    for tool in tools:
+        if inspect.isroutine(tool):  # shown by its name and signature
+            continue
+        what = "a tool must be an object with a name, and async def __call__(self, arguments) or open(self)"
+        require(tool, not isinstance(tool, type), what, "make one, such as PythonTool(job.sandbox)")
+        require(tool, callable(tool) or hasattr(tool, "open"), what, "see Tool and StatefulTool in engine/ports.py")
+        name = getattr(tool, "name", None)
+        if not isinstance(name, str) or not name:
+            raise BadInput(
+                f"{what}; of {name_of(tool)} the name is {name!r}. "
+                "Fix: the attribute `name`, by which the model calls it"
+            )
+        if callable(tool) and not takes(tool, "arguments"):
+            raise BadInput(f"{what}; {name_of(tool)} does not take one argument. Fix: __call__(self, arguments)")
+
+
+def check_rollouts(rollouts: Any) -> None:
+    made = all(hasattr(rollouts, name) for name in ("run", "tokens_sampled"))
+    fix = "job.rollouts([tool]), or await job.agents(agent)"
+    require(rollouts, made and not isinstance(rollouts, type), "rollouts must be what job.rollouts gives", fix)
+
+
+def check_reward(reward: Any) -> None:
+    together = getattr(reward, "sees_group", False)
+    argument = "trajectories" if together else "trajectory"
+    fix = f"async def reward({argument}), or an object with such a __call__, such as MathReward()"
+    require(reward, takes(reward, argument), f"a reward must be called with the {argument} alone", fix)
+
+
+def check_select(select: Any) -> None:
+    require(
+        select,
+        takes(select, "group") and not is_async(select),
+        "select must be a function (not async) of a group that returns it with `kept`, or with `drop`",
+        "select_and_score(selector, seed=config.seed), which makes one of a selector such as RoC(keep=8)",
+    )
+
+
+def check_make_batch(make_batch: Any) -> None:
+    require(
+        make_batch,
+        takes(make_batch, "step", "groups") and not is_async(make_batch),
+        "make_batch must be a function (not async) of a step and its groups",
+        "job.train(make_batch), with that of algo.group.batch",
+    )
+
+
+def check_evaluations(evaluations: Any, kind: type) -> None:
+    """kind: of an evaluation that is scheduled."""
+    if inspect.iscoroutine(evaluations) or isinstance(evaluations, kind):
+        require(evaluations, False, "evaluations must be a list", "evaluations=[await job.evaluation(...)]")
+    require(
+        evaluations, isinstance(evaluations, list | tuple), "evaluations must be a list", "evaluations=[evaluation]"
+    )
+    for each in evaluations:
+        fix = "evaluation = await job.evaluation(...), and evaluations=[evaluation]"
+        require(each, isinstance(each, kind), "evaluations must be what job.evaluation gives", fix)
+
+
+def check_held_out(prompts: Any) -> None:
+    """Those of an evaluation, which are asked again and again."""
+    fix = "list(read_prompts(path, limit=100)), or another list of Prompt"
+    require(prompts, isinstance(prompts, list | tuple), "held-out prompts must be a list", fix)
+    if not prompts:
+        raise BadInput(f"held-out prompts must be at least one, got none. Fix: {fix}")
+    for prompt in prompts:
+        require(prompt, isinstance(prompt, Prompt), "held-out prompts must be of the type Prompt", fix)
+
+
+def check_stream(prompts: Any) -> None:
+    """Of training."""
+    fix = "iter(prompts), or read_prompts(path, epochs=None), which has no end"
+    require(prompts, hasattr(prompts, "__next__"), "prompts must be an iterator", fix)
+
+
+def checked(prompts: Iterator[Any], first: int, note: Callable[[str], None]) -> Iterator[Prompt]:
+    """The stream as it is. first: how many prompts were drawn before. Raises BadInput for what is no prompt; an id that
+    comes again is told to `note`, once.
+
+    Rollouts of one id have the same seeds: under the same weights they are the same rollouts, trained twice.
+    """
+    seen, repeats = dict[str, int](), False
+    for number, prompt in enumerate(prompts, first + 1):
+        fix = "Prompt(id=..., messages=..., answer=...) of engine.types"
+        require(prompt, isinstance(prompt, Prompt), f"the stream of prompts gave no Prompt (number {number})", fix)
+        if prompt.id in seen and not repeats:
+            repeats = True
+            note(
+                f"the prompt id {prompt.id!r} comes again (prompts {seen[prompt.id]} and {number} of the stream): its "
+                "rollouts have the same seeds, so that the same may be trained twice. Fix: give each prompt an id of "
+                f"its own, such as {prompt.id + '#2'!r} in a second epoch"
+            )
+        if not repeats:
+            seen[prompt.id] = number
+            if len(seen) > REMEMBERED:
+                del seen[next(iter(seen))]
+        yield prompt
+
+
+def check_stages(stages: Any) -> None:
+    """What `job.run` is given."""
+    what = "job.run must be given a list of stages"
+    require(stages, isinstance(stages, list | tuple), what, "job.run([job.admit(prompts), ...])")
+    for number, stage in enumerate(stages, 1):
+        _check_stage(number, stage)
+    _check_order([stage.name for stage in stages])
+
+
+def _check_stage(number: int, stage: Any) -> None:
+    name = getattr(stage, "__name__", "mine")
+    fix = (
+        f"Stage(name={name!r}, run={name})"
+        if callable(stage)
+        else "Stage(name=..., run=...), or what job.batch() gives"
+    )
+    require(stage, isinstance(stage, Stage), f"number {number} of the stages must be a Stage", fix)
+    what = f"stage {stage.name} must run a coroutine function: async def {stage.name}(inbox, outbox)"
+    if inspect.isasyncgenfunction(stage.run):
+        raise BadInput(f"{what}, got one with a yield. Fix: await outbox.put(item) in its place")
+    require(stage.run, is_async(stage.run) and takes(stage.run, "inbox", "outbox"), what, "give it this form")
+
+
+def _check_order(names: Sequence[str]) -> None:
+    """Of the stages that the job made; a recipe may have others in their place, and between them."""
+    made = [name for name in names if name in ORDER]
+    wanted = [name for name in ORDER if name in made]
+    if made != wanted:
+        calls = ", ".join(f"job.{ORDER[name]}" for name in wanted)
+        raise BadInput(f"the stages must stand in the order {', '.join(wanted)}, got {', '.join(made)}. Fix: [{calls}]")
+    missing = [] if names and names[0] not in ORDER else [name for name in ("admit",) if name not in made]
+    if len(made) == len(names):  # nothing of the recipe's own could be in their place
+        missing = [name for name in ORDER if name not in made and name != "write_rollouts"]
+    if missing:
+        calls = " and ".join(f"job.{ORDER[name]}" for name in missing)
+        raise BadInput(f"the stages are {', '.join(names) or 'none'}: {missing[0]} is missing. Fix: add {calls}")
