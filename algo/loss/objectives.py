@@ -52,11 +52,6 @@ def clipped(
     """The clipped objective of a ratio, which may be a token's or a sequence's."""
     clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     losses_M = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
-    return bounded(losses_M, advantages_M, dual_clip)
-
-
-def bounded(losses_M: Tensor, advantages_M: Tensor, dual_clip: float | None) -> Tensor:
-    """For A < 0 at most -dual_clip A; None bounds nothing."""
     if dual_clip is None:
         return losses_M
     return torch.where(advantages_M < 0, torch.minimum(losses_M, -dual_clip * advantages_M), losses_M)
@@ -148,20 +143,25 @@ def dppo(
     high: float = 0.2,
     divergence: Literal["tv", "kl"] = "tv",
     both_sides: bool = False,
-    dual_clip: float | None = None,
+    truncation: float | None = None,
     square_coef: float = 0.0,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-r A inside the region of `trusted`, 0 outside; plus square_coef (log r)^2 everywhere.
+    """-min(r, truncation) A inside the region of `trusted`, 0 outside; plus square_coef (log r)^2 everywhere.
 
-    dual_clip: for A < 0 the first term is at most -dual_clip A. The bound is not the source's: there the
-    loss of such a token grows with its ratio.
+    The gradient of the first term is -min(r, truncation) A grad log p: a ratio that is truncated weighs the token less
+    and does not stop it, as a clip would. None truncates nothing. Source: DPPO (arXiv 2602.04879); the truncation as in
+    verl, verl/trainer/ppo/core_algos.py, whose bound is 20 (prime-rl has none).
     """
     log_ratio_M = log_ratio(logprobs_M, rollout_logprobs_M, clamp)
     keep_M = trusted(
         logprobs_M, rollout_logprobs_M, advantages_M, low=low, high=high, divergence=divergence, both_sides=both_sides
     )
-    losses_M = bounded(-log_ratio_M.exp() * advantages_M, advantages_M, dual_clip)
+    ratio_M = log_ratio_M.exp()
+    if truncation is not None:
+        weight_M = ratio_M.detach().clamp(max=truncation)
+        ratio_M = weight_M * (1.0 + logprobs_M - logprobs_M.detach())  # its value is the weight
+    losses_M = -ratio_M * advantages_M
     return losses_M * keep_M + square_coef * log_ratio_M.square()
 
 

@@ -235,22 +235,24 @@ class Dppo(_Policy):
     """The ratio's objective inside a trust region around the sampler, 0 outside (`objective.dppo`).
 
     low, high: the divergence ("tv" | "kl" of the two outcomes) that stops a token with A < 0, A > 0. both_sides: IPO.
-    dual_clip: as in PpoClip; the region does not stop a token with A < 0 that the learner finds likelier than the
-    sampler did. square_coef: of (log ratio)^2, added everywhere.
+    truncation: the largest ratio that weighs a token. The region does not stop a token with A < 0 that the learner
+    finds likelier than the sampler did: it is pushed down on purpose. The truncation only keeps one such token from
+    outweighing the batch, and its gradient stays (20 is verl's value; None: no bound, as in prime-rl). square_coef: of
+    (log ratio)^2, added everywhere.
     """
 
     low: float = 0.2
     high: float = 0.2
     divergence: Literal["tv", "kl"] = "tv"
     both_sides: bool = False
-    dual_clip: float | None = 3.0
+    truncation: float | None = 20.0
     square_coef: float = 0.0
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
         require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
         require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
-        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
+        require(self, "None or at least 1", lambda value: value is None or value >= 1, "truncation")
         require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
@@ -274,7 +276,7 @@ class Dppo(_Policy):
             high=self.high,
             divergence=self.divergence,
             both_sides=self.both_sides,
-            dual_clip=self.dual_clip,
+            truncation=self.truncation,
             square_coef=self.square_coef,
         )
         stopped_low, stopped_high = out_M & (advantages_M < 0), out_M & (advantages_M > 0)

@@ -22,12 +22,12 @@ GOLDEN = {
     "sapo": (lambda params: Sapo(tau_positive=params["tau_pos"], tau_negative=params["tau_neg"]), "old_log_prob"),
     "dppo_tv_plus_kl": (
         lambda params: Dppo(
-            low=params["mask_low"], high=params["mask_high"], square_coef=params["kl_tau"], dual_clip=None
+            low=params["mask_low"], high=params["mask_high"], square_coef=params["kl_tau"], truncation=None
         ),
         "rollout_log_prob",
     ),
     "dppo_binary_kl": (
-        lambda params: Dppo(low=params["delta_low"], high=params["delta_high"], divergence="kl", dual_clip=None),
+        lambda params: Dppo(low=params["delta_low"], high=params["delta_high"], divergence="kl", truncation=None),
         "rollout_log_prob",
     ),
 }

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,32 +140,59 @@ def test_the_divergence_from_the_sampler_is_added_to_each_tokens_loss():
     assert (value - plain_loss).item() == pytest.approx(0.1 * (0.5 - 1 + math.log(2.0)))
 
 
-@pytest.mark.parametrize("make", [PpoClip, Dppo])
-def test_one_unlikely_token_of_a_failure_does_not_outweigh_the_batch_by_default(make):
-    """The sampler gave its second token exp(-12) of what the learner gives it, and the advantage is negative."""
+def unlikely():
+    """The sampler gave the second token exp(-12) of what the learner gives it, and the advantage is negative."""
     old_M = few().logprobs_M.detach() - torch.tensor([0.0, 12.0, 0.0, 0.0])
-    tokens, totals = few(old_logprobs_M=old_M, advantages_M=-torch.ones(4)), Totals(tokens=4, sequences=2)
-    bounded, _ = make()(tokens, totals)
-    assert bounded.item() == pytest.approx((1 + 3 + 1 + 1) / 4)
-    (gradient_M,) = torch.autograd.grad(bounded, tokens.logprobs_M)
-    assert gradient_M.tolist() == pytest.approx([0.25, 0.0, 0.25, 0.25])
-    loose, _ = make(dual_clip=None)(tokens, totals)
-    assert loose.item() == pytest.approx((math.exp(12) + 3) / 4)
+    return few(old_logprobs_M=old_M, advantages_M=-torch.ones(4)), Totals(tokens=4, sequences=2)
 
 
-@pytest.mark.parametrize("make", [PpoClip, Dppo])
-def test_where_the_dual_clip_does_not_bind_it_changes_no_bit(make):
+@pytest.mark.parametrize(
+    ("bounded", "loose", "bound", "kept"),
+    [(PpoClip(), PpoClip(dual_clip=None), 3, 0), (Dppo(), Dppo(truncation=None), 20, 20)],
+)
+def test_one_unlikely_token_of_a_failure_does_not_outweigh_the_batch_by_default(bounded, loose, bound, kept):
+    """A clip takes the token's gradient; DPPO means to push it down, so the truncation leaves it."""
+    tokens, totals = unlikely()
+    value, _ = bounded(tokens, totals)
+    assert value.item() == pytest.approx((1 + bound + 1 + 1) / 4)
+    (gradient_M,) = torch.autograd.grad(value, tokens.logprobs_M)
+    assert gradient_M.tolist() == pytest.approx([0.25, kept / 4, 0.25, 0.25])
+    value, _ = loose(tokens, totals)
+    assert value.item() == pytest.approx((math.exp(12) + 3) / 4)
+
+
+@pytest.mark.parametrize("pair", [(PpoClip(), PpoClip(dual_clip=None)), (Dppo(), Dppo(truncation=None))], ids=str)
+def test_a_bound_that_does_not_bind_changes_no_bit(pair):
     generator = torch.Generator().manual_seed(0)
     logprobs_M, advantages_M = -torch.rand(200, generator=generator), torch.randn(200, generator=generator)
     old_M = logprobs_M + 0.3 * torch.randn(200, generator=generator)
     found = []
-    for dual_clip in (None, 3.0):
+    for loss in pair:
         leaf_M = logprobs_M.clone().requires_grad_()
         tokens = Tokens(leaf_M, old_M, advantages_M, torch.zeros(200, dtype=torch.long), 1, torch.zeros(200))
-        value, _ = make(dual_clip=dual_clip)(tokens, Totals(tokens=200, sequences=1))
+        value, _ = loss(tokens, Totals(tokens=200, sequences=1))
         found.append((value.item(), *torch.autograd.grad(value, leaf_M)))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("truncation", [1.0, 20.0])
+def test_dppo_is_its_formula_token_by_token(truncation):
+    """Inside the region -min(r, c) A, with the gradient -min(r, c) A of REINFORCE; outside nothing of either."""
+    rng = np.random.default_rng(0)
+    p_M, q_M, advantages_M = rng.uniform(1e-4, 1, 400), rng.uniform(1e-4, 1, 400), rng.normal(size=400)
+    p_M[:50], q_M[:50] = 0.01 * p_M[:50], 1e-4 * q_M[:50]  # unlikely tokens, whose ratios are large inside the region
+    ratio_M = p_M / q_M
+    stopped_M = (np.abs(p_M - q_M) > 0.2) & (np.sign(p_M - q_M) == np.sign(advantages_M))
+    expected_M = np.where(stopped_M, 0.0, -np.minimum(ratio_M, truncation) * advantages_M)
+    assert ((ratio_M > truncation) & ~stopped_M & (advantages_M < 0)).sum() > 10
+    leaf_M = torch.tensor(np.log(p_M), requires_grad=True)
+    versions_M, sequence_M = torch.zeros(400), torch.zeros(400, dtype=torch.long)
+    tokens = Tokens(leaf_M, torch.tensor(np.log(q_M)), torch.tensor(advantages_M), sequence_M, 1, versions_M)
+    value, _ = Dppo(truncation=truncation)(tokens, Totals(tokens=1, sequences=1))
+    (gradient_M,) = torch.autograd.grad(value, leaf_M)
+    assert value.item() == pytest.approx(expected_M.sum())
+    np.testing.assert_allclose(gradient_M.numpy(), expected_M, rtol=1e-9, atol=1e-12)
 
 
 def test_a_step_reports_sums_per_token_and_the_mismatch_before_its_first_update():
@@ -243,7 +271,7 @@ def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
         (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
         (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
         (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
-        (lambda: Dppo(dual_clip=1.0), r"Dppo.dual_clip must be None or above 1, got 1.0"),
+        (lambda: Dppo(truncation=0.5), r"Dppo.truncation must be None or at least 1, got 0.5"),
         (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
         (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
         (lambda: PpoClip(sampler_kl_coef=-1.0), r"PpoClip.sampler_kl_coef must be at least 0, got -1.0"),
