@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from algo.eval_stats import _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
+from algo.eval_stats import _binomial_bounds, _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
 
 
 def test_impossible_counts_are_refused():
@@ -29,17 +29,44 @@ def test_quantiles_of_student_match_the_table(freedom, at_95, at_99):
     assert _quantile(0.99, freedom) == pytest.approx(at_99, rel=tolerance)
 
 
-@pytest.mark.parametrize(("problems", "samples"), [(30, 16), (30, 1), (200, 4)])
-def test_the_interval_covers_the_mean_of_all_problems_of_the_kind(problems, samples):
+# Problems, samples of each, their mean score, and how differently hard they are: Beta with so many pseudo-counts.
+KINDS = [(30, 16, 0.05, 0.3), (30, 16, 0.02, 1.0), (30, 64, 0.05, 0.1), (30, 1, 0.5, 0.8), (200, 4, 0.5, 0.8)]
+
+
+@pytest.mark.parametrize(("problems", "samples", "score", "counts"), KINDS)
+def test_the_interval_covers_the_mean_of_all_problems_of_the_kind(problems, samples, score, counts):
     """Problems of very different difficulty: an interval that takes samples for independent covers half the time."""
-    rng, trials, covered = np.random.default_rng(5), 1_000, 0
-    for _ in range(trials):
-        difficulty_P = rng.beta(0.4, 0.4, problems)  # mean 0.5
-        scores_PK = rng.random((problems, samples)) < difficulty_P[:, None]
-        interval = avg_at_k(scores_PK)
-        assert interval.mean == scores_PK.mean()
-        covered += interval.low <= 0.5 <= interval.high
-    assert 0.93 < covered / trials < 0.98
+    rng, trials = np.random.default_rng(5), 300
+    difficulty = rng.beta(counts * score, counts * (1 - score), (trials, problems))
+    found = [avg_at_k(rng.random((problems, samples)) < difficulty_P[:, None]) for difficulty_P in difficulty]
+    covered = sum(interval.low <= score <= interval.high for interval in found) / trials
+    assert covered > 0.94
+    assert (
+        np.mean([interval.high - interval.low for interval in found])
+        < 4 * (score * (1 - score) / problems) ** 0.5 + 2 / problems
+    )
+
+
+@pytest.mark.parametrize(("share", "count", "low", "high"), [(0.0, 10, 0.0, 0.30850), (0.1, 20, 0.01235, 0.31698)])
+def test_the_bounds_of_a_binomial_match_the_table(share, count, low, high):
+    assert _binomial_bounds(share, count, 0.95) == pytest.approx((low, high), abs=1e-5)
+    assert _binomial_bounds(1 - share, count, 0.95) == pytest.approx((1 - high, 1 - low), abs=1e-5)
+
+
+@pytest.mark.parametrize("differing", [0.01, 0.05, 0.3])
+def test_a_paired_difference_covers_where_few_problems_differ(differing):
+    """Ours solves a share of the problems that theirs does not; often none of these is among the thirty."""
+    rng, trials = np.random.default_rng(7), 2_000
+    ours = (rng.random((trials, 30, 1)) < differing).astype(float)
+    found = [paired_difference(ours_PK, np.zeros_like(ours_PK)) for ours_PK in ours]
+    assert sum(interval.low <= differing <= interval.high for interval in found) / trials > 0.94
+
+
+def test_equal_pairs_leave_a_difference_open():
+    scores_PK = np.random.default_rng(0).random((30, 4))
+    interval = paired_difference(scores_PK, scores_PK)
+    assert interval.mean == 0
+    assert interval.high == -interval.low == pytest.approx(3 / 30, abs=0.01)  # the rule of three
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
@@ -47,7 +74,7 @@ def test_agreement_of_all_samples_is_no_certainty(score):
     interval = avg_at_k(np.full((30, 16), score))
     assert interval.mean == score
     assert 0 <= interval.low < interval.high <= 1
-    assert interval.high - interval.low == pytest.approx(0.122, abs=0.002)  # about 4 / 30, whatever the samples
+    assert interval.high - interval.low == pytest.approx(0.125, abs=0.002)  # about 4 / 30, whatever the samples
 
 
 def test_one_problem_says_little_about_its_kind():
