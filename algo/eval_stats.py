@@ -103,6 +103,15 @@ def paired_difference(
     return Interval(mean, mean - margin, mean + margin)
 
 
+def student_p(statistic: float, freedom: float) -> float:
+    """How often chance alone makes Student's t so large, to either side.
+
+    >>> round(student_p(2.045, 29), 3)
+    0.05
+    """
+    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + statistic**2)) if statistic else 1.0
+
+
 def _binomial_bounds(share: float, count: float, confidence: float) -> tuple[float, float]:
     """Clopper and Pearson's bounds for a share of so many, which need not be whole."""
     tail, right = (1 - confidence) / 2, share * count

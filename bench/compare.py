@@ -5,8 +5,11 @@
 
 Of each figure that both have, the ratio B / A with a 95 % interval from the rounds, and a verdict. Rounds of two
 checkouts that were run in turns are compared in pairs: what the machine does in an hour then concerns both alike. Two
-files are compared as they are (Welch's t on logarithms). "same" means that the interval holds 1; the column `shows` is
-the smallest change that so many rounds would have shown.
+files are compared as they are (Welch's t on logarithms): there the hour is part of the difference, and where rounds
+drift by more than they scatter, half of the verdicts are about the hour. "same" means that the interval holds 1. One
+interval in twenty leaves 1 out by chance, so a verdict has to hold for the table as a whole (Holm, 1979); "unsure" is a
+figure whose own interval leaves 1 out and that does not pass this. The column `shows` is the smallest change that so
+many rounds would have shown.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from algo.eval_stats import student_p
 from bench.report import say, table
 
 LEAST_ROUNDS = 3
@@ -33,7 +38,9 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """ratio: B / A, its interval; shows: the smallest change that as many rounds with this spread show."""
+    """ratio: B / A, its interval; shows: the smallest change that as many rounds with this spread show; p: how often
+    rounds without a difference look so; sure: that p is small enough for one figure among those of its table.
+    """
 
     metric: str
     ratio: float
@@ -41,11 +48,15 @@ class Difference:
     high: float
     shows: float
     rounds: int
+    p: float
+    sure: bool = True
 
     @property
     def verdict(self) -> str:
         if self.low <= 1 <= self.high:
             return "same"
+        if not self.sure:
+            return "unsure"
         return "B is larger" if self.ratio > 1 else "B is smaller"
 
 
@@ -74,7 +85,19 @@ def difference(metric: str, a: Sequence[float], b: Sequence[float], *, paired: b
         high=math.exp(middle + half),
         shows=math.exp(half) - 1,
         rounds=min(len(a), len(b)),
+        p=student_p(middle / spread, freedom) if spread else float(middle == 0),
     )
+
+
+def for_the_table(found: Sequence[Difference], level: float = 0.05) -> list[Difference]:
+    """Says which differences are sure when all of a table are looked at, in the order given. Source: Holm (1979).
+
+    Chance then makes one sure in a table without any difference as seldom as `level`, whatever depends on what.
+    """
+    by_p = sorted(range(len(found)), key=lambda index: found[index].p)
+    passed = takewhile(lambda ranked: found[ranked[1]].p <= level / (len(found) - ranked[0]), enumerate(by_p))
+    sure = {index for _, index in passed}
+    return [replace(each, sure=index in sure) for index, each in enumerate(found)]
 
 
 def _t(freedom: float) -> float:
@@ -97,7 +120,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], *, paired: bool, met
             f"nothing to compare{f' of {metric}' if metric else ''}: both need {LEAST_ROUNDS} rounds or more of it. "
             f"Fix: --rounds 5; there is: {', '.join(a.get('samples', {})) or 'none'}"
         )
-    return found
+    return for_the_table(found)
 
 
 def gate(baseline: Mapping[str, Any], result: Mapping[str, Any], *, metric: str, most: float) -> int:
@@ -172,6 +195,10 @@ def main(argv: Sequence[str]) -> int:
                 parser.error("two files, or a bench and --other DIR")
             a, b = (load(Path(each)) for each in options.what)
             show(differences(a, b, paired=False, metric=options.metric))
+            say(
+                "The rounds of A and B were not run in turns: what the machine did at the time of each is part of the "
+                f"ratio. To compare code: python -m bench compare {a['bench']} --other DIR"
+            )
         else:
             a, b = in_turns(options.what[0], options.other, options.rounds, [*options.what[1:], *further])
             show(differences(a, b, paired=True, metric=options.metric))

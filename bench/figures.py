@@ -38,12 +38,13 @@ line and leaves both in `runs/bench/NAME.json`; copy that file to `bench/results
 
 `python -m bench list` says what there is. Each bench says first on which machine, at which commit and beside how much
 other load it ran, keeps the figures of each round (`--json F`), and shows no ratio where others used the machine or
-there are fewer than three rounds. `bench compare A.json B.json` says whether two runs differ, with intervals; `bench
-compare NAME --other DIR` runs two checkouts in turns, which finds 5 % where rounds scatter by 2 %; `--baseline F
---metric M --gate 5%` ends with code 1 where a figure is surely worse. `bench sweep` tries every combination of some
-options. `bench profile RECIPE` puts a real run under a sampling profiler, `bench stage my.py:stage --feed RUN` one
-stage of yours under recorded groups, and `bench rivals RUN` a recorded step under other placement policies. `bench gpu`
-measures one GPU part by part, also where there is no network ([recipes/README.md](../recipes/README.md#gpus)).
+there are fewer than three rounds. `bench compare A.json B.json` says whether two runs differ, with intervals and
+verdicts for the table as a whole, the hour of each run included; `bench compare NAME --other DIR` runs two checkouts in
+turns, which leaves the hour out and finds 5 % where rounds scatter by 2 %; `--baseline F --metric M --gate 5%`
+ends with code 1 where a figure is surely worse. `bench sweep` tries every combination of some options. `bench profile
+RECIPE` puts a real run under a sampling profiler, `bench stage my.py:stage --feed RUN` one stage of yours under
+recorded groups, and `bench rivals RUN` a recorded step under other placement policies. `bench gpu` measures one GPU
+part by part, also where there is no network ([recipes/README.md](../recipes/README.md#gpus)).
 
 To write a bench: a module with `main()` that measures whole rounds into a list and calls `bench.report.interruptible`
 and `finish`, its name in `bench/__main__.py`, its question in `bench/figures.py`.

@@ -38,6 +38,30 @@ def test_what_is_not_paired_is_judged_by_the_spread_of_both():
     assert compare.difference("s", *quiet, paired=False).verdict == "B is larger"
 
 
+def table(rng, figures, changed=1.0):
+    """Verdicts of a table whose first figure takes `changed` times as long, and in which nothing else has changed."""
+    a, b = ({f"figure {n}": np.exp(rng.normal(0, NOISE, ROUNDS)) for n in range(figures)} for _ in range(2))
+    b["figure 0"] = changed * b["figure 0"]
+    return [found.verdict for found in compare.differences(a_result(**a), a_result(**b), paired=True)]
+
+
+def test_chance_makes_no_verdict_in_nineteen_tables_of_twenty():
+    rng = np.random.default_rng(3)
+    tables = [table(rng, figures=20) for _ in range(TRIES)]
+    assert sum(any(verdict.startswith("B is") for verdict in verdicts) for verdicts in tables) <= 0.06 * TRIES
+    assert sum("unsure" in verdicts for verdicts in tables) > 0.4 * TRIES, "their own intervals leave 1 out"
+    assert [table(rng, figures=20, changed=1.2)[0] for _ in range(20)].count("B is larger") >= 18
+
+
+def test_two_files_are_compared_with_the_word_that_their_rounds_were_not_in_turns(tmp_path, capsys):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(a_result(step_s=[1.0, 1.1, 1.2])))
+    assert main(["compare", str(path), str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "in turns" in printed.out + printed.err
+    assert "compare step --other DIR" in printed.out + printed.err
+
+
 def a_result(**samples):
     return {"bench": "step", "samples": samples}
 
