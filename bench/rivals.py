@@ -34,6 +34,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
 from engine.recording.reader import RecordedRun
 from engine.recording.records import GroupRecord, Segment
+from recipes.quickstart import KV_BLOCKS
 
 OURS = "kv_aware"
 POLICIES: dict[str, MakePolicy] = {
@@ -69,7 +70,7 @@ def recorded(path: Path, step: int) -> Recorded:
         raise Unusable(f"{path} has no recorded step {step}. Fix: --step takes one of {run.steps or 'none'}")
     try:
         config = msgspec.json.decode((path / "config.json").read_bytes())
-        blocks, replicas = int(config["kv_blocks"]), int(config["replicas"])
+        blocks, replicas = int(config["kv_blocks"] or KV_BLOCKS), int(config["replicas"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise Unusable(f"{path / 'config.json'} does not say kv_blocks and replicas: {error}") from error
     members = [member for group in groups for member in group.trajectories]

@@ -184,6 +184,7 @@ class Case:
             memory_share=None if self.gpu is None else 0.4,
             weight_transfer=self.way,
             lora_rank=LORA_RANK if self.transport == "adapter" else 0,
+            lora_targets=LearnerConfig().lora_targets,
             adapters=2,
         )
 

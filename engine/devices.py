@@ -124,12 +124,9 @@ class DevicePlan:
 
     @property
     def learner_fields(self) -> dict[str, Any]:
-        """The same for the learner's own configuration: fields of `LearnerConfig`, which agree with the replicas'.
-
-        mismatch_tolerance: as measured where either side computes in bfloat16.
-        """
+        """The same for the learner's own configuration: fields of `LearnerConfig`, which agree with the replicas'."""
         fields: dict[str, Any] = {"weight_transfer": self.weight_transfer}
         if self.devices:
             fields |= dict.fromkeys(("dtype", "weights_dtype"), "bfloat16")
-            fields |= {"device": "cuda", "offload_optimizer": self.shared, "mismatch_tolerance": 0.5}
+            fields |= {"device": "cuda", "offload_optimizer": self.shared}
         return fields

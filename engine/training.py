@@ -39,7 +39,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.replica.config import ReplicaConfig, prepare_environment
 
@@ -164,9 +164,12 @@ class TrainingConfig:
     step_deadline_s: float = 600.0
     """Seconds in which the learner must have trained a step, or saved; half as many more without any progress end the
     run."""
-    canary_tolerance: float | None = None
-    """How far a replica's log-probabilities of the canary may be from the learner's. None: by dtype and number of
-    layers (`engine.fleet.canary`), which models with large outliers exceed in bfloat16 by rounding alone."""
+    start_deadline_s: float | None = None
+    """Seconds in which each replica and the learner must be up. None: their own (`ReplicaConfig`,
+    `LearnerProcessConfig`); a large model on a slow disk needs more."""
+    canary_tolerance: float | Literal["auto"] | None = "auto"
+    """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
+    ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
     full_reward: float = 1.0
     """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
     title: str = ""
@@ -188,10 +191,9 @@ class TrainingConfig:
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.step_deadline_s > 0:
-            raise ValueError(f"step_deadline_s must be positive, got {self.step_deadline_s}")
-        if self.canary_tolerance is not None and not self.canary_tolerance > 0:
-            raise ValueError(f"canary_tolerance must be positive, got {self.canary_tolerance}")
+        for name in ("step_deadline_s", "start_deadline_s", "canary_tolerance"):
+            if (value := getattr(self, name)) not in (None, "auto") and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
         if self.max_staleness > self.steps:
             raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
         if not (self.checkpoint / "config.json").is_file():
@@ -218,8 +220,8 @@ class TrainingConfig:
                 f"{what} needs a loss that corrects for the sampler. Fix: "
                 "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"
             )
-        if self.canary_tolerance is None:
-            raise ValueError(f"{what} needs canary_tolerance, got None. Fix: one, such as 1.0; none is known yet")
+        if self.canary_tolerance == "auto":
+            raise ValueError(f"{what} needs canary_tolerance, got 'auto'. Fix: one, such as 1.0; none is known yet")
 
     @property
     def replicas_config(self) -> ReplicaConfig:
@@ -227,9 +229,26 @@ class TrainingConfig:
         config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
         if self.devices.adapters:
             config = dataclasses.replace(
-                config, weight_transfer="adapter", lora_rank=self.learner.lora_rank, adapters=1 + self.max_staleness
+                config,
+                weight_transfer="adapter",
+                lora_rank=self.learner.lora_rank,
+                lora_targets=self.learner.lora_targets,
+                adapters=1 + self.max_staleness,
             )
+        if self.start_deadline_s is not None:
+            config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
         return self.devices.replica(config)
+
+    @property
+    def canary_bound(self) -> float | None:
+        """The tolerance of the canary's mean difference; None: not judged. Where one side rounds to bfloat16 both do,
+        as far as this goes.
+        """
+        if self.canary_tolerance != "auto":
+            return self.canary_tolerance
+        sides = (self.replicas_config, self.learner)
+        dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
+        return tolerance_of(self.checkpoint, "bfloat16" if "bfloat16" in dtypes else "float32")
 
 
 @dataclass(kw_only=True)
@@ -527,9 +546,10 @@ class Training:
 
     def _learner_process(self) -> LearnerProcessConfig:
         config = self.config
-        return config.devices.learner(
-            LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
-        )
+        made = LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
+        if config.start_deadline_s is not None:
+            made = dataclasses.replace(made, start_deadline_s=config.start_deadline_s)
+        return config.devices.learner(made)
 
     def _fleet(self, replicas: int, timeline: Timeline, *, pinned: bool) -> Fleet:
         """pinned: each replica has a core of its own, where there are enough."""
@@ -541,7 +561,7 @@ class Training:
         config = FleetConfig(
             replicas=replicas,
             block_size=settings.block_size,
-            canary_tolerance=self.config.canary_tolerance or tolerance_of(self.config.checkpoint, settings.dtype),
+            canary_tolerance=self.config.canary_bound,
             paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
             on_update="finish" if self.config.devices.adapters else "continue",
         )
@@ -598,7 +618,7 @@ class Training:
     async def _agree_on_first_weights(self) -> None:
         """The learner's weights go to the replicas before anything is sampled."""
         fields = self.config.devices.learner_fields
-        if self.config.replicas_config.quantization is not None:
+        if self.config.replicas_config.quantization is not None and self.config.learner.mismatch_tolerance == "auto":
             fields["mismatch_tolerance"] = None  # the sampler is another model, which the loss corrects for
         learner = dataclasses.replace(self.config.learner, **fields)
         message = Configure(

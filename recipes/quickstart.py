@@ -35,6 +35,7 @@ from recipes.tiny.task import METHODS, SHIPPED, prompts, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
+KV_BLOCKS = 2048  # on the CPU
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
 
 
@@ -58,9 +59,16 @@ class Config:
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
-    kv_blocks: Annotated[int, "KV cache blocks of 32 tokens per replica"] = 2048
+    kv_blocks: Annotated[int | None, "KV cache blocks of 32 tokens per replica; none: 2048, on GPUs all they hold"] = (
+        None
+    )
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
     adapters: Annotated[bool, "with lora_rank: replicas get the adapters alone, versions side by side"] = False
+    step_deadline_s: Annotated[float, "in which the learner must have trained a step"] = 600.0
+    start_deadline_s: Annotated[float | None, "in which replicas and learner must be up; none: 300 and 600"] = None
+    canary_tolerance: Annotated[
+        float | Literal["auto"] | None, "mean difference of replicas' and learner's log-probabilities; none: not judged"
+    ] = "auto"
     slots: Annotated[int, "tool calls that run at once"] = 8
     tool_wall_s: Annotated[float, "time limit of a tool call"] = 2.0
     seed: Annotated[int, "of the run: prompts, sampling, selection, training order"] = 0
@@ -101,7 +109,7 @@ class Config:
             replica=ReplicaConfig(
                 checkpoint=str(self.checkpoint),
                 max_model_len=self.rollout.max_tokens + BLOCK,
-                kv_blocks=self.kv_blocks,
+                kv_blocks=KV_BLOCKS if self.kv_blocks is None and not self.devices else self.kv_blocks,
             ),
             devices=DevicePlan(
                 devices=self.devices,
@@ -118,6 +126,9 @@ class Config:
             ),
             seed=self.seed,
             max_staleness=self.max_staleness,
+            step_deadline_s=self.step_deadline_s,
+            start_deadline_s=self.start_deadline_s,
+            canary_tolerance=self.canary_tolerance,
             checkpoint_every=self.checkpoint_every,
             title=METHODS[self.algorithm],
             record=self.record,

@@ -55,6 +55,11 @@ class Config:
     eval_every: Annotated[int, "steps between evaluations"] = 10
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs, the learner's first, or all by turns; none: the CPU"] = ()
+    step_deadline_s: Annotated[float, "in which the learner must have trained a step"] = 600.0
+    start_deadline_s: Annotated[float | None, "in which replicas and learner must be up; none: 300 and 600"] = None
+    canary_tolerance: Annotated[
+        float | Literal["auto"] | None, "mean difference of replicas' and learner's log-probabilities; none: not judged"
+    ] = "auto"
     wandb: Annotated[Literal["no", "offline", "online"], "Weights & Biases, if it is installed"] = "no"
     seed: Annotated[int, "of data order, sampling, selection and training"] = 0
     rollout: RolloutConfig = RolloutConfig(max_tokens=512, max_turns=5)  # noqa: RUF009  frozen
@@ -79,6 +84,9 @@ class Config:
             chat=ChatConfig(system=self.system or None),
             sandbox=SandboxConfig(tiers=(*TIERS, GRADER), start_s=60),
             seed=self.seed,
+            step_deadline_s=self.step_deadline_s,
+            start_deadline_s=self.start_deadline_s,
+            canary_tolerance=self.canary_tolerance,
             title="GRPO-RoC",
             record=self.record,
         )

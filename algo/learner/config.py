@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "linear", "cosine"]
 TRANSFERS = ("shm", "gloo", "adapter", "ipc", "nccl")
+# Mean |learner - sampler| of sampled tokens' log-probabilities, with room: measured were up to 1e-6 in float32, and in
+# bfloat16 0.002 to 0.03.
+MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 
@@ -56,11 +59,11 @@ class LearnerConfig:
     It is scored once a step; without adapters it is a second model in memory. Metric: reference_kl."""
     reference_kl: ReferenceKl = "k3"
     """Estimator of that KL (`algo.loss.kl`). "k3" is the usual one, "k2" has the gradient of the divergence itself."""
-    mismatch_tolerance: float | None = 1e-3
-    """Largest |learner - sampler| difference of a log-probability, checked in the first minibatch on trajectories that
-    were sampled by the weights under training alone (at a staleness of 1 or more these are few). Beyond it the learner
-    ends before it updates. None: not checked. The default suits float32 on both sides; bfloat16 on either side needs
-    about 0.5 (`python -m bench mismatch` measures it)."""
+    mismatch_tolerance: float | Literal["auto"] | None = "auto"
+    """Largest mean of |learner - sampler| of log-probabilities, checked in the first minibatch on trajectories that
+    were sampled by the weights under training alone (at a staleness of 1 or more these are few); a single token may be
+    a hundred times as far. Beyond that the learner ends before it updates. "auto": 3e-5, or 0.1 where `dtype` or
+    `weights_dtype` is bfloat16 (`python -m bench mismatch` measures what a model has). None: measured, not judged."""
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096
@@ -122,7 +125,8 @@ class LearnerConfig:
         rules = (
             ("positive", ("lr", "adam_eps", "grad_clip", "lora_alpha"), lambda value: value > 0),
             ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef"), math.isfinite),
-            ("None or positive", ("steps", "peak_flops", "mismatch_tolerance"), lambda x: x is None or x > 0),
+            ("None or positive", ("steps", "peak_flops"), lambda x: x is None or x > 0),
+            ("'auto', None or positive", ("mismatch_tolerance",), lambda x: x in ("auto", None) or x > 0),
             (f"one of {get_args(Schedule)}", ("schedule",), lambda value: value in get_args(Schedule)),
             ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
             ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
@@ -160,6 +164,13 @@ class LearnerConfig:
             raise ValueError("LearnerConfig.activation_checkpointing must be True with activation_offload, got False")
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
+
+    @property
+    def mismatch_bound(self) -> float | None:
+        """`mismatch_tolerance` with its default by dtype. None: not judged."""
+        if self.mismatch_tolerance != "auto":
+            return self.mismatch_tolerance
+        return MISMATCH["bfloat16" if "bfloat16" in (self.dtype, self.weights_dtype) else "float32"]
 
     def for_run(self, steps: int) -> LearnerConfig:
         """For a run of so many batches: a schedule that falls, and says not over how many, falls over these.

@@ -11,7 +11,7 @@ Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -147,33 +147,39 @@ def choose_device(name: str) -> torch.device:
 def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """The checkpoint in fp32, sharded over all ranks, and what a pass costs.
 
-    Rank 0 alone reads the weights, so a machine holds one whole copy of them, not one a rank; the others build the
-    model without memory (the meta device) and get their shards from it.
+    Every rank builds the model without memory (the meta device) and shards it. Rank 0 reads the weights into host
+    memory, of which a machine holds one whole copy; each weight goes to its shards and is forgotten there, so that a
+    GPU never holds more than its shards and one weight.
     Raises OSError or ValueError for a checkpoint, a model (`algo.learner.supported`) or names that do not fit.
     """
     register()
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source), config.attention)
     check_structure(model)
-    reads = dist.get_rank() == 0
-    if reads:
-        model = read(source, config.attention)
+    whole = _whole(source, config) if dist.get_rank() == 0 else {}
     model.eval()  # the sampler drops nothing
     if config.lora_rank:
-        add_adapters(model, config)
+        with torch.device("meta"):
+            add_adapters(model, config)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in model.base_model.layers:
             layer.training = True  # it is asked itself, of its parts none
     cost = cost_of(model)
-    whole = dict(model.named_parameters(prefix="model")) if reads else {}
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
     scorer = shard(scorer, config)
-    if dist.get_world_size() > 1:
-        if not reads:
-            scorer.to_empty(device=choose_device(config.device))
-        scatter(scorer, whole)
+    scorer.to_empty(device=choose_device(config.device))
+    scatter(scorer, whole)
     return scorer, cost
+
+
+def _whole(source: Path, config: LearnerConfig) -> dict[str, Tensor]:
+    """The checkpoint's weights and constants in host memory, by the scorer's names; new adapters too."""
+    model = read(source, config.attention)
+    if config.lora_rank:
+        add_adapters(model, config)
+    parts = [*model.named_parameters(prefix="model"), *model.named_buffers(prefix="model")]
+    return {name: part.detach() for name, part in parts}
 
 
 def read(source: Path, attention: str) -> PreTrainedModel:
@@ -190,8 +196,9 @@ def read(source: Path, attention: str) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
-    """Rank 0's weights and constants become those of all ranks. whole: its weights by name; the others give none.
+def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
+    """Rank 0's weights and constants become those of all ranks. whole: both by name, in host memory, and empty
+    afterwards; the other ranks give none.
 
     One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
     ones, which may be shorter or empty.
@@ -200,16 +207,21 @@ def scatter(scorer: Scorer, whole: Mapping[str, Tensor]) -> None:
     ranks = dist.get_world_size() // copies
     for name, weight in scorer.named_parameters():
         part = weight.to_local()
+        if ranks == copies == 1:
+            part.copy_(whole.pop(name))
+            continue
         rows = -(-len(weight) // ranks)
         own = part.new_empty(rows, *part.shape[1:])
         parts = None
         if whole:
             padded = own.new_zeros(ranks * rows, *own.shape[1:])
-            padded[: len(weight)] = whole[name]
+            padded[: len(weight)] = whole.pop(name)
             parts = [*padded.split(rows)] * copies
         dist.scatter(own, parts, src=0)
         part.copy_(own[: len(part)])
-    for constant in scorer.buffers():  # those that no file holds too: the frequencies of rotary embeddings
+    for name, constant in scorer.named_buffers():  # those that no file holds too: the frequencies of rotary embeddings
+        if whole:
+            constant.copy_(whole.pop(name))
         dist.broadcast(constant, src=0)
 
 

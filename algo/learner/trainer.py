@@ -83,6 +83,9 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
+ONE_TOKEN = 100.0  # times `mismatch_tolerance`: how far one of millions of sampled tokens may be
+
+
 class Scored(NamedTuple):
     """Log-probabilities [M] of a minibatch's targets under other weights, one tensor a microbatch; None: not needed.
 
@@ -257,18 +260,33 @@ class Trainer:
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
             place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
             raise Diverged(f"not finite: {numbers}; {place}")
-        tolerance = self.config.mismatch_tolerance
-        if live is not None and tolerance is not None and result["mismatch_fresh_max"] > tolerance:
-            worst = worst_mismatch(micros, logprobs, live)
-            raise Mismatched(
-                f"sampler and learner differ on tokens of version {live} by up to {worst.difference:.2e}, tolerance "
-                f"{tolerance:.0e} (LearnerConfig.mismatch_tolerance): {worst}"
-            )
+        if live is not None and self.config.mismatch_bound is not None and result.get("mismatch_checked"):
+            self._check_mismatch(result, self.config.mismatch_bound, live, micros, logprobs)
         if norm + 1e-6 > self.config.grad_clip:
             torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
+
+    def _check_mismatch(
+        self,
+        result: dict[str, float],
+        tolerance: float,
+        live: int,
+        micros: Sequence[MicroBatch],
+        logprobs: Sequence[Tensor],
+    ) -> None:
+        """Raises Mismatched. The mean is judged: rounding averages out in it, a wrong weight does not."""
+        mean, largest = result["mismatch_fresh_mean"] / result["mismatch_checked"], result["mismatch_fresh_max"]
+        if mean <= tolerance and largest <= ONE_TOKEN * tolerance:
+            return
+        worst = worst_mismatch(micros, logprobs, live)
+        raise Mismatched(
+            f"sampler and learner differ on tokens of version {live} by {mean:.2e} on average (tolerance "
+            f"{tolerance:.0e}, mismatch_tolerance) and by up to {worst.difference:.2e} (tolerance "
+            f"{ONE_TOKEN * tolerance:.0e}): {worst}. Fix: if the model's own rounding is so large, a larger "
+            "mismatch_tolerance, or float32 on both sides"
+        )
 
     def _backward(
         self,

@@ -82,8 +82,8 @@ def statistics(tokens: Tokens, live: int | None = None) -> dict[str, Tensor]:
 
     ratio_mean, ratio_max: learner / sampler, its logarithm clamped to +-20. kl: sum of r - 1 - log r, an estimate of
     KL(sampler || learner) (k3, Schulman 2020). mismatch_max: the largest |log r| before the clamp; mismatch_fresh_max:
-    of the trajectories which version `live` alone sampled, 0 when it is None; mismatch_checked: how many tokens those
-    have.
+    of the trajectories which version `live` alone sampled, 0 when it is None; mismatch_fresh_mean: the sum there, which
+    a step divides by mismatch_checked, how many tokens those have.
     """
     difference_M = tokens.logprobs_M - tokens.old_logprobs_M
     log_ratio_M = difference_M.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
@@ -97,6 +97,7 @@ def statistics(tokens: Tokens, live: int | None = None) -> dict[str, Tensor]:
         "ratio_max": _max(ratio_M),
         "mismatch_max": _max(difference_M.abs()),
         "mismatch_fresh_max": _max(difference_M.abs()[fresh_M]),
+        "mismatch_fresh_mean": difference_M.abs()[fresh_M].sum(),
     }
 
 

@@ -82,8 +82,11 @@ def main(
 
 
 def identity_of(config: Any) -> dict[str, Any]:
-    """The options of which a run goes on only with the same values: not its steps, and not what is recorded of it."""
-    return {name: value for name, value in flat(config).items() if name != "steps" and not name.startswith("record.")}
+    """The options of which a run goes on only with the same values: not its steps, what is recorded of it, how long is
+    waited, and how far replicas and learner may differ: a run that one of these has ended goes on with another.
+    """
+    free = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
+    return {name: value for name, value in flat(config).items() if not name.startswith(free)}
 
 
 def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:

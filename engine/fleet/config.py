@@ -21,8 +21,9 @@ class FleetConfig:
     replicas: int = 2
     block_size: int = 32
     """Tokens of a KV block, as in `ReplicaConfig`."""
-    canary_tolerance: float = tolerance("float32", layers=8)
-    """How far a replica's log-probabilities may be from the learner's (`engine.fleet.canary.tolerance_of`)."""
+    canary_tolerance: float | None = tolerance("float32", layers=8)
+    """How far a replica's log-probabilities may be from the learner's in the mean (`engine.fleet.canary.tolerance_of`).
+    None: not judged."""
     watch_s: float = 5.0
     """Seconds between two looks at a replica's health."""
     restarts: int = 3
@@ -47,7 +48,7 @@ class FleetConfig:
         if self.restarts < 0:
             raise ValueError(f"restarts must not be negative, got {self.restarts}")
         for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
-            if getattr(self, name) <= 0:
+            if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 < self.paused_share <= 1:
             raise ValueError(f"paused_share must be above 0 and at most 1, got {self.paused_share}")

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.balancing.balancer import Balancer, Place
+from engine.fleet.canary import Difference
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import MakeReplica, Supervisor
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
@@ -132,12 +133,14 @@ class Fleet:
         return self._supervisor.deaths
 
     @property
-    def canary_max_abs(self) -> float:
-        """The largest difference of log-probabilities that a canary has shown so far."""
+    def canary_max_abs(self) -> float | None:
+        """The largest difference of log-probabilities that a canary has shown so far; None before the first."""
         return self._supervisor.canary_max_abs
 
-    async def update_weights(self, weights: PublishedWeights) -> float:
-        """All live replicas load them and pass the canary; returns its largest difference. Raises CanaryFailed."""
+    async def update_weights(self, weights: PublishedWeights) -> Difference | None:
+        """All live replicas load them and pass the canary; returns its largest differences, None where none was
+        compared. Raises CanaryFailed.
+        """
         worst = await self._supervisor.update_weights(weights)
         self._schedule()
         return worst

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from engine.errors import first_error
-from engine.fleet.canary import compare
+from engine.fleet.canary import Difference, compare
 from engine.fleet.config import FleetConfig
 from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
@@ -70,7 +70,7 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.canary = [list(ids) for ids in canary]
-        self.canary_max_abs = 0.0
+        self.canary_max_abs: float | None = None  # the largest so far; None: nothing was compared
         self.deaths = 0
         self._heard = ""  # why one died, where it was said
         self.live: dict[int, ReplicaPort] = {}
@@ -120,9 +120,9 @@ class Supervisor:
         self._supervised.remove(index)
         return self.live[index]
 
-    async def update_weights(self, weights: PublishedWeights) -> float:
+    async def update_weights(self, weights: PublishedWeights) -> Difference | None:
         """All live replicas load the weights and pass the canary, `paused_share` of them at a time; returns its largest
-        difference.
+        differences, or None where no replica was compared.
 
         Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
         """
@@ -148,9 +148,12 @@ class Supervisor:
             self.weights = weights
             self.weights_current.set()
         ended = self._timeline.now()
-        worst = max((task.result() for task in tasks), default=0.0)
-        self.canary_max_abs = max(self.canary_max_abs, worst)
-        self._timeline.span("weights", f"version {weights.version}", started, ended, canary_max_abs=worst)
+        compared = [found for task in tasks if (found := task.result()) is not None]
+        worst = Difference(*map(max, zip(*compared, strict=True))) if compared else None
+        told = {} if worst is None else {"canary_mean_abs": worst.mean_abs, "canary_max_abs": worst.max_abs}
+        if worst is not None:
+            self.canary_max_abs = max(self.canary_max_abs or 0.0, worst.max_abs)
+        self._timeline.span("weights", f"version {weights.version}", started, ended, **told)
         return worst
 
     @asynccontextmanager
@@ -192,11 +195,14 @@ class Supervisor:
             for index, replica in self.live.items():
                 group.create_task(one(replica), name=f"{what}-{index}")
 
-    async def _in_turn(self, replica: ReplicaPort, weights: PublishedWeights, at_once: asyncio.Semaphore) -> float:
+    async def _in_turn(
+        self, replica: ReplicaPort, weights: PublishedWeights, at_once: asyncio.Semaphore
+    ) -> Difference | None:
         async with at_once:
             return await self._load_and_check(replica, weights)
 
-    async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> float:
+    async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> Difference | None:
+        """None: it was not compared, since there is no canary or it died."""
         began = self._timeline.now()
         try:
             await replica.update_weights(weights.path, weights.version)
@@ -204,12 +210,12 @@ class Supervisor:
             loaded = self._timeline.now()
             self._timeline.span("replicas", f"load version {weights.version}", began, loaded, replica.index)
             if not self.canary:
-                return 0.0
+                return None
             found = await replica.logprobs(self.canary)
             self._timeline.span("replicas", "canary", loaded, self._timeline.now(), replica.index)
         except ReplicaDied as error:
             self.mark_dead(replica, error)
-            return 0.0
+            return None
         return compare(replica.index, found, weights, self.config.canary_tolerance)
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:

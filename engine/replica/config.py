@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -26,6 +27,9 @@ _M_ARENA_MAX = -8  # malloc.h
 # Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
 # bf16 (6 bytes a parameter; training takes 20 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
+STEP_TOKENS = 8192  # computed in one engine step at most; vLLM itself takes 2,048 on a GPU where none is given
+CPU_KV_BLOCKS = 1024
+SLEEPS_SINCE = (0, 32)  # before that vLLM's sleep loses block tables too: a replica that wakes computes garbage
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
@@ -40,8 +44,9 @@ class ReplicaConfig:
     """Tokens of the longest sequence."""
     max_num_seqs: int = 256
     """Requests that run at once."""
-    kv_blocks: int | None = 1024
-    """The KV cache holds kv_blocks x block_size tokens. None, on GPUs only: what their memory holds."""
+    kv_blocks: int | None = None
+    """The KV cache holds kv_blocks x block_size tokens. None: on GPUs what their memory holds, on the CPU 1,024 blocks,
+    or as many as one sequence of max_model_len takes."""
     block_size: int = 32
     dtype: str = "float32"
     """Of the weights and the computation; float32 on the CPU."""
@@ -58,6 +63,8 @@ class ReplicaConfig:
     only the adapter of a LoRA run leaves the learner, and its versions are served side by side."""
     lora_rank: int = 0
     """Of these adapters, as the learner's."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the layers that these adapters change, as the learner's. vLLM prepares no other layer for adapters."""
     adapters: int = 1
     """Versions of them that are served at once: one more than a trajectory may be old."""
     quantization: str | None = None
@@ -79,7 +86,7 @@ class ReplicaConfig:
     def __post_init__(self) -> None:
         if "[" in self.checkpoint:
             raise ValueError(f"checkpoint must be a path without '[', a pattern to vLLM, got {self.checkpoint!r}")
-        if self.kv_blocks is not None and (self.kv_blocks - 1) * self.block_size < self.max_model_len:
+        if self.kv_blocks is not None and self.kv_blocks < self._least_blocks:
             raise ValueError(
                 f"kv_blocks {self.kv_blocks} x block_size {self.block_size} do not hold one sequence of "
                 f"max_model_len {self.max_model_len} (one block is vLLM's own)"
@@ -97,6 +104,8 @@ class ReplicaConfig:
             raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
         if (self.weight_transfer == "adapter") != (self.lora_rank > 0):
             raise ValueError(f'lora_rank must be positive with weight_transfer "adapter" alone, got {self.lora_rank}')
+        if self.lora_rank and not self.lora_targets:
+            raise ValueError("lora_targets must name the layers of the adapters where lora_rank is positive, got ()")
         if self.lora_rank > LORA_RANKS[-1]:
             raise ValueError(f"lora_rank must be at most {LORA_RANKS[-1]} for vLLM, got {self.lora_rank}")
         if self.adapters < 1:
@@ -111,14 +120,24 @@ class ReplicaConfig:
             raise ValueError("sleeps must be False on the CPU, got True")
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
-        if self.kv_blocks is None:
-            raise ValueError("kv_blocks must be a number on the CPU, got None")
         if self.tensor_parallel > 1:
             raise ValueError(f"tensor_parallel must be 1 on the CPU, got {self.tensor_parallel}")
         if self.kv_offload_bytes:
             raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
         if self.memory_share is not None:
             raise ValueError(f"memory_share must be None on the CPU, got {self.memory_share}")
+
+    @property
+    def _least_blocks(self) -> int:
+        """Blocks that hold one sequence, and vLLM's own one."""
+        return -(-self.max_model_len // self.block_size) + 1
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of the KV cache; None, on GPUs only: what their memory holds."""
+        if self.kv_blocks is None and not self.devices:
+            return max(CPU_KV_BLOCKS, self._least_blocks)
+        return self.kv_blocks
 
     def devices_of(self, index: int) -> tuple[int, ...]:
         """GPUs of replica `index`. Raises ValueError when there are not so many."""
@@ -135,7 +154,7 @@ class ReplicaConfig:
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
-            "num_gpu_blocks_override": self.kv_blocks,
+            "num_gpu_blocks_override": self.blocks,
             "block_size": self.block_size,
             "seed": 0,
             "use_tqdm_on_load": False,
@@ -144,6 +163,7 @@ class ReplicaConfig:
         if self.lora_rank:
             common |= {
                 "enable_lora": True,
+                "lora_target_modules": [target.rpartition(".")[2] for target in self.lora_targets],
                 "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= self.lora_rank),
                 "max_loras": self.adapters,
                 "max_cpu_loras": self.adapters + 1,  # a new one comes before the oldest goes
@@ -152,6 +172,7 @@ class ReplicaConfig:
             return common | {
                 "device_ids": list(self.devices_of(index)),
                 "tensor_parallel_size": self.tensor_parallel,
+                "max_num_batched_tokens": max(STEP_TOKENS, self.max_num_seqs),
                 "enable_sleep_mode": self.sleeps,
                 "quantization": self.quantization,
                 "gpu_memory_utilization": self.memory_share or (MEMORY_SHARE_BY_TURNS if self.sleeps else MEMORY_SHARE),
@@ -161,11 +182,21 @@ class ReplicaConfig:
             "enforce_eager": True,
             # What is computed in a step has a place in the KV cache, so there is never more than that holds; a prefill
             # that is split kills a seeded request on the CPU.
-            "max_num_batched_tokens": max(8192, (self.kv_blocks or 0) * self.block_size),
+            "max_num_batched_tokens": max(STEP_TOKENS, (self.blocks or 0) * self.block_size),
             "kv_cache_memory_bytes": 1 << 28,
             "gpu_memory_utilization": 0.05,
             "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
         }
+
+
+def check_sleep(version: str) -> None:
+    """Raises ValueError for a vLLM whose replicas do not wake as they fell asleep."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if found and found < SLEEPS_SINCE:  # a development build may have no number
+        raise ValueError(
+            f"vLLM {version} loses block tables when a replica sleeps. Fix: vLLM 0.32 or later, or GPUs of their own "
+            "for learner and replicas (devices must be as many as both need together)"
+        )
 
 
 def prepare_environment() -> None:

@@ -27,7 +27,7 @@ from engine.errors import first_error
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
 from engine.replica.adapter_folder import peft_folder
-from engine.replica.config import ReplicaConfig
+from engine.replica.config import ReplicaConfig, check_sleep
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
@@ -72,9 +72,7 @@ class Replica:
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 async with self._alive():  # one that is told to end while it starts says that it is up, and ends then
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
-                    if self.config.lora_rank:
-                        await self._engine.collective_rpc("keep_ends_bare")
-                    else:
+                    if not self.config.lora_rank:
                         await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                     # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies then.
                     await self._engine.get_supported_tasks()
@@ -105,6 +103,7 @@ class Replica:
             raise ValueError(f"no config.json in {self.config.checkpoint!r}")
         if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
+        import vllm
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
         from vllm.platforms import current_platform
@@ -118,6 +117,8 @@ class Replica:
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
             raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
+        if self.config.sleeps:
+            check_sleep(vllm.__version__)
         if self._core is not None and not self.config.devices:
             os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
         backend = f"rocstar-{self.config.weight_transfer}"

@@ -161,19 +161,6 @@ class WorkerExtension:
         die_with(os.getppid())
         _heap.keep()
 
-    def keep_ends_bare(self) -> None:
-        """vLLM wraps embeddings and head for adapters though none has weights there: a product per token of the
-        vocabulary's size by the rank, and on the CPU log-probabilities of a prompt beside other requests end the engine
-        in it (0.32).
-        """
-        from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
-
-        model = self.model_runner.model  # type: ignore[attr-defined]
-        for name, module in list(model.named_modules(remove_duplicate=False)):  # a tied head is there twice
-            if isinstance(module, (LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA)):
-                parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, module.base_layer)
-
 
 def register() -> None:
     """Called at import, which is before the fork. Names of their own: vLLM has an "ipc" and an "nccl" too."""

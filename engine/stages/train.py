@@ -133,7 +133,7 @@ class TrainStage:
         self.train_s += live - mark
         return metrics | {
             **{f"learner/{name}": value for name, value in trained.metrics.items()},
-            "canary/max_abs": difference,
+            **({} if difference is None else {f"canary/{name}": value for name, value in difference._asdict().items()}),
             **self._pace(step, metrics, rollout_s=ready - mark, step_s=live - mark),
             "time/learn_s": learnt - ready,
             "time/sync_s": live - learnt,

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
@@ -43,6 +43,11 @@ class Config:
     prompts_per_step: Annotated[int, "groups per step"] = 16
     group_size: Annotated[int, "trajectories trained per group, of twice as many rollouts"] = 8
     eval_problems: Annotated[int, "held-out problems"] = 128
+    step_deadline_s: Annotated[float, "in which the learner must have trained a step"] = 600.0
+    start_deadline_s: Annotated[float | None, "in which replicas and learner must be up; none: 300 and 600"] = None
+    canary_tolerance: Annotated[
+        float | Literal["auto"] | None, "mean difference of replicas' and learner's log-probabilities; none: not judged"
+    ] = "auto"
     seed: Annotated[int, "of prompts, sampling, selection and training"] = 0
     record: RecordConfig = RecordConfig()  # noqa: RUF009  frozen
 
@@ -57,6 +62,9 @@ class Config:
             group=GroupConfig(samples=2 * self.group_size),
             rollout=RolloutConfig(max_tokens=230, max_turns=4),
             learner=LearnerConfig(lr=5e-4, minibatches=2).for_run(self.steps),
+            step_deadline_s=self.step_deadline_s,
+            start_deadline_s=self.start_deadline_s,
+            canary_tolerance=self.canary_tolerance,
             seed=self.seed,
             title="GRPO-RoC with MCP tools",
             record=self.record,

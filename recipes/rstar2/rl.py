@@ -70,8 +70,6 @@ from recipes.rstar2.parts import (
 from recipes.rstar2.sampling import fingerprint, open_output, sha256
 from sandbox import Sandbox
 
-BFLOAT16_MISMATCH = 0.5  # of log-probabilities where one side rounds to bfloat16 (`LearnerConfig.mismatch_tolerance`)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
@@ -204,7 +202,10 @@ class Config:
     eval_turns: Annotated[int | None, "none: the protocol's"] = None
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     step_deadline_s: Annotated[float, "in which the learner must have trained a step"] = 2 * 3600.0
-    canary_tolerance: Annotated[float | None, "of replicas' and learner's log-probabilities; none: by dtype"] = None
+    start_deadline_s: Annotated[float | None, "in which replicas and learner must be up; none: 300 and 600"] = None
+    canary_tolerance: Annotated[
+        float | Literal["auto"] | None, "mean difference of replicas' and learner's log-probabilities; none: not judged"
+    ] = "auto"
     max_staleness: Annotated[int, "versions that a trained token may be old; 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 5
     write_every: Annotated[int, "steps between those whose rollouts are written for people to read"] = 10
@@ -303,9 +304,7 @@ class Config:
         """With what follows from the dtype of replicas on the CPU."""
         learner = self.learner
         if self.replica.dtype == "bfloat16" and not self.devices:
-            exact = learner.mismatch_tolerance == LearnerConfig().mismatch_tolerance
-            tolerance = BFLOAT16_MISMATCH if exact else learner.mismatch_tolerance
-            learner = replace(learner, weights_dtype="bfloat16", mismatch_tolerance=tolerance)
+            learner = replace(learner, weights_dtype="bfloat16")
         if self.replica.quantization is not None:  # the sampler is another model than the one that learns
             correction = to_plain(Correction(level="token", upper=2.0))
             learner = replace(learner, loss={**learner.loss, "proximal": True, "correction": correction})
@@ -339,6 +338,7 @@ class Config:
             max_staleness=self.max_staleness,
             canary_tolerance=self.canary_tolerance,
             step_deadline_s=self.step_deadline_s,
+            start_deadline_s=self.start_deadline_s,
             checkpoint_every=self.checkpoint_every,
             title=f"{'GRPO-RoC' if self.algorithm == 'roc' else 'GRPO'}, stage {number}",
             record=self.record,
@@ -519,7 +519,7 @@ def filter_config(config: Config, number: int) -> offline.Config:
 
 # What a run that goes on may have otherwise: where it is computed, how often it is written down, what fits into memory.
 _FREE = {
-    "step_deadline_s",
+    *("step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance"),
     *("stage", "steps", "runs", "name", "model", "data", "checkpoint_every", "write_every"),
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),

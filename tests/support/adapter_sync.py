@@ -73,6 +73,7 @@ async def main():
         kv_blocks=32,
         weight_transfer="adapter",
         lora_rank=RANK,
+        lora_targets=LearnerConfig().lora_targets,
         adapters=SERVED,
     )
     settings = LearnerConfig(

@@ -38,10 +38,14 @@ def _table(counts: Sequence[dict[str, Tensor]], names: Sequence[str]) -> Tensor:
 def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     """Metrics of a step from those of its minibatches."""
     tokens = sum(result["tokens"] for result in results)
+    first = results[0]
     metrics = {"tokens": tokens, "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens}
-    for name in results[0]:
+    for name in first:
         values = [result[name] for result in results]
-        if name in BEFORE_THE_UPDATE:
+        if name == "mismatch_fresh_mean":
+            if first["mismatch_checked"]:  # else there is no such token
+                metrics[name] = first[name] / first["mismatch_checked"]
+        elif name in BEFORE_THE_UPDATE:
             metrics[name] = values[0]
         elif name not in metrics:
             metrics[name] = max(values) if name.endswith("_max") or name == "grad_norm" else sum(values) / tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
     assert told.weights_dtype == replica.dtype == ("bfloat16" if replicas else "float32")
     assert (told.device, told.dtype) == (("cuda", "bfloat16") if learner else ("cpu", "float32"))
     assert told.offload_optimizer == replica.sleeps
-    assert told.mismatch_tolerance == (0.5 if learner else 1e-3)
+    assert (told.mismatch_bound, told.mismatch_tolerance) == (0.1 if learner else 3e-5, "auto")
+    for given in (0.2, None):
+        assert replace(LearnerConfig(mismatch_tolerance=given), **placement.learner_fields).mismatch_bound == given
 
 
 @pytest.mark.parametrize(

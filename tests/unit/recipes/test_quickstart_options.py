@@ -59,6 +59,6 @@ def test_quantised_replicas_need_a_loss_that_corrects_and_a_tolerance() -> None:
         replace(config, **given, canary_tolerance=1.0)
     loss = PpoClip(proximal=True, correction=Correction(level="token", upper=2.0))
     given["learner"] = replace(config.learner, loss=loss)
-    with pytest.raises(ValueError, match="needs canary_tolerance, got None"):
+    with pytest.raises(ValueError, match="needs canary_tolerance, got 'auto'"):
         replace(config, **given)
     assert replace(config, **given, canary_tolerance=1.0).replicas_config.quantization == "fp8_per_block"

@@ -132,9 +132,9 @@ def test_replicas_have_room_for_the_longer_of_rollouts_and_evaluations(data):
 
 def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(data):
     learner = config(data, "replica.dtype=bfloat16").training(1, TINY).learner
-    assert (learner.weights_dtype, learner.mismatch_tolerance) == ("bfloat16", 0.5)
+    assert (learner.weights_dtype, learner.mismatch_bound) == ("bfloat16", 0.1)
     given = config(data, "replica.dtype=bfloat16", "mismatch_tolerance=0.2").training(1, TINY).learner
-    assert given.mismatch_tolerance == 0.2
+    assert given.mismatch_bound == 0.2
     assert config(data).training(1, TINY).learner.weights_dtype == "float32"
 
 

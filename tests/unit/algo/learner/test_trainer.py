@@ -1,6 +1,7 @@
 """One rank in this process: what must not change the update, and what must."""
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner
 from algo.learner.measure.divergence import Diverged
+from algo.learner.model import load, scatter
 from algo.learner.pack import EMPTY, MiniBatch, plan
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
@@ -175,3 +177,23 @@ def test_a_larger_eps_of_adam_makes_a_smaller_step(trainer):
         subject.train(batch(16))
         moved.append(float((weights(subject) - before).abs().max()))
     assert moved[1] < moved[0] / 10
+
+
+def test_each_weight_is_forgotten_as_it_goes_to_its_shards(group, checkpoint):
+    """Else whoever reads the checkpoint holds all of it twice, and a rank's GPU more than its shards."""
+    scorer, _ = load(CONFIG, checkpoint)
+    parts = [*scorer.named_parameters(), *scorer.named_buffers()]
+    whole = {name: getattr(part, "_local_tensor", part).detach().clone() for name, part in parts}
+    tensors = [weakref.ref(tensor) for tensor in whole.values()]
+    alive = []
+
+    class Watched(dict):
+        def pop(self, name):
+            alive.append(sum(tensor() is not None for tensor in tensors))
+            return super().pop(name)
+
+    given = Watched(whole)
+    whole.clear()
+    scatter(scorer, given)
+    assert given == {}
+    assert alive == list(range(len(tensors), 0, -1))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from engine.balancing.kv_aware import KvAware
@@ -125,7 +126,7 @@ async def test_where_staleness_allows_it_a_quarter_of_the_replicas_pauses_and_th
 
 async def test_after_an_update_in_turns_that_failed_nothing_begins_until_one_succeeds():
     def prepare(replica):
-        replica.canary = [-1.0, -2.0, -3.25 if replica.index == 1 else -3.0]
+        replica.canary = np.asarray([-1.0, -2.0, -3.25 if replica.index == 1 else -3.0], np.float32)
 
     replicas = Replicas(prepare)
     async with fleet_of(replicas, 2, canary=CANARY, paused_share=0.5) as fleet:

@@ -1,12 +1,13 @@
 """How engines are configured: what is impossible is refused by name, what is possible reaches vLLM's arguments."""
 
 import json
+import re
 
 import pytest
 
 from engine.fleet.supervisor import core_of
 from engine.replica.adapter_folder import peft_folder
-from engine.replica.config import ReplicaConfig
+from engine.replica.config import ReplicaConfig, check_sleep
 
 
 def config(**options):
@@ -18,7 +19,6 @@ def config(**options):
     [
         ({"checkpoint": "/a[1]/b"}, r"checkpoint must be a path without '\[', .* got '/a\[1\]/b'"),
         ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024"),
-        ({"kv_blocks": None}, "kv_blocks must be a number on the CPU, got None"),
         ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
         ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
@@ -28,8 +28,15 @@ def config(**options):
         ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, adapter, ipc, nccl here, got 'disk'"),
         ({"weight_transfer": "adapter"}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 0'),
         ({"lora_rank": 8}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 8'),
-        ({"weight_transfer": "adapter", "lora_rank": 600}, "lora_rank must be at most 512 for vLLM, got 600"),
-        ({"weight_transfer": "adapter", "lora_rank": 8, "adapters": 0}, "adapters must be at least 1, got 0"),
+        ({"weight_transfer": "adapter", "lora_rank": 8}, "lora_targets must name the layers .* got ()"),
+        (
+            {"weight_transfer": "adapter", "lora_rank": 600, "lora_targets": ("q_proj",)},
+            "lora_rank must be at most 512 for vLLM, got 600",
+        ),
+        (
+            {"weight_transfer": "adapter", "lora_rank": 8, "lora_targets": ("q_proj",), "adapters": 0},
+            "adapters must be at least 1, got 0",
+        ),
         ({"quantization": "fp8_per_block"}, "quantization must be None on the CPU, got 'fp8_per_block'"),
         ({"quantization": "int3", "devices": (0,)}, "quantization must be one of fp8_per_tensor, .* got 'int3'"),
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
@@ -59,7 +66,9 @@ def test_each_replica_has_its_own_gpus():
 
 
 def test_vllm_gets_room_for_the_versions_of_an_adapter():
-    arguments = config(weight_transfer="adapter", lora_rank=12, adapters=3).arguments(0)
+    targets = ("q_proj", "mlp.up_proj")
+    arguments = config(weight_transfer="adapter", lora_rank=12, lora_targets=targets, adapters=3).arguments(0)
+    assert arguments["lora_target_modules"] == ["q_proj", "up_proj"], "vLLM knows whole names and last parts"
     assert [arguments[name] for name in ("max_lora_rank", "max_loras", "max_cpu_loras")] == [16, 3, 4]
     assert "enable_lora" not in config().arguments(0)
 
@@ -105,7 +114,30 @@ def test_on_the_cpu_a_step_may_compute_all_that_the_kv_cache_holds(options):
     """So that no prefill is split."""
     replica = config(**options)
     most = replica.arguments(7)["max_num_batched_tokens"]
-    assert most >= replica.kv_blocks * replica.block_size
+    assert most >= replica.blocks * replica.block_size
+
+
+def test_the_kv_cache_is_what_a_gpu_holds_and_on_the_cpu_enough_for_the_longest_sequence():
+    assert config(devices=(0,)).arguments(0)["num_gpu_blocks_override"] is None
+    assert config(devices=(0,), kv_blocks=99).arguments(0)["num_gpu_blocks_override"] == 99
+    assert config().arguments(0)["num_gpu_blocks_override"] == 1024
+    assert config(max_model_len=1 << 16).arguments(0)["num_gpu_blocks_override"] == 2049, "and vLLM's own block"
+
+
+def test_a_step_on_a_gpu_computes_more_than_vllm_would_by_itself():
+    assert config(devices=(0,)).arguments(0)["max_num_batched_tokens"] == 8192
+    assert config(devices=(0,), max_num_seqs=10000).arguments(0)["max_num_batched_tokens"] == 10000
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.31.2+cu130", "0.9.1"])
+def test_a_vllm_that_loses_block_tables_asleep_is_refused(version):
+    with pytest.raises(ValueError, match=f"vLLM {re.escape(version)} loses block tables"):
+        check_sleep(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0rc1", "1.0", "dev"])
+def test_a_vllm_that_keeps_them_is_not(version):
+    check_sleep(version)
 
 
 def test_on_the_cpu_a_replica_has_no_device():
