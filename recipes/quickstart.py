@@ -10,11 +10,13 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from algo.eval_stats import avg_at_k
+from algo.group.advantages import Advantage
 from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
@@ -37,12 +39,25 @@ from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 KV_BLOCKS = 2048  # on the CPU
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
+ADVANTAGES = {
+    "grpo": Advantage(),
+    "dr_grpo": Advantage(scale="none"),
+    "rloo": Advantage(baseline="leave_one_out", scale="none"),
+    "reinforce++": Advantage(baseline="batch", scale="batch"),
+    "reinforce++_baseline": Advantage(scale="batch"),
+    "opo": Advantage(baseline="length", scale="none"),
+    "maxrl": Advantage(scale="mean"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     checkpoint: Annotated[Path, "Hugging Face folder to start from"] = SHIPPED
     algorithm: Annotated[Literal["roc", "grpo", "random"], "roc keeps clean successes; random: control"] = "roc"
+    advantage: Annotated[
+        Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "opo", "maxrl"],
+        "what rewards are compared with and divided by",
+    ] = "grpo"
     loss: Annotated[Literal["ppo", "gspo", "cispo", "dppo", "sapo"], "with its defaults"] = "ppo"
     steps: Annotated[int, "optimizer batches; a run that ended goes on when there are more than it had"] = 40
     prompts_per_step: Annotated[int, "groups per step (B)"] = 16
@@ -147,7 +162,7 @@ class Config:
 async def train(config: Config, run: RunFolder) -> dict[str, Any]:
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with training(config.training(), run) as job:
-        rollouts = job.rollouts(config.tools(job.sandbox))
+        rollouts, advantage = job.rollouts(config.tools(job.sandbox)), ADVANTAGES[config.advantage]
         reward = MathReward(integers_only=True)
         evaluation = await job.evaluation(
             held_out,
@@ -161,10 +176,10 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         summary = await job.run(
             [
                 job.admit(prompts("train", config.seed)),
-                job.group(rollouts, reward, select_and_score(config.selector, config.seed)),
+                job.group(rollouts, reward, select_and_score(config.selector, config.seed, advantage=advantage)),
                 job.batch(),
                 job.write_rollouts(every=config.eval_every),
-                job.train(make_batch, evaluations=[evaluation]),
+                job.train(partial(make_batch, advantage=advantage), evaluations=[evaluation]),
             ]
         )
         talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(run.path)])

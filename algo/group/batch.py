@@ -32,7 +32,8 @@ class Selection:
     def __call__(self, group: Group) -> Group:
         """Raises ValueError for a selector that gives an index twice."""
         usable = _usable(group)
-        if len(usable) < 2:
+        alone = self.advantage.baseline == "batch"  # then a trajectory is compared with those of other groups
+        if len(usable) < (1 if alone else 2):
             return replace(group, drop="error")
         digest = hashlib.blake2b(f"{self.seed}/{group.prompt.id}".encode(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(digest, "big"))
@@ -42,11 +43,11 @@ class Selection:
             raise ValueError(f"the selector must give different indices, got {chosen}")
         group = replace(group, kept=tuple(kept))
         rewards_K = rewards(group)
-        if is_flat(rewards_K):
+        if is_flat(rewards_K) and not alone:
             return replace(group, kept=(), drop="flat")
-        if self.advantage.scale == "batch":
+        if self.advantage.over_batch:
             return group
-        return replace(group, advantages_K=self.advantage.of_group(rewards_K))
+        return replace(group, advantages_K=self.advantage.of_group(rewards_K, lengths(group)))
 
     def explain(self, group: Group) -> list[Mapping[str, float]]:
         """What the selector says of its choice, for each trajectory of a group; nothing of those that failed, and
@@ -71,7 +72,7 @@ def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GR
     ValueError for a selector that gives an index twice.
 
     Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
-    keeps). With the scale of a batch there are none before `make_batch`, which then has to be told the same:
+    keeps). With the scale or baseline of a batch there are none before `make_batch`, which has to be told the same:
 
         advantage = Advantage(scale="batch")
         select = select_and_score(selector, seed, advantage=advantage)
@@ -85,19 +86,23 @@ def rewards(group: Group) -> NDArray[np.float64]:
     return np.asarray([group.trajectories[index].reward for index in group.kept], np.float64)
 
 
+def lengths(group: Group) -> NDArray[np.int64]:
+    """Sampled tokens of the kept trajectories, [K]."""
+    return np.asarray([group.trajectories[index].sampled_tokens for index in group.kept], np.int64)
+
+
 def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
     """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
 
     Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,
     so that it would be trained as if it had been sampled with these, and no check could see it. And for groups that
-    were prepared with another scale than that of this advantage.
+    were prepared with an advantage of groups where this one is of the batch, or the other way round.
     """
     trained = [group for group in groups if group.kept]
-    by_batch = advantage.scale == "batch"
+    by_batch = advantage.over_batch
     if wrong := [group for group in trained if (group.advantages_K is None) is not by_batch]:
         raise ValueError(
-            f"Advantage.scale is {advantage.scale!r} for make_batch and was not for select_and_score "
-            f"(prompt {wrong[0].prompt.id!r}). "
+            f"make_batch was given {advantage}, and select_and_score another one (prompt {wrong[0].prompt.id!r}). "
             "Fix: give both the same advantage"
         )
     kept = [group.trajectories[index] for group in groups for index in group.kept]
@@ -105,6 +110,6 @@ def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRP
         raise ValueError(f"only what temperature 1 sampled can be trained (RolloutConfig.temperature), got {others}")
     found = [group.advantages_K for group in trained if group.advantages_K is not None]
     if by_batch:
-        found = advantage.of_batch([rewards(group) for group in trained])
+        found = advantage.of_batch([rewards(group) for group in trained], [lengths(group) for group in trained])
     advantages_B = np.concatenate(found) if found else np.zeros(0)
     return Batch.of(step, kept, advantages_B.astype(np.float32))

@@ -9,7 +9,7 @@ import pytest
 from algo.loss.policy_losses import Correction, PpoClip
 from engine.console.options import parse
 from engine.devices import DevicePlan
-from recipes.quickstart import Config
+from recipes.quickstart import ADVANTAGES, Config
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,10 @@ from recipes.quickstart import Config
 def test_a_schedule_and_adapters_are_options(words: list[str], expected: tuple[str, int | None, int]) -> None:
     learner = parse(Config, words).training().learner
     assert (learner.schedule, learner.steps, learner.lora_rank) == expected
+
+
+def test_every_advantage_is_an_option() -> None:
+    assert [parse(Config, [f"advantage={name}"]).advantage for name in ADVANTAGES] == list(ADVANTAGES)
 
 
 def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def test_nothing_is_trained_of_a_batch_of_flat_groups_at_any_scale():
 def test_two_functions_that_were_told_different_scales_are_refused(scales):
     """Else a batch would be trained undivided, or divided twice."""
     group = select_and_score(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
-    with pytest.raises(ValueError, match=rf"Advantage\.scale is '{scales[1]}' for make_batch .*'p0'"):
+    with pytest.raises(ValueError, match=rf"make_batch was given .*scale='{scales[1]}'.*'p0'"):
         make_batch(1, [group], advantage=Advantage(scale=scales[1]))
 
 
@@ -107,3 +107,74 @@ def test_two_functions_that_were_told_different_scales_are_refused(scales):
 def test_an_advantage_names_its_wrong_field(field, value):
     with pytest.raises(ValueError, match=rf"Advantage\.{field} must be .*{value}"):
         Advantage(**{field: value})
+
+
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0], [0.5, 0.0, 2.0]]  # two flat groups among them
+LENGTHS = [[10, 40, 30, 20], [5, 5, 5], [7, 9], [100, 1, 50]]
+
+
+def sampled(rewards, lengths, number):
+    """A group whose trajectories have so many sampled tokens."""
+    group = graded(*rewards, number=number)
+    members = [
+        replace(
+            member,
+            token_ids_T=np.zeros(1 + length, np.int32),
+            sampled_T=np.arange(1 + length) > 0,
+            logprobs_T=np.zeros(1 + length, np.float32),
+            versions_T=np.zeros(1 + length, np.int32),
+        )
+        for member, length in zip(group.trajectories, lengths, strict=True)
+    ]
+    return replace(group, trajectories=tuple(members))
+
+
+def published(method):
+    """The formula of the paper, in plain arithmetic over the lists above."""
+    uneven = [(r, n) for r, n in zip(REWARDS, LENGTHS, strict=True) if len(set(r)) > 1]
+    means = [sum(r) / len(r) for r, _ in uneven]
+    match method:
+        case "OPO":  # r - sum(n r) / sum(n), n the sampled tokens
+            return [x - sum(a * b for a, b in zip(r, n, strict=True)) / sum(n) for r, n in uneven for x in r]
+        case "MaxRL":  # (r - mean) / mean
+            return [(x - mean) / mean for (r, _), mean in zip(uneven, means, strict=True) for x in r]
+        case "REINFORCE++ with baseline":  # of the group first, then normalised over the batch
+            found = [x - mean for (r, _), mean in zip(uneven, means, strict=True) for x in r]
+        case "REINFORCE++":  # of the batch only
+            found = [x for r in REWARDS for x in r]
+    mean = sum(found) / len(found)
+    deviation = (sum((x - mean) ** 2 for x in found) / (len(found) - 1)) ** 0.5
+    return [(x - mean) / deviation for x in found]
+
+
+@pytest.mark.parametrize(
+    ("method", "advantage"),
+    [
+        ("OPO", Advantage(baseline="length", scale="none")),
+        ("MaxRL", Advantage(scale="mean")),
+        ("REINFORCE++ with baseline", Advantage(scale="batch")),
+        ("REINFORCE++", Advantage(baseline="batch", scale="batch")),
+    ],
+)
+def test_published_methods_are_their_formulas(method, advantage):
+    groups = [sampled(*each, number) for number, each in enumerate(zip(REWARDS, LENGTHS, strict=True))]
+    assert advantages_of(advantage, *groups) == pytest.approx(published(method), rel=1e-5, abs=1e-7)
+
+
+def test_with_the_baseline_of_the_batch_a_group_of_one_is_trained_and_a_flat_batch_teaches_nothing():
+    advantage = Advantage(baseline="batch", scale="batch")
+    found = advantages_of(advantage, graded(1.0), graded(0.0, number=1), graded(0.0, number=2))
+    assert found == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5], rel=1e-5)
+    assert advantages_of(advantage, graded(*[0.1] * 6), graded(0.1, number=1)) == [0.0] * 7, "rounding of a mean"
+    assert advantages_of(advantage, graded(0.7)) == [0.0]
+
+
+def test_what_a_scale_or_baseline_cannot_take_is_refused():
+    with pytest.raises(
+        ValueError, match=r"Advantage\.scale must be 'batch' or 'none' with baseline 'batch', got 'group'"
+    ):
+        Advantage(baseline="batch")
+    with pytest.raises(ValueError, match="needs rewards of at least 0, got -1"):
+        Advantage(scale="mean").of_group(np.asarray([1.0, -1.0]))
+    with pytest.raises(ValueError, match="needs the lengths"):
+        Advantage(baseline="length").of_group(np.asarray([1.0, 0.0]))
