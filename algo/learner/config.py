@@ -122,6 +122,11 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {error}") from error
         if not callable(loss):
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.interface.Loss)")
+        if getattr(loss, "normalizes", False) and self.reference_kl_coef:
+            raise ValueError(
+                "LearnerConfig.reference_kl_coef must be 0 with a loss whose correction has normalize=True, got "
+                f"{self.reference_kl_coef}"
+            )
         rules = (
             ("positive", ("lr", "adam_eps", "grad_clip", "lora_alpha"), lambda value: value > 0),
             ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef"), math.isfinite),

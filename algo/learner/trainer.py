@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,6 +116,7 @@ class Trainer:
         self.config, self.source, self.seed = config, source, seed
         self.loss = from_plain(config.loss)
         self.proximal = bool(getattr(self.loss, "proximal", False))
+        self.normalizes = bool(getattr(self.loss, "normalizes", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
@@ -255,15 +256,18 @@ class Trainer:
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
         result = reduced(counts, square)
-        norm = result["grad_norm"] = result.pop("square") ** 0.5
+        mean_weight = _mean_weight(result) if self.normalizes else 1.0
+        result["loss"] /= mean_weight
+        norm = result["grad_norm"] = result.pop("square") ** 0.5 / mean_weight
         if not np.isfinite([result["loss"], norm]).all():
             numbers = f"loss {result['loss']}, grad_norm {norm}, ratio_max {result['ratio_max']}"
             place = first_not_finite(micros, logprobs, [float(counted["loss"]) for counted in counts])
             raise Diverged(f"not finite: {numbers}; {place}")
         if live is not None and self.config.mismatch_bound is not None and result.get("mismatch_checked"):
             self._check_mismatch(result, self.config.mismatch_bound, live, micros, logprobs)
-        if norm + 1e-6 > self.config.grad_clip:
-            torch._foreach_mul_(gradients, self.config.grad_clip / (norm + 1e-6))
+        factor = min(1.0, self.config.grad_clip / (norm + 1e-6)) / mean_weight
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return result
@@ -408,3 +412,9 @@ class Trainer:
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _mean_weight(result: Mapping[str, float]) -> float:
+    """Of a minibatch's tokens that were not rejected; 1 where all were."""
+    kept = result["tokens"] - result["rejected"]
+    return result["weight"] / kept if kept else 1.0

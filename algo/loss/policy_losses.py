@@ -41,6 +41,11 @@ class Correction:
     below it weighs 0. drift: a failure (A < 0) weighs 0 when its tokens have become less likely by more than this
     many nats on average (DeepSeek-V3.2, arXiv 2512.02556). The ratio is proximal / sampler where the loss has
     `proximal`, else learner / sampler.
+    also: another correction, whose weights multiply these: a clamp of the tokens' ratios beside a mask with other
+    bounds, say, `Correction(upper=2.0, also=Correction(level="geometric", kind="mask", lower=0.99, upper=1.01))`.
+    normalize: the weights of a minibatch are divided by the mean of those that are not 0 (self-normalised importance
+    sampling), so that they change how tokens compare and not how long the step is. It needs a loss without other terms:
+    `sampler_kl_coef` and `LearnerConfig.reference_kl_coef` must be 0.
 
     >>> Correction(level="geometric", kind="mask", lower=1.1, upper=1.01)
     Traceback (most recent call last):
@@ -53,8 +58,14 @@ class Correction:
     upper: float | None = 2.0
     veto: float | None = None
     drift: float | None = None
+    also: Correction | None = None
+    normalize: bool = False
 
     def __post_init__(self) -> None:
+        require(self, "True or False", lambda value: isinstance(value, bool), "normalize")
+        require(self, "None or a Correction", lambda value: value is None or isinstance(value, Correction), "also")
+        if self.also is not None and self.also.normalize:
+            raise ValueError("Correction.also.normalize must be False: normalize of the outer one holds for both")
         require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
         require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
         limits = ("lower", "upper", "veto", "drift")
@@ -64,8 +75,13 @@ class Correction:
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise ValueError(f"Correction.lower must be at most upper ({self.upper}), got {self.lower}")
 
+    @property
+    def only_rejects(self) -> bool:
+        """Whether its weights are 1 or 0."""
+        return self.kind == "mask" and not self.normalize and (self.also is None or self.also.only_rejects)
+
     def weights(self, tokens: Tokens) -> Tensor:
-        """[M], constants, at least 0."""
+        """[M], constants, at least 0, not yet normalised: that takes those of the whole minibatch."""
         from algo.loss import corrections
 
         learner_M = tokens.logprobs_M if tokens.proximal_logprobs_M is None else tokens.proximal_logprobs_M
@@ -94,7 +110,7 @@ class Correction:
             weights_M = weights_M * corrections.not_drifted(
                 learner_M, sampler_M, tokens.advantages_M, tokens.sequence_M, tokens.sequences, self.drift
             )
-        return weights_M
+        return weights_M if self.also is None else weights_M * self.also.weights(tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,9 +136,18 @@ class _Policy:
     def __post_init__(self) -> None:
         _check_aggregate(self)
         require(self, "at least 0", lambda value: value >= 0, "sampler_kl_coef")
-        if self.correction and self.correction.kind != "mask" and not self.proximal:
+        if self.correction and not self.correction.only_rejects and not self.proximal:
             words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
             raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
+        if self.normalizes and self.sampler_kl_coef:
+            raise ValueError(
+                f"{type(self).__name__}.sampler_kl_coef must be 0 with correction.normalize, got {self.sampler_kl_coef}"
+            )
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the learner divides by the minibatch's mean weight."""
+        return self.correction is not None and self.correction.normalize
 
     def __call__(self, tokens: Tokens, totals: Totals) -> tuple[Tensor, Counts]:
         from algo.loss import kl

@@ -78,6 +78,7 @@ def weights(trainer):
 def gradient(subject, loss, minibatch):
     """Loss and gradient of one minibatch through the trainer's own update, with a learning rate of 0."""
     subject.loss, subject.proximal = loss, getattr(loss, "proximal", False)
+    subject.normalizes = getattr(loss, "normalizes", False)
     for parameters in subject.optimizer.param_groups:
         parameters["lr"] = 0.0
     kept = []
@@ -116,6 +117,24 @@ def bare_tokens(model, whole):
     logprobs_M, old_M, advantages_M, sequence_M = (torch.cat(columns) for columns in zip(*parts, strict=True))
     counted = {"sequences": len(whole.lengths_B), "versions_M": torch.zeros_like(sequence_M)}
     return Tokens(logprobs_M, old_M, advantages_M, sequence_M, **counted, proximal_logprobs_M=logprobs_M.detach())
+
+
+@pytest.mark.parametrize("also", [None, Correction(kind="mask", lower=0.95, upper=1.05)], ids=["clamp", "mask too"])
+@pytest.mark.parametrize("micro_batch_tokens", [50, 4096])
+def test_normalised_weights_have_a_mean_of_one_over_the_minibatch(shared, bare, also, micro_batch_tokens):
+    whole = spread(batch(12))
+    correction = Correction(lower=0.97, upper=1.02, also=also)
+    weights_M = correction.weights(bare_tokens(bare, whole))
+    mean = float(weights_M.sum() / (weights_M > 0).sum())
+    assert abs(mean - 1) > 1e-3
+    (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=micro_batch_tokens, ranks=1, seed=0)
+    plain, normalised = (
+        gradient(shared, PpoClip(proximal=True, correction=each), minibatch)
+        for each in (correction, dataclasses.replace(correction, normalize=True))
+    )
+    torch.testing.assert_close(normalised[1], plain[1] / mean, rtol=1e-4, atol=1e-8)
+    assert normalised[0]["loss"] == pytest.approx(plain[0]["loss"] / mean, rel=1e-4)
+    assert normalised[0]["grad_norm"] == pytest.approx(plain[0]["grad_norm"] / mean, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{type(loss).__name__}-{loss.aggregate}")

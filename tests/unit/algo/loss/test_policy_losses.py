@@ -21,6 +21,7 @@ LOSSES = [
     PpoClip(dual_clip=1.5, aggregate="sequence", sampler_kl_coef=0.1, correction=MASK),
     PpoClip(proximal=True, correction=Correction(level="token", upper=1.1), aggregate=40.0),
     PpoClip(proximal=True, correction=Correction(level="sequence", kind="icepop", lower=0.5, upper=1.5)),
+    PpoClip(proximal=True, correction=Correction(upper=1.1, also=MASK)),
     Gspo(clip_low=0.05, clip_high=0.05),
     Gspo(token_gradient=True, proximal=True, aggregate="token"),
     Cispo(clip_low=0.1, clip_high=0.1),
@@ -104,10 +105,18 @@ def test_averages_differ_in_what_they_divide_by():
         (Correction(kind="mask", upper=None, veto=2.5), [0.0] * 4),
         (Correction(upper=None, veto=0.5), [2.0] * 4),
         (Correction(kind="mask", upper=None, drift=0.0), [1.0] * 4),
+        (Correction(upper=1.5, also=Correction(kind="mask", lower=1.9, upper=2.1)), [1.5] * 4),
+        (Correction(upper=1.5, also=Correction(kind="mask", level="sequence", upper=3.9)), [0.0] * 4),
     ],
 )
 def test_a_correction_weighs_by_its_level_kind_and_bounds(correction, weights):
     assert correction.weights(few()).tolist() == pytest.approx(weights)
+
+
+def test_a_mask_and_a_clamp_have_bounds_of_their_own():
+    old_M = few().logprobs_M.detach() - torch.tensor([1.0, 2.0, 3.0, 1.0]).log()
+    both = Correction(upper=1.5, also=Correction(kind="mask", upper=2.5))
+    assert both.weights(few(old_logprobs_M=old_M)).tolist() == pytest.approx([1.0, 1.5, 0.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -281,6 +290,22 @@ def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
         (lambda: Cispo(clip_low=2.0), r"Cispo.clip_low"),
         (lambda: Sapo(tau_positive=0.0), r"Sapo.tau_positive must be positive, got 0.0"),
         (lambda: CrossEntropy(aggregate="x"), r"CrossEntropy.aggregate .*'x'"),
+        (
+            lambda: PpoClip(correction=Correction(kind="mask", also=Correction())),
+            r"PpoClip.correction.kind must be 'mask'",
+        ),
+        (lambda: Correction(also=Correction(normalize=True)), r"Correction.also.normalize must be False"),
+        (lambda: Correction(also="mask"), r"Correction.also must be None or a Correction, got 'mask'"),
+        (
+            lambda: PpoClip(proximal=True, correction=Correction(normalize=True), sampler_kl_coef=0.1),
+            r"PpoClip.sampler_kl_coef must be 0 with correction.normalize, got 0.1",
+        ),
+        (
+            lambda: LearnerConfig(
+                loss=PpoClip(proximal=True, correction=Correction(normalize=True)), reference_kl_coef=0.1
+            ),
+            r"LearnerConfig.reference_kl_coef must be 0 .*got 0.1",
+        ),
         (lambda: Correction(level="word"), r"Correction.level must be one of .*'word'"),
         (lambda: Correction(kind="drop"), r"Correction.kind must be one of .*'drop'"),
         (lambda: Correction(lower=-0.1), r"Correction.lower .*-0.1"),
