@@ -24,6 +24,7 @@ Invariants
 from __future__ import annotations
 
 from engine.process import streams
+from sandbox.printable import printable
 
 streams.prepare_descriptors()  # before other imports open files
 
@@ -711,8 +712,8 @@ async def opened(job: Training) -> AsyncIterator[Training]:
 
 
 def say(console: Console, line: str) -> None:
-    """A line for the user, as it is."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    """A line for the user, as it is but for what a terminal would obey."""
+    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def durations(reached: Mapping[str, float]) -> dict[str, float]:

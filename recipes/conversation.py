@@ -30,6 +30,7 @@ from engine.rollout.chat_template import ChatTemplate, Message, TemplateError
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
 from engine.run.workspace import workspace
 from sandbox import SandboxUnavailable
+from sandbox.printable import print_logs, printable
 
 Show = Callable[[str], None]
 Ended = Literal["answer", "tokens", "turns"]
@@ -73,7 +74,7 @@ async def converse(
     """
 
     def show(text: str) -> None:
-        console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), end="", markup=False, highlight=False, soft_wrap=True)
 
     speaker.hear_question(question)
     for _ in range(max_turns):
@@ -86,7 +87,9 @@ async def converse(
             return "answer"
         replies = [await _reply(call, tools) for call in said.calls[:max_calls_per_turn]]
         for reply in replies:
-            console.print(f"  python says: {reply}", style="green", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                printable(f"  python says: {reply}"), style="green", markup=False, highlight=False, soft_wrap=True
+            )
         speaker.hear_replies(replies)
     console.print("(out of turns)", style="red")
     return "turns"
@@ -215,12 +218,13 @@ def run(program: Coroutine[Any, Any, None], *expected: type[Exception]) -> int:
 
     expected: what ends it with one line, beside what can happen to any of them.
     """
+    print_logs()
     try:
         asyncio.run(program)
     except KeyboardInterrupt:
         print()
         return 130
     except (ReplicaDied, SandboxUnavailable, TemplateError, *expected) as failure:
-        print(f"error: {failure}", file=sys.stderr)
+        print(printable(f"error: {failure}"), file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,8 @@
 """`python -m sandbox FILE`: run a Python program in the jail, and end as it did.
 
-The program's output comes when it has ended. The exit status is the program's own; 124 after a time limit, 137 when
-another limit or a signal ended it, 125 when it could not be run. A line on stderr says so in these cases.
+The program's output comes when it has ended. On a terminal, what one would obey (control characters) is shown as
+escapes; in a file or a pipe the output is as it was. The exit status is the program's own; 124 after a time limit, 137
+when another limit or a signal ended it, 125 when it could not be run. A line on stderr says so in these cases.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import msgspec
 
 from sandbox.client.sandbox import Sandbox
 from sandbox.config import SandboxConfig, SandboxUnavailable
+from sandbox.printable import printable
 from sandbox.wire import Limits, Outcome, ToolResult
 
 TIMEOUT, NOT_RUN, KILLED = 124, 125, 137
@@ -68,10 +71,10 @@ async def run(code: str, stdin: str, limits: Limits) -> ToolResult:
 
 
 def show(result: ToolResult) -> int:
-    """Print what the program printed; its exit status."""
-    sys.stdout.write(result.stdout)
-    sys.stdout.flush()
-    sys.stderr.write(result.stderr)
+    """Print what the program printed, on a terminal with escapes for what one would obey; its exit status."""
+    for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
+        stream.write(printable(text) if stream.isatty() else text)
+        stream.flush()
     if result.truncated:
         print("sandbox: stdout or stderr was cut at 1 MiB", file=sys.stderr)
     if result.outcome in STATUS:
@@ -89,10 +92,10 @@ def main() -> int:
         print(f"sandbox: cannot read {options.file}: {error.strerror}", file=sys.stderr)
         return NOT_RUN
     except (SandboxUnavailable, SyntaxError, ValueError) as error:
-        print(f"sandbox: {error}", file=sys.stderr)
+        print(printable(f"sandbox: {error}"), file=sys.stderr)
         return NOT_RUN
     if options.json:
-        print(msgspec.json.encode(result).decode())
+        print(json.dumps(msgspec.to_builtins(result)))
         return 0
     return show(result)
 

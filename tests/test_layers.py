@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "engine/learner/messages": (),  # of both sides: algo imports it, and not the process
     "engine/learner": ("engine.types", "engine.errors", "engine.process"),
     "engine/pipeline": ("engine.errors",),
-    "engine/run": ("engine.types", "engine.data", "engine.atomic_files"),
+    "engine/run": ("engine.types", "engine.data", "engine.atomic_files", "sandbox.printable"),
     "engine/recording": (
         "engine.types",
         "engine.errors",
@@ -67,7 +67,7 @@ MAY_IMPORT = {
         "engine.run",
         "engine.atomic_files",
     ),
-    "engine": ("engine", "sandbox.wire"),
+    "engine": ("engine", "sandbox.wire", "sandbox.printable"),
     "sandbox/inside": (),
     "sandbox/host": ("sandbox",),
     "sandbox": ("sandbox",),

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.fleet.fleet import Fleet
+from sandbox.printable import printable
 
 _TICK_S = 0.25
 SOLVED_SHARE, SOLVED_STEPS = 0.8, 3  # more than this share of the groups, in so many steps in a row
@@ -141,7 +142,7 @@ class Display:
         if "eval/accuracy" in m:
             grid.add_row("held-out accuracy", _accuracy(m))
         if self._limit:
-            grid.add_row("limit", Text(self._limit))
+            grid.add_row("limit", Text(printable(self._limit)))
         for index in range(self._fleet.config.replicas):
             sample = self._fleet.last.get(index)
             if index not in self._fleet.live:
@@ -153,7 +154,7 @@ class Display:
             filled = round(share * 30)
             bar = f"[cyan]{'█' * filled}[/][dim]{'░' * (30 - filled)}[/]"
             grid.add_row(f"replica {index} KV", f"{bar} {share:4.0%}  {sample.running} running")
-        return Panel(Group(self._progress, Text(""), grid), title=Text(self._title), title_align="left")
+        return Panel(Group(self._progress, Text(""), grid), title=Text(printable(self._title)), title_align="left")
 
 
 def _accuracy(m: Mapping[str, float]) -> str:

@@ -23,6 +23,7 @@ from engine.errors import BadInput
 from engine.process import streams
 from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED
+from sandbox.printable import print_logs, printable
 
 Config = TypeVar("Config")
 
@@ -40,6 +41,7 @@ def run_job(
     Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
     streams.outlive_readers()
+    print_logs()
     config = parse(config_class, sys.argv[1:] if argv is None else argv)
     return run(Path(sys.argv[0]).stem, work(config), expected=expected)
 
@@ -51,10 +53,10 @@ def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Ex
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_begin(work))
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except told as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         again = shlex.join([sys.executable, *sys.argv])

@@ -9,6 +9,7 @@ from typing import Any
 from engine.console.options import Machines, flat, overrides
 from engine.nodes.config import LeadConfig, node_command
 from engine.nodes.messages import LearnerHosts
+from sandbox.printable import printable
 
 
 def lead_of(machines: Machines, config_class: type[Any], config: Any, **options: Any) -> LeadConfig | None:
@@ -32,7 +33,7 @@ def lead_of(machines: Machines, config_class: type[Any], config: Any, **options:
             **options,
         )
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
 
 

@@ -28,6 +28,7 @@ from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED, say
 from engine.wiring import check_recipe
+from sandbox.printable import print_logs, printable
 
 Train = Callable[[Any, RunFolder], Coroutine[Any, Any, Any]]
 
@@ -46,9 +47,10 @@ def main(
     try:
         check_recipe(config_class, train)
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     streams.outlive_readers()
+    print_logs()
     program = _program(train)
     invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
     invocation = invocation.named(program)
@@ -70,10 +72,10 @@ def main(
                 run.opener = partial(lead_training, lead)
             runner.run(_begin(config, invocation, run, train))
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (*EXPECTED, ListenFailed) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)

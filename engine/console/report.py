@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from engine.console.shown import shown
 from engine.rollout.chat_template import ChatConfig
 from engine.telemetry import metrics as measure
 from engine.types import Trajectory
 from engine.view.diagnosis import Diagnosis
 from engine.view.step_window import Limit
+from sandbox.printable import printable
 
 _BLUE, _RED = "#08519c", "#cb181d"
 
@@ -198,18 +199,18 @@ def print_report(
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():
-            path = escape(str(folder / name))
-            console.print(f"  {path}  [dim]{escape(what)}[/]", highlight=False, soft_wrap=True)
+            path = shown(str(folder / name))
+            console.print(f"  {path}  [dim]{shown(what)}[/]", highlight=False, soft_wrap=True)
 
 
 def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """The sentence, the alarms, and the first piece of advice where something limits the run."""
-    console.print(diagnosis.sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(diagnosis.sentence), markup=False, highlight=False, soft_wrap=True)
     for finding in diagnosis.alarms:
-        console.print(f"  [red]alarm[/]  {escape(str(finding))}", highlight=False, soft_wrap=True)
+        console.print(f"  [red]alarm[/]  {shown(str(finding))}", highlight=False, soft_wrap=True)
     if diagnosis.limit is not Limit.NONE:
         for finding in diagnosis.advice[:1]:
-            console.print(f"  advice  {escape(str(finding))}", highlight=False, soft_wrap=True)
+            console.print(f"  advice  {shown(str(finding))}", highlight=False, soft_wrap=True)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
@@ -238,15 +239,15 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
         list(zip(before, after, strict=True)) if before else [(member,) for member in after]
     )
     learnt = [pair for pair in pairs if not measure.correct(pair[:1]) and measure.correct(pair[-1:])]
-    shown: dict[str, tuple[Trajectory, ...]] = {}
+    chosen: dict[str, tuple[Trajectory, ...]] = {}
     for pair in learnt + pairs:
-        shown.setdefault(pair[0].prompt.id, pair)
+        chosen.setdefault(pair[0].prompt.id, pair)
     table = Table(title="Three held-out problems", show_lines=True)
     for name in ("problem", *(["before"] if before else []), "after"):
         table.add_column(name, overflow="fold")
-    for pair in list(shown.values())[:3]:
+    for pair in list(chosen.values())[:3]:
         prompt = pair[0].prompt
-        question = escape(prompt.messages[-1]["content"]) + f"\n[dim]answer: {escape(prompt.answer)}[/]"
+        question = shown(prompt.messages[-1]["content"]) + f"\n[dim]answer: {shown(prompt.answer)}[/]"
         table.add_row(question, *map(_transcript, pair))
     return table
 
@@ -255,8 +256,8 @@ def _transcript(trajectory: Trajectory) -> str:
     """What the agent said, and what Python answered between its turns."""
     lines = []
     for said, turn in zip(trajectory.text.split("<|im_end|>"), trajectory.turns, strict=False):
-        lines.append(escape(said.strip()))
-        lines += [f"[dim]python said:[/] {escape(use.response)}" for use in turn.tool_uses]
+        lines.append(shown(said.strip()))
+        lines += [f"[dim]python said:[/] {shown(use.response)}" for use in turn.tool_uses]
     return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.panel import Panel
 
 from engine.console.options import parse
+from engine.console.shown import shown
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
+from sandbox.printable import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,13 @@ def panel(row: Rollout) -> Panel:
     trained = (
         f"advantage {row.advantage:+.2f}" if row.advantage is not None else f"not trained ({row.drop or 'not kept'})"
     )
-    calls = [f"[dim]{escape(call.name)} ({escape(call.outcome)}):[/] {escape(call.reply)}" for call in row.calls]
+    calls = [f"[dim]{shown(call.name)} ({shown(call.outcome)}):[/] {shown(call.reply)}" for call in row.calls]
     scores = [f"{name} {'-' if score is None else f'{score:g}'}" for name, score in row.scores.items()]
-    body = [f"[bold]{escape(row.question)}[/]  [dim]answer: {escape(row.answer)}[/]", escape(row.text.strip()), *calls]
+    body = [f"[bold]{shown(row.question)}[/]  [dim]answer: {shown(row.answer)}[/]", shown(row.text.strip()), *calls]
     if scores:
-        body.append(escape("scores: " + ", ".join(scores)))
+        body.append(shown("scores: " + ", ".join(scores)))
     title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
-    return Panel(Group(*body), title=escape(title), title_align="left")
+    return Panel(Group(*body), title=shown(title), title_align="left")
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
         for row in islice(rollouts(config), config.first):
             console.print(panel(row))
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -10,6 +10,7 @@ and one line: the cause, and what to do about it.
 from __future__ import annotations
 
 from engine.process import streams
+from sandbox.printable import print_logs, printable
 
 streams.prepare_descriptors()  # before other imports open files
 
@@ -180,11 +181,12 @@ async def run(options: argparse.Namespace) -> str | None:
 
 
 def main() -> int:
+    print_logs()
     options = parse()
     with contextlib.suppress(KeyboardInterrupt):  # before the loop runs
         failed = uvloop.run(run(options))
         if failed is not None:
-            print(f"engine.gateway: {' '.join(failed.split())}", file=sys.stderr)
+            print(printable(f"engine.gateway: {' '.join(failed.split())}"), file=sys.stderr)
             return 2
     return 0
 

@@ -39,6 +39,7 @@ from engine.run.workspace import workspace
 from engine.telemetry.watchdog import end_on_signals, exit_process
 from engine.training import EXPECTED
 from sandbox.keys import HostKeys, load_host
+from sandbox.printable import print_logs, printable
 
 PROGRAM = "engine.nodes"
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lead that is gone, 130 when it was interrupted.
     """
     streams.outlive_readers()
+    print_logs()
     words = _parser().parse_args(argv)
     try:
         fields = {"name": words.name} if words.name else {}
@@ -58,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _train(config, keys, folder, dry_run=words.dry_run)
             return _join(config, keys, words.fields, folder, dry_run=words.dry_run)
     except (BadInput, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (*EXPECTED, LeadGone, NodeRefused, PullFailed) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{PROGRAM}: interrupted; the lead gives what this node had to others", file=sys.stderr)

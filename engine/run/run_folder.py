@@ -30,6 +30,7 @@ import msgspec
 
 from engine.atomic_files import CannotWrite, append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
+from sandbox.printable import one_line
 
 _CHECKSUM = b',"crc32":'
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -122,7 +123,7 @@ class RunFolder:
     def note(self, line: str) -> None:
         """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(line)}\n")
 
     def rows(self, step: int) -> list[dict[str, float]]:
         """The metrics up to a step, each row with its "step".

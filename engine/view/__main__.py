@@ -19,6 +19,7 @@ from engine.view.page import NoPlots
 from engine.view.questions import Questions
 from engine.view.run_files import NotARun, RunFiles
 from engine.view.server import HOST, CannotListen, serve
+from sandbox.printable import print_logs, printable
 
 PORT = 8010
 EXPECTED = (CannotListen, CannotWrite, NoPlots, NotARun, ValueError)
@@ -53,6 +54,7 @@ async def view(questions: Questions, port: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    print_logs()
     options = parse(arguments)
     try:
         questions = Questions([RunFiles(path) for path in options.run], follow=options.follow)
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:
-        print(f"engine.view: {' '.join(str(error).split())}", file=sys.stderr)
+        print(printable(f"engine.view: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     return 0
 

@@ -39,6 +39,7 @@ from engine.serving import ServingConfig, serving
 from engine.training import TrainingConfig
 from engine.types import Trajectory
 from sandbox import Sandbox, SandboxUnavailable
+from sandbox.printable import printable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "recipes"
@@ -224,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights = {"checkpoint": options.checkpoint, "start": options.start, "recipe": options.recipe}
         found = uvloop.run(go_on(options.run, place, seed=options.seed, **weights))
     except (CannotGoOn, ReplicaDied, SandboxUnavailable, TemplateError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from zipfile import BadZipFile
 
+from sandbox.printable import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 import numpy as np
@@ -267,10 +269,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         result = analyze(config, console)
     except (ValueError, OSError) as error:
-        print(f"analyze: {' '.join(str(error).split())}", file=sys.stderr)  # of transformers it may have many lines
+        print(
+            printable(f"analyze: {' '.join(str(error).split())}"), file=sys.stderr
+        )  # of transformers it may have many lines
         return 2
     except CannotWrite as error:
-        print(f"analyze: {error}", file=sys.stderr)
+        print(printable(f"analyze: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("analyze: interrupted; the steps that were done are kept, the same command goes on", file=sys.stderr)

@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sandbox.printable import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from rich.console import Console
@@ -303,10 +305,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         report = prepare(config, console, ["python", "recipes/rstar2/data.py", *argv])
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (CannotWrite, OSError) as error:
-        print(f"data: {error}", file=sys.stderr)
+        print(printable(f"data: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         again = shlex.join(["python", sys.argv[0], *argv])

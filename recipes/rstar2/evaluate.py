@@ -25,12 +25,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
+from engine.console.shown import shown
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 import msgspec
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from algo.eval_stats import avg_at_k, pass_at_k
@@ -315,13 +316,13 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def table_of(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """A column for each set."""
-    table = Table("", title=escape(title))
+    table = Table("", title=shown(title))
     for name in figures:
-        table.add_column(escape(name), justify="right")
+        table.add_column(shown(name), justify="right")
     lines: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
         ("problems x samples", lambda row: f"{row['problems']} x {row['samples']}"),
         ("avg@k", lambda row: f"{row['accuracy']:.3f}"),
-        ("95 % interval", lambda row: escape(f"[{row['accuracy_low']:.3f}, {row['accuracy_high']:.3f}]")),
+        ("95 % interval", lambda row: shown(f"[{row['accuracy_low']:.3f}, {row['accuracy_high']:.3f}]")),
         ("pass@k", lambda row: f"{row['pass_at_k'][str(row['samples'])]:.3f}"),
         ("tokens per rollout", lambda row: f"{row['tokens_per_rollout']:.0f}"),
         ("tool calls per rollout", lambda row: f"{row['tool_calls_per_rollout']:.2f}"),

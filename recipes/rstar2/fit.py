@@ -21,6 +21,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
+from sandbox.printable import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from rich.console import Console
@@ -369,7 +371,7 @@ def main(argv: Sequence[str]) -> int:
     console.print(NOT_RUN, style="yellow")
     refusal = verdict(memory)
     if refusal is not None:
-        print(f"fit: {refusal}", file=sys.stderr)
+        print(printable(f"fit: {refusal}"), file=sys.stderr)
         return 2
     if memory.plan.on_gpu:
         command = command_of(memory.plan, size)

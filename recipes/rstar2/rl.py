@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+from sandbox.printable import print_logs
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 import msgspec
@@ -562,6 +564,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def main(argv: Sequence[str]) -> int:
     streams.outlive_readers()
+    print_logs()
     machines, config = parse_all([Machines, Config], argv)
     if config.protocol == "release":  # with its own defaults
         machines, config = parse_all([Machines, ReleaseConfig], argv)

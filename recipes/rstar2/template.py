@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sandbox.printable import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from engine.console.options import parse
@@ -252,7 +254,7 @@ def main() -> int:
     try:
         install(config.model, config.output, PROTOCOLS[config.protocol])
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     print(f"{config.output}: the chat template of the {config.protocol} on {config.model}")
     return 0

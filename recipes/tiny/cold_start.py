@@ -28,6 +28,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+from sandbox.printable import printable
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from engine.replica.config import ReplicaConfig, prepare_environment
@@ -286,7 +288,7 @@ def main(argv: Sequence[str]) -> int:
         made = {"command": command, "config": asdict(config), "figures": figures, "versions": versions()}
         (config.output / "cold_start.json").write_text(json.dumps(made, indent=2, default=str) + "\n")
     except (OSError, LearnerDied, ReplicaDied, SandboxUnavailable) as error:
-        print(f"tiny_cold_start: {error}", file=sys.stderr)
+        print(printable(f"tiny_cold_start: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("tiny_cold_start: interrupted", file=sys.stderr)

@@ -23,6 +23,7 @@ from sandbox import wire
 from sandbox.host import nsjail
 from sandbox.host.queues import SessionQueue, Sessions, Starts, TierQueue
 from sandbox.host.slots import START_S, Indexes, SlotHandle, TierJail
+from sandbox.printable import printable
 from sandbox.tiers import Tier
 
 WATCH_S = 1.0
@@ -144,7 +145,8 @@ class Pool:
             self._slot_died(slot)
         report = f"{tier_jail.reason}\n{log}".strip()
         if tier_jail.served and report:
-            print(f"sandbox.host: a jail of tier {tier!r} ended: {report[:2000]}", file=sys.stderr, flush=True)
+            ended = printable(f"sandbox.host: a jail of tier {tier!r} ended: {report[:2000]}")
+            print(ended, file=sys.stderr, flush=True)
         elif tier_jail.served == 0 and self._starts[tier].failed(self._loop.time(), killed=not report):
             cause = nsjail.explain(log) if log.strip() or not tier_jail.reason else ""
             self._failed(tier, ": ".join(filter(None, (tier_jail.reason, cause))))
@@ -157,7 +159,7 @@ class Pool:
             self._over.set_exception(nsjail.JailUnavailable(reason))
         elif self._starts[tier].last_reason != reason:
             self._starts[tier].last_reason = reason
-            print(f"sandbox.host: tier {tier!r} cannot start: {reason}", file=sys.stderr, flush=True)
+            print(printable(f"sandbox.host: tier {tier!r} cannot start: {reason}"), file=sys.stderr, flush=True)
 
     def _watch(self) -> None:
         """Kill slots that should have reported by now, and free the indexes of those that are gone."""

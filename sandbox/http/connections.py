@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
+from sandbox.printable import printable
+
 PATIENCE_S = 75.0  # above BODY_S, whose end is answered; and above what clients keep unused connections for
 LOG_S = 10.0
 SPARE_FDS = 128  # for all that is no connection
@@ -44,7 +46,7 @@ class Seldom(logging.Filter):
             record.exc_info = None
         if left_out := self._left_out.pop(kind, 0):
             line += f" ({left_out} more of these since the last line)"
-        record.msg, record.args = line, None
+        record.msg, record.args = printable(line), None
         return True
 
 

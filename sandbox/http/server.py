@@ -32,6 +32,7 @@ from sandbox.http.connections import SPARE_FDS, Connections, log
 from sandbox.http.gateway import LANGUAGES, MAX_WALL_S, Gateway, Refused, bodies_end, errors_as_json, json_response
 from sandbox.http.sandbox_fusion import Fusion
 from sandbox.http.sessions import Sessions
+from sandbox.printable import print_logs
 from sandbox.wire import Limits
 
 TOKEN_VARIABLE = "ROCSTAR_SANDBOX_TOKEN"
@@ -241,6 +242,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    print_logs()
     options = parse()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each; the usual 1024 are too few

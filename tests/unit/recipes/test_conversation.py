@@ -11,6 +11,7 @@ from engine.rollout.chat_template import ChatTemplate
 from recipes.conversation import OnReplica, converse, opened, weights_folder
 from recipes.tiny.task import MAX_TOKENS, SHIPPED, tool_call
 from sandbox import SandboxUnavailable
+from sandbox.printable import printable
 
 CHAT = ChatTemplate.load(SHIPPED)
 ANSWER = "<reason>The result is 13.</reason>\n<answer>\\boxed{13}</answer>"
@@ -77,6 +78,21 @@ async def test_a_call_is_run_and_its_reply_read():
     assert "python says: 13" in talk.shown
     assert "\\boxed{13}" in talk.shown
     assert "<|im_end|>" not in talk.shown
+
+
+async def test_what_model_and_tool_say_is_no_order_to_the_terminal():
+    orders = "\x1b[2J\x9b2J\u202e"
+
+    class Evil(Tool):
+        async def __call__(self, arguments):
+            return ToolReply(outcome="ok", text=orders)
+
+    script = Script(f"{orders}{tool_call('1')}", f"{orders}{ANSWER}")
+    talk = Talk(script, Evil())
+    await talk.ask()
+    assert orders in script.prompts[1]
+    assert talk.shown.count(printable(orders)) == 3
+    assert printable(talk.shown) == talk.shown
 
 
 async def test_a_second_question_is_read_after_what_was_said_before():
