@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -133,7 +132,7 @@ class Recording:
             step=step,
             groups=groups,
             whole=whole,
-            epoch=time.time() - self._timeline.now(),
+            epoch=self._timeline.epoch,
             epochs=dict(self._epochs),
             nodes={group.lease: self.nodes.pop(group.lease, "") for group in groups},
             explain=self.explain,

@@ -2,6 +2,8 @@
 
 Invariants
 - Times are seconds of one monotonic clock; recording is an append.
+- The time of day at which that clock was zero is looked up once in the life of a process (EPOCH): a step of the wall
+  clock moves nothing.
 - The newest EVENTS of each kind are kept: memory is bounded however long nobody takes them.
 - Spans that have a `key` belong to that trajectory.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
@@ -27,6 +29,7 @@ from engine.telemetry.idle_clock import IdleClock, Interval
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation", "nodes")
 EVENTS = 250_000
 BUCKET_S = 0.05
+EPOCH = time.time() - time.perf_counter()
 
 
 class Lanes:
@@ -108,9 +111,13 @@ class Events:
 
 
 class Timeline:
-    """Collects what happened, for `drain`. Raises KeyError for a track that is not in TRACKS."""
+    """Collects what happened, for `drain`. Raises KeyError for a track that is not in TRACKS.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    epoch: when the clock was zero, in seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, epoch: float = EPOCH) -> None:
+        self.epoch = epoch
         self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
@@ -160,7 +167,7 @@ class Timeline:
         events = Events(
             start=self._since,
             end=now,
-            epoch=time.time() - now,
+            epoch=self.epoch,
             spans=self._spans,
             instants=self._instants,
             steps=list(self._buckets),

@@ -127,8 +127,9 @@ class Sandbox:
     ) -> wire.ToolResult:
         """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
 
-        display: code without output shows its last expression, as a notebook does. seed: of `random`, `numpy.random`
-        and sympy; default: another for each call. tier: name of a tier; default: chosen by the code's imports.
+        display: code without output shows its last expression, as a notebook does. seed: of all random numbers that
+        Python draws: `random`, numpy, sympy, `os.urandom` and with it secrets, uuid4 and tempfile (not `os.getrandom`,
+        nor /dev/urandom); default: another for each call. tier: name of a tier; default: chosen by the code's imports.
         """
         request = wire.RunRequest(
             id=next(self._ids),

@@ -29,6 +29,7 @@ from sandbox.inside import main_program as program
 from sandbox.inside.main_program import HOME
 
 FIRST_UID = 1000
+SEED_SHIFT = 64  # above all seeds: what stands for the kernel's numbers are others than those of `random`
 LENGTH = struct.Struct("q")  # at the start of a board: how long the display is, all of it
 ROUNDS = 30  # until the interpreter has adapted all that it runs (PEP 659)
 REHEARSAL = (
@@ -131,6 +132,28 @@ def seed_random(seed: int) -> None:
     """Numbers of their own for each call: what the zygote's generators hold would be the same in all."""
     for reseed, most in _generators:
         reseed(seed % most if seed >= 0 else None)
+    if seed >= 0:
+        _seed_entropy(seed)
+
+
+def _seed_entropy(seed: int) -> None:
+    """Draw from the seed also what Python asks the kernel for: `os.urandom`, hence secrets, uuid4 and numpy's
+    default_rng; and the seed of a `random.Random()` that is given none, hence tempfile's names.
+    """
+    bits = Generator(seed + 1 << SEED_SHIFT).getrandbits
+
+    def urandom(size: int) -> bytes:
+        return bits(8 * size).to_bytes(size, "little")
+
+    os.urandom = urandom
+    if (random := sys.modules.get("random")) is not None:
+        reseed = random.Random.seed
+
+        def seed_random_object(self: Any, a: Any = None, version: int = 2) -> None:
+            reseed(self, bits(64) if a is None else a, version)
+
+        random._urandom, random.Random.seed = urandom, seed_random_object  # type: ignore[attr-defined]
+        random.seed = random._inst.seed  # type: ignore[attr-defined] # bound to the method that it was
 
 
 class Board:

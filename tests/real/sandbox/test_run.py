@@ -309,6 +309,29 @@ async def test_calls_start_in_order() -> None:
     assert done == list(range(20))
 
 
+DRAWS = """
+import numpy, os, random, secrets, sympy.core.random, tempfile, uuid
+print(random.random(), random.Random().random(), random.SystemRandom().random(), random.Random(3).random())
+print(numpy.random.rand(), numpy.random.default_rng().random(), numpy.random.RandomState().rand())
+print(sympy.core.random.random(), uuid.uuid4(), secrets.token_hex(4), os.urandom(4).hex(), os.urandom(0))
+print(tempfile.mkdtemp(), tempfile.NamedTemporaryFile().name)
+random.seed(); numpy.random.seed(None)
+print(random.random(), numpy.random.rand())
+"""
+
+
+@pytest.mark.parametrize("tier", [tier.name for tier in TIERS])
+async def test_a_seed_reaches_all_that_draws(box: Sandbox, tier: str) -> None:
+    one, same, other, free, again = [await box.run(DRAWS, seed=seed, tier=tier) for seed in (7, 7, 8, None, None)]
+    assert (one.outcome, one.stderr) == ("ok", "")
+    assert one.stdout == same.stdout
+    drawn = [set(result.stdout.split()) for result in (one, other, free, again)]
+    for index, numbers in enumerate(drawn):
+        assert len(numbers) >= 15  # random's and sympy's are seeded alike
+        for others in drawn[index + 1 :]:
+            assert numbers & others == {"0.23796462709189137", "b''"}  # Random(3), and nothing
+
+
 async def test_libraries_are_preloaded_and_reseeded() -> None:
     async with Sandbox(
         SandboxConfig(slots=2, tiers=(Tier(name="numeric", preload=("random", "numpy.random")),))

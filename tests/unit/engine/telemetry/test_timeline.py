@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,14 @@ def test_what_is_drained_was_since_the_last_time():
     second = timeline.drain()
     assert (second.start, second.end) == (101.0, 102.0)
     assert [*second.spans, *second.instants, *second.lags, *second.steps] == []
+
+
+def test_all_that_a_process_records_has_one_epoch():
+    first, second = Timeline(), Timeline()
+    epochs = {first.drain().epoch, second.drain().epoch, first.drain().epoch, first.epoch}
+    assert len(epochs) == 1
+    assert abs(epochs.pop() + first.now() - time.time()) < 60
+    assert Timeline(Clock(), epoch=7.0).drain().epoch == 7.0
 
 
 def test_engine_steps_are_thinned_to_the_largest_of_a_moment_and_sums():
