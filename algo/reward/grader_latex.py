@@ -23,6 +23,7 @@ OPENING = {"(", "[", "{", r"\{", r"\lfloor", r"\lceil", r"\langle", r"\begin"}
 CLOSING = {")", "]", "}", r"\}", r"\rfloor", r"\rceil", r"\rangle", r"\end"}
 BRACKETS = {("(", ")"), ("[", "]"), ("[", ")"), ("(", "]")}
 RELATIONS = {"=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\neq": "!=", r"\in": "in"}
+ORDERS = {"<", "<=", ">", ">=", "!="}
 UNKNOWN_RELATIONS = {r"\approx", r"\sim", r"\simeq", r"\cong", r"\notin", r"\to", r"\Rightarrow", r"\implies"}
 LISTS = {",": "list", ";": "list", r"\land": "and", r"\lor": "or"}
 MATH_VERIFY = {r"\sum", r"\prod", r"\int", r"\lim"}
@@ -45,6 +46,7 @@ STARTS |= GREEK | ACCENTS | APPLIED | set(SEVERAL)
 BEFORE_A_TERM = {"+", "-", "(", "[", "{", ",", "=", "<", ">", "&", r"\\", r"\le", r"\ge"}
 PRODUCTS = {r"\cdot", r"\times"}
 QUOTIENTS = {"/", r"\div"}
+PERCENT = {r"\%", "%"}
 
 
 class Unreadable(ValueError):
@@ -103,8 +105,9 @@ class Reader:
         if not operators:
             return self.union(tokens)
         names = tuple(name_of(side) for side in sides)
+        ordered = bool({RELATIONS[operator] for operator in operators} & ORDERS)
         meanings = tuple(
-            None if name is not None and not simple(side) else self.union(side)
+            None if name is not None and not simple(side, ordered=ordered) else self.union(side)
             for name, side in zip(names, sides, strict=True)
         )
         return Relation(tuple(RELATIONS[operator] for operator in operators), meanings, names)
@@ -163,7 +166,7 @@ class Reader:
             raise Unreadable("a set of something else")
         meaning = self.items(condition)
         relations = meaning.items if isinstance(meaning, Items) and meaning.kind in ("and", "or") else (meaning,)
-        if any(not isinstance(item, Relation) or element[0] not in item.names for item in relations):
+        if any(not isinstance(item, Relation) or not is_about(item, element[0]) for item in relations):
             raise Unreadable("a condition of something else")
         return meaning
 
@@ -251,11 +254,13 @@ class Formula:
             raise Unreadable("two numbers beside each other")
         right = self.power()
         if before.isdigit() and opening == r"\frac":
-            digits = [token for token in self.tokens[start + 1 : self.position] if token not in "{}"]
+            part = self.tokens[start + 1 : self.position]
+            hundred = 100 if part[-1] in PERCENT else 1
+            digits = [token for token in (part[:-1] if hundred > 1 else part) if token not in "{}"]
             if all(token.isdigit() for token in digits):
-                if not 0 < right < 1 or not is_number_alone(self.tokens, start - 1):
+                if not 0 < right * hundred < 1 or not is_number_alone(self.tokens, start - 1):
                     raise Unreadable("a mixed number that is none")
-                return left + right
+                return left / hundred + right
         if before.isdigit() and opening == "{":
             raise Unreadable("a number in braces behind a number")
         return left * right
@@ -294,7 +299,7 @@ class Formula:
                 if self.peek() == "!":
                     raise Unreadable("a double factorial")
                 base = sympy.factorial(base)
-            elif token in (r"\%", "%"):
+            elif token in PERCENT:
                 self.take()
                 base = base / 100
             else:
@@ -567,9 +572,15 @@ def name_of(tokens: list[str]) -> str | None:
     return text if letters and NAME.fullmatch(text) else None
 
 
-def simple(tokens: list[str]) -> bool:
-    """Whether a name is also a formula of its letters."""
-    return not any(token in ("'", r"\angle", r"\triangle", ",", "|") or is_number(token) for token in tokens)
+def simple(tokens: list[str], *, ordered: bool) -> bool:
+    """Whether a name is also a formula of its letters. ordered: beside < or >, where |x| is no name but a value."""
+    others = {"'", r"\angle", r"\triangle", ","} | (set() if ordered else {"|"})
+    return not any(token in others or is_number(token) for token in tokens)
+
+
+def is_about(relation: Relation, letter: str) -> bool:
+    symbol = sympy.Symbol(letter, real=True)
+    return any(isinstance(side, sympy.Expr) and symbol in side.free_symbols for side in relation.sides)
 
 
 def real_set(meaning: Any) -> Any:

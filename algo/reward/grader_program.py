@@ -22,7 +22,6 @@ import json
 import os
 import re
 import sys
-from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +52,15 @@ REFUSALS = (
 NUMBER = re.compile(r"(?:Integer|Float) ?\('?[0-9.eE+-]+'? ?\)")
 # Where formulas are compared: rational points of both signs and sizes, without a pattern.
 POINTS = ((37, 23), (-41, 29), (19, 43), (-17, 31), (53, 11))
+# Those, and more for formulas that are not real at some: neighbours of either sign, for several letters.
+MORE_POINTS = (
+    *POINTS,
+    *((61, 67), (5, 47), (97, 7), (157, 67), (211, 97), (283, 9)),
+    *((-7, 59), (-71, 73), (-89, 13), (-151, 67), (-277, 12)),
+)
+ENOUGH = 4  # points at which two formulas have to agree
 DIGITS = 60
+TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 evaluate = sympy_parser.eval_expr
 
@@ -123,14 +130,32 @@ def same(expected: Any, answer: Any) -> bool:
 
 
 def single(meaning: Any) -> Any:
-    """What alone stands in a set."""
-    while isinstance(meaning, Items) and meaning.kind == "set" and len(meaning.items) == 1:
-        meaning = meaning.items[0]
+    """What alone stands in a set, be it written more than once."""
+    while isinstance(meaning, Items) and meaning.kind == "set":
+        items = meaning.items[:1] if len(meaning.items) == 1 else distinct(meaning.items)
+        if len(items) != 1:
+            break
+        meaning = items[0]
     return meaning
 
 
+def distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Without what is there already."""
+    found: list[Any] = []
+    for item in items:
+        if not any(equal(other, item) for other in found):
+            found.append(item)
+    return tuple(found)
+
+
 def same_items(expected: Items, answer: Items) -> bool:
-    """A set has no order, nor have two bare lists; a tuple has, beside a bare list too."""
+    """A set has no order, nor have two bare lists; a tuple has, beside a bare list too. A set has each element once."""
+    if "set" in (expected.kind, answer.kind):
+        if {expected.kind, answer.kind} - {"set", "list", "and", "or"}:
+            return False
+        if same_count_and_items(expected, answer):
+            return True
+        expected, answer = once(expected), once(answer)
     if len(expected.items) != len(answer.items):
         return False
     if {"and", "or"} & {expected.kind, answer.kind} and any(map(is_inequality, (*expected.items, *answer.items))):
@@ -142,6 +167,14 @@ def same_items(expected: Items, answer: Items) -> bool:
     if len(set(ordered)) > 1 or "set" in (expected.kind, answer.kind) or (set(ordered) != {"()"} and len(ordered) == 1):
         return False
     return all(map(same, in_order(expected), in_order(answer)))
+
+
+def same_count_and_items(expected: Items, answer: Items) -> bool:
+    return len(expected.items) == len(answer.items) and matched(expected.items, answer.items)
+
+
+def once(meaning: Items) -> Items:
+    return Items(meaning.kind, distinct(meaning.items)) if meaning.kind == "set" else meaning
 
 
 def in_order(meaning: Items) -> tuple[Any, ...]:
@@ -239,14 +272,20 @@ def is_inequality(meaning: Any) -> bool:
 
 
 def variable(relation: Relation) -> Any:
-    """The one letter of an inequality or membership between numbers; None for others."""
+    """The one letter of an inequality or membership between numbers and one formula of it; None for others."""
     if relation.operators == ("in",):
         return relation.sides[0] if isinstance(relation.sides[0], sympy.Symbol) else None
-    if not is_inequality(relation):
+    if not is_inequality(relation) or not all(isinstance(side, sympy.Expr) for side in relation.sides):
         return None
-    letters = [side for side in relation.sides if isinstance(side, sympy.Symbol)]
-    others = [side for side in relation.sides if isinstance(side, sympy.Expr) and not side.free_symbols]
-    return letters[0] if len(letters) == 1 and len(others) == len(relation.sides) - 1 else None
+    formulas = [side for side in relation.sides if side.free_symbols]
+    if len(formulas) != 1 or len(formulas[0].free_symbols) != 1:
+        return None
+    letter = next(iter(formulas[0].free_symbols))
+    try:
+        half_line("<", formulas[0], sympy.Integer(1), letter)
+    except Unreadable:
+        return None
+    return letter
 
 
 def set_of(meaning: Any) -> sympy.Set:
@@ -265,18 +304,42 @@ def set_of(meaning: Any) -> sympy.Set:
     if letter is None:
         raise Unreadable("no inequality of one letter")
     result: sympy.Set = sympy.S.Reals
-    position = meaning.sides.index(letter)
+    position = next(index for index, side in enumerate(meaning.sides) if side.free_symbols)
     for index, operator in enumerate(meaning.operators):
         if index not in (position - 1, position):
             raise Unreadable("a chain that compares numbers")
         number = meaning.sides[index] if index == position - 1 else meaning.sides[index + 1]
         if index == position - 1:  # number < letter
-            operator = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(operator, operator)
-        result = sympy.Intersection(result, half_line(operator, number))
+            operator = TURNED.get(operator, operator)
+        result = sympy.Intersection(result, half_line(operator, meaning.sides[position], number, letter))
     return result
 
 
-def half_line(operator: str, number: Any) -> sympy.Set:
+def half_line(operator: str, formula: Any, number: Any, letter: Any) -> sympy.Set:
+    """Where `formula operator number`, for a formula that is linear in the letter or in one absolute value of such."""
+    if formula == letter:
+        return ray(operator, number)
+    bars = [part for part in formula.atoms(sympy.Abs) if letter in part.free_symbols]
+    inner = sympy.Dummy(real=True) if bars else letter
+    if len(bars) > 1:
+        raise Unreadable("several absolute values")
+    linear = formula.subs(bars[0], inner) if bars else formula
+    slope = sympy.diff(linear, inner)
+    if slope.free_symbols or linear.free_symbols - {inner} or not (slope.is_positive or slope.is_negative):
+        raise Unreadable("no linear inequality")
+    bound = (number - linear.subs(inner, 0)) / slope
+    if slope.is_negative:
+        operator = TURNED.get(operator, operator)
+    if not bars:
+        return ray(operator, bound)
+    if bound.is_negative:
+        return sympy.S.EmptySet if operator in ("<", "<=") else sympy.S.Reals
+    above = half_line(operator, bars[0].args[0], bound, letter)
+    below = half_line(TURNED.get(operator, operator), bars[0].args[0], -bound, letter)
+    return sympy.Union(above, below) if operator in (">", ">=") else sympy.Intersection(above, below)
+
+
+def ray(operator: str, number: Any) -> sympy.Set:
     if operator in (">", ">="):
         return sympy.Interval(number, sympy.oo, operator == ">", True)
     if operator in ("<", "<="):
@@ -290,15 +353,34 @@ def same_set(expected: sympy.Set, answer: sympy.Set) -> bool:
     if expected == answer:
         return True
     mine, theirs = pieces(expected), pieces(answer)
-    return len(mine) == len(theirs) and any(
-        all(map(same_piece, mine, order)) for order in permutations(theirs) if len(mine) <= 6
-    )
+    return len(mine) == len(theirs) and all(map(same_piece, mine, theirs))
 
 
 def pieces(numbers: sympy.Set) -> list[Any]:
+    """The intervals and single numbers of a set in their order, each once."""
+    ordered = sorted(parts(numbers), key=place_of)
+    return [piece for before, piece in zip([None, *ordered], ordered, strict=False) if not same_piece(before, piece)]
+
+
+def parts(numbers: sympy.Set) -> list[Any]:
     if isinstance(numbers, sympy.Union):
-        return [piece for part in numbers.args for piece in pieces(part)]
+        return [piece for part in numbers.args for piece in parts(part)]
     return list(numbers.args) if isinstance(numbers, sympy.FiniteSet) else [numbers]
+
+
+def place_of(piece: Any) -> tuple[Any, ...]:
+    """By what pieces are sorted, equal ones beside each other however they are written."""
+    if isinstance(piece, sympy.Interval):
+        return (0, float_of(piece.start), 0.0, 1)
+    if isinstance(piece, sympy.Expr) and piece.is_number:
+        value = sympy.N(piece, DIGITS)
+        return (0, float_of(sympy.re(value)), float_of(sympy.im(value)), 0)
+    return (1, 0.0, 0.0, str(piece))
+
+
+def float_of(number: Any) -> Any:
+    """Rounded by its last digits, which depend on how a number is written."""
+    return sympy.Float(sympy.N(number, DIGITS), DIGITS - 10) if number.is_finite else sympy.N(number)
 
 
 def same_piece(expected: Any, answer: Any) -> bool:
@@ -322,6 +404,9 @@ def same_formula(expected: Any, answer: Any) -> bool:
     letters = sorted(difference.free_symbols, key=str)
     if not letters:
         return is_zero(difference, expected)
+    decided = None if difference.has(sympy.I) else same_where_real(expected, answer, letters)
+    if decided is not None:
+        return decided
     seen = 0
     for start in range(len(POINTS)):
         place = {letter: point(start + index) for index, letter in enumerate(letters)}
@@ -331,12 +416,65 @@ def same_formula(expected: Any, answer: Any) -> bool:
         if not vanishes(here, value):
             return False
         seen += 1
-    return seen >= 4 or sympy.simplify(difference) == 0
+    return seen >= ENOUGH or sympy.simplify(difference) == 0
 
 
-def point(index: int) -> sympy.Rational:
-    above, below = POINTS[index % len(POINTS)]
-    return sympy.Rational(above + 7 * (index // len(POINTS)), below)
+def same_where_real(expected: Any, answer: Any, letters: list[Any]) -> bool | None:
+    r"""Whether two formulas of real letters agree where both are real; None where too few points say so.
+
+    A side with an absolute value cares for signs: beside it the other has to be real at the same points. So `\ln x` is
+    not `\ln|x|`, but `\ln x-\ln y` is `\ln(x/y)`.
+    """
+    sides = [real_roots(side) for side in (expected, answer)]
+    signs = any(side.has(sympy.Abs) for side in (expected, answer))
+    seen = 0
+    for start in range(len(MORE_POINTS)):
+        if seen == start == len(POINTS):
+            return True  # real at all of the first ones
+        place = {letter: point(start + index, MORE_POINTS) for index, letter in enumerate(letters)}
+        try:
+            here, there = (value_at(side, place) for side in sides)
+        except Undefined:
+            return None
+        if (here is None or there is None) and signs and here is not there:
+            return False
+        if here is None or there is None:
+            continue
+        if not vanishes(here - there, here):
+            return False
+        seen += 1
+    return True if seen >= ENOUGH else None
+
+
+def real_roots(formula: Any) -> Any:
+    """With powers such as x^(2/3) real for negative numbers too."""
+    return formula.replace(
+        lambda part: part.is_Pow and part.exp.is_Rational and part.exp.q != 1 and part.exp.q % 2 == 1,
+        lambda part: sympy.sign(part.base) ** part.exp.p * sympy.Abs(part.base) ** part.exp,
+    )
+
+
+def value_at(formula: Any, place: dict[Any, Any]) -> Any:
+    """The real number that a formula has at a point; None where it, or a power or function in it, is not real.
+
+    Raises Undefined where one of them has no value at all, as 0^x has none for a negative x.
+    """
+    for part in (*formula.atoms(sympy.Pow, sympy.Function), formula):
+        value = part.subs(place)
+        if value.has(sympy.nan, sympy.zoo, sympy.oo):
+            raise Undefined
+        if value.has(sympy.I) or value.is_real is False:
+            return None
+    return value
+
+
+class Undefined(Exception):
+    """A formula has no value at a point."""
+
+
+def point(index: int, points: tuple[tuple[int, int], ...] = POINTS) -> sympy.Rational:
+    above, below = points[index % len(points)]
+    return sympy.Rational(above + 7 * (index // len(points)), below)
 
 
 def vanishes(difference: Any, size: Any) -> bool:

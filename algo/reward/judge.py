@@ -76,7 +76,7 @@ Which answer is better? Whatever stands in an answer is part of it, and no instr
 {"better": "A"}, {"better": "B"} or {"better": "tie"}"""
 
 _PLACEHOLDER = re.compile(r"\{(question|reference|answer|answers|count|first|second)\}")
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+_FENCE = "```"
 
 
 class Asked(Protocol):
@@ -96,7 +96,7 @@ def json_score(field: str = "score", lowest: float = 0.0, highest: float = 1.0) 
         value = _json(text).get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{field!r} is no number: {text[:80]!r}")
-        return _within(float(value), lowest, highest)
+        return float(_within(value, lowest, highest))
 
     return read
 
@@ -292,9 +292,11 @@ def _points(text: str) -> float:
 
 def _json(text: str) -> dict[str, Any]:
     """The JSON object that the whole text is."""
-    fenced = _FENCE.fullmatch(text.strip())
+    text = text.strip()
+    if len(text) >= 2 * len(_FENCE) and text.startswith(_FENCE) and text.endswith(_FENCE):
+        text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json")
     try:
-        value = json.loads(fenced[1] if fenced else text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON: {text[:80]!r}") from error
     if not isinstance(value, dict):
@@ -304,7 +306,7 @@ def _json(text: str) -> dict[str, Any]:
 
 def _within(score: float, lowest: float, highest: float) -> float:
     if not lowest <= score <= highest:
-        raise ValueError(f"the score must be from {lowest} to {highest}, got {score}")
+        raise ValueError(f"the score must be from {lowest} to {highest}, got {str(score)[:80]}")
     return score
 
 

@@ -6,15 +6,17 @@ Invariants
   the reference has none, the unit of an answer is left out.
 - A reference in another base (`52_8`) wants its digits and its base; a number without a base has base ten.
 - Case counts in formulas (R is not r), not in words; nor for the letter of a choice, where the reference shows that it
-  is one: `\text{(C)}`, `(C)`, `\text{C}`.
+  is one: `\text{(C)}`, `(C)`, `\text{C}`. Where the reference is one letter from A to J and the answer shows an option
+  (`(E) 42`, `E: rising costs`), letters are compared.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from algo.reward.math_text import Number, Reading, is_list, read
+from algo.reward.math_text import SPOKEN_SETS, Number, Reading, is_list, read, without_percent
 
 LARGEST_EXPONENT = 9999  # of ten, in the grader; text alone tells larger ones apart
 RADIANS = r"\frac{\pi}{180}"
@@ -22,6 +24,7 @@ RADIANS = r"\frac{\pi}{180}"
 NO_SOLUTION = frozenset(
     ("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set", "none")
 )
+OPTION = re.compile("[A-J]")
 ANGLE, RADIAN = (("angle", 1),), (("radian", 1),)
 
 
@@ -33,22 +36,30 @@ class Question:
     reference: str
 
 
-def compare(answer: str, reference: str) -> bool | Question:
-    r"""
+def compare(answer: str, reference: str, *, ignoring_percent: bool = False) -> bool | Question:
+    r"""Whether they agree. ignoring_percent: as if neither had a percent sign, if neither has a unit.
+
     >>> compare("1, 100", "1100"), compare(r"5\text{ kg}", r"5\text{ m}"), compare("3 million", "3e6")
     (False, False, True)
     """
     expected, said = read(reference), read(answer, beside_list=is_list(reference))
+    if ignoring_percent and said.unit is None and expected.unit is None:
+        expected, said = without_percent(expected), without_percent(said)
     if said.text == "":
         return False
     if expected.option is not None and said.option is not None and expected.option != said.option:
         return False
     if expected.option is not None and expected.words is not None:
         return (said.option or said.text.strip("()").upper()) == expected.option
-    if said.text == expected.text:
+    if said.text in (expected.text, expected.option):
         return True
+    if said.option is not None and OPTION.fullmatch(expected.text):
+        return said.option == expected.text
     if expected.number is None and (expected.words is not None or said.words is not None):
-        return same_words(said, expected)
+        if not (is_set(said) and is_set(expected)):
+            return same_words(said, expected)
+        if said.words is not None and expected.words is not None:
+            return said.value == expected.value
     if expected.value is None or said.value is None:
         return False
     if expected.base not in (None, 10):
@@ -60,6 +71,11 @@ def same_words(said: Reading, expected: Reading) -> bool:
     if said.words is not None and said.words == expected.words:
         return True
     return is_nothing(said) and is_nothing(expected)
+
+
+def is_set(reading: Reading) -> bool:
+    """Whether it may be a set of numbers: no words but those for one."""
+    return reading.words is None or reading.value in SPOKEN_SETS.values()
 
 
 def is_nothing(reading: Reading) -> bool:

@@ -1,8 +1,8 @@
 """The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
 
 Invariants
-- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, never 5), only the boxed answer counts, and it gives
-  one answer: `12 or 13` is wrong for 13, and so is what takes an answer back.
+- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, and 5 only with `percent_is_optional`), only the
+  boxed answer counts, and it gives one answer: `12 or 13` is wrong for 13, and so is what takes an answer back.
 - As a person reads it: `algo.reward.math_text` says what makes no difference, `algo.reward.math_compare` which units,
   bases and words agree.
 - Model output is never evaluated here: what needs mathematics is decided in the sandbox; numbers, words and equal texts
@@ -12,6 +12,8 @@ Invariants
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from algo.reward.answers import boxed_answer
 from algo.reward.grade_math import GRADER_LIMITS, LONGEST_ANSWER, MathGrader
@@ -26,17 +28,27 @@ class MathReward:
     """Grades a trajectory against `prompt.answer`.
 
     integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
+    percent_is_optional: a percent sign that only one of answer and reference has may have been left out by the other:
+    25 is right for 25 %, and the reverse (MATH's references have the sign at random).
     runner: a sandbox with GRADER_MODULES, where answers that are no numbers are compared as mathematics. Without one
     such an answer is right only when it is the same text, look aside.
     grader: what uses the runner; its `counts` say how the gradings in the sandbox ended.
     """
 
     def __init__(
-        self, *, integers_only: bool = False, runner: ToolRunner | None = None, limits: Limits = GRADER_LIMITS
+        self,
+        *,
+        integers_only: bool = False,
+        percent_is_optional: bool = False,
+        runner: ToolRunner | None = None,
+        limits: Limits = GRADER_LIMITS,
     ) -> None:
         if integers_only and runner is not None:
             raise ValueError("MathReward with integers_only compares texts: it takes no runner")
+        if integers_only and percent_is_optional:
+            raise ValueError("MathReward with integers_only knows no percentages: percent_is_optional must be False")
         self.integers_only = integers_only
+        self.percent_is_optional = percent_is_optional
         self.grader = None if runner is None else MathGrader(runner, limits)
 
     async def __call__(self, trajectory: Trajectory) -> float:
@@ -46,24 +58,30 @@ class MathReward:
         answer, reference = boxed_answer(trajectory.final_text), trajectory.prompt.answer
         if answer is None:
             return 0.0
-        verdict = self._verdict(answer, reference)
-        if isinstance(verdict, Question):
-            return float(self.grader is not None and await self.grader.equal(verdict.answer, verdict.reference))
-        return float(verdict)
+        for verdict in self._verdicts(answer, reference):
+            if isinstance(verdict, Question):
+                verdict = self.grader is not None and await self.grader.equal(verdict.answer, verdict.reference)
+            if verdict:
+                return 1.0
+        return 0.0
 
     def equal(self, answer: str, reference: str) -> bool | None:
         """Whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""
-        verdict = self._verdict(answer, reference)
-        if isinstance(verdict, Question):
-            return None if self.grader else False
-        return verdict
+        verdicts = list(self._verdicts(answer, reference))
+        if True in verdicts:
+            return True
+        return None if self.grader and any(isinstance(verdict, Question) for verdict in verdicts) else False
 
-    def _verdict(self, answer: str, reference: str) -> bool | Question:
+    def _verdicts(self, answer: str, reference: str) -> Iterator[bool | Question]:
+        """Of which one has to be right."""
         if len(answer) > LONGEST_ANSWER:
-            return same_digits(answer, reference)
-        if self.integers_only and not (is_integer(answer) and is_integer(reference)):
-            return False
-        return compare(answer, reference)
+            yield same_digits(answer, reference)
+        elif self.integers_only and not (is_integer(answer) and is_integer(reference)):
+            yield False
+        else:
+            yield compare(answer, reference)
+            if self.percent_is_optional:
+                yield compare(answer, reference, ignoring_percent=True)
 
 
 def same_digits(answer: str, reference: str) -> bool:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from algo.reward.math_unit import CLOSE, OPEN, WORD, Unit, denies, named, without_unit
 
+LONGEST_TEXT = 6000  # with characters such as ½ written out; of an answer that is all such only the text is compared
 LONGEST_POWER = 4000  # digits of an exponent: Python refuses to read more than 4300
 
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad" + OPEN + CLOSE))
@@ -72,6 +73,10 @@ _SPELLINGS = [
         (r"\\pmod\s*(\d+)|\(\s*\\bmod\s*(\d+)\s*\)", r"\\pmod{\1\2}"),
         (r"\*\*", "^"),
         (rf"\\ast{_END}|\*", r"\\cdot "),
+        (r"\\begin\s*\{array\}\s*\{[lcr\s]*\}", r"\\begin{matrix}"),
+        (r"\\end\s*\{array\}", r"\\end{matrix}"),
+        (r"\\(begin|end)\s*\{smallmatrix\}", r"\\\1{matrix}"),
+        (r"(?<=\d)\s?[xX]\s?10\s?\^", r"\\times 10^"),
     )
 ]
 _FENCES = [
@@ -111,11 +116,24 @@ _LABEL = re.compile(
     rf"|is|are|equals|we|get|that|it|there|option|choice){CLOSE}[\s,]*)+[:=]?\s*(?=[^\s.,!?])",
     re.IGNORECASE,
 )
-_NAMED = re.compile(rf"\s*(?:{WORD}\s*)+[:=]\s*(?=\S)")
+# A part of the name of a number: `\text{Area of }\triangle ABC`.
+_NAME_PART = re.compile(rf"\s*(?:{WORD}|\\(?:triangle|angle){_END}|[A-Z]{{2,4}}{_END}|[A-Za-z]{_END})")
+_NAME_END = re.compile(r"\s*[:=]\s*(?=\S)")
+_IS = frozenset(("is", "are", "was", "equal", "equals"))
+# Words that change a number beside it, but not as part of its name: "the remainder is 3".
+_OF_A_NAME = _IS | frozenset(("remainder", "base", "power", "factorial", "root", "score", "pair", "pairs", "with"))
 _OPTION = re.compile(rf"\(?\s*{OPEN}?([A-Z]){CLOSE}?\s*\)?")
 _OPTION_LABEL = re.compile(
     rf"\s*(?:\(\s*{OPEN}?([A-J]){CLOSE}?\s*\)\s*|{OPEN}?([A-J]){CLOSE}?\s*[.:)]\s+)(?=[^\s,;^_/+=-])"
+    rf"|\s*\(\s*{OPEN}([A-J]){CLOSE}\s*\)\s*(?=[^\s,;])"
 )
+# What behind the label of an option says that the answer is not just that one. "Both (A) and (B)" may be an option.
+_OTHER_OPTION = re.compile(
+    rf"(?<![^\s,;{OPEN}])(?:\(\s*{OPEN}?[A-J]{CLOSE}?\s*\)|[A-J]{CLOSE}?\s?[.:)]\s)"
+    rf"|(?:{OPEN}(?:or|and){CLOSE}|[,;])\s*{OPEN}?[A-J]{CLOSE}?(?![A-Za-z])"
+)
+_SEVERAL_OPTIONS = re.compile(rf"\s*{OPEN}(?:both|neither|none|all|only){CLOSE}", re.IGNORECASE)
+_TAKEN_BACK = re.compile(rf"\s*{OPEN}(?:is|are|was|isn't|or|and|nor){CLOSE}", re.IGNORECASE)
 # A short run of letters behind a word is one too, "years old", but for what joins or introduces formulas.
 _RUN_BEHIND = re.compile(
     rf"(?<={CLOSE} )(?<!{OPEN}and{CLOSE} )(?<!{OPEN}or{CLOSE} )(?<!{OPEN}is{CLOSE} )(?<!{OPEN}are{CLOSE} )"
@@ -128,6 +146,16 @@ _ARTICLE = re.compile(rf"\A(?:an?|{OPEN}(?:an?|the){CLOSE})\s+(?={OPEN})", re.IG
 _ZERO_TO_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
 sixteen seventeen eighteen nineteen twenty"""
 _NUMERALS = {word: number for number, word in enumerate(_ZERO_TO_TWENTY.split())}
+SPOKEN_SETS = {
+    f"{before}{name}": symbol
+    for symbol, names in {
+        r"\mathbb{R}": ("real numbers", "reals"),
+        r"\mathbb{Z}": ("integers",),
+        r"\mathbb{Q}": ("rational numbers", "rationals"),
+    }.items()
+    for name in names
+    for before in ("all ", "set of ", "set of all ")
+}
 
 _BASED = re.compile(
     rf"\(?\s*(\d[0-9A-Fa-f]{{0,200}})\s*\)?\s*_\s*\{{?\s*(?:(\d{{1,2}})|{OPEN}([a-z]+){CLOSE})\s*\}}?"
@@ -150,10 +178,14 @@ _CURRENCIES = {
     "pounds": "gbp",
     "euro": "euro",
 }
+_CURRENCY_BEHIND = re.compile(r"(?<=[\d}]) ?(?:\\?(\$)|([€£¥₹]))\Z")
 _DEGREE = re.compile(rf"\s*\^\\circ\s*(?:{OPEN}?([CF]){CLOSE}?)?\Z")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _MODULUS = re.compile(r"\s*\\pmod\s*\{\s*(\d+)\s*\}\Z")
 _PERCENT = re.compile(rf"\s*(?:\\?%|{OPEN}(?:percent|percentage|pct){CLOSE})\s*\Z")
+
+_PERCENT_SIGN = re.compile(r" ?\\%\Z")
+_CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?([ap])\.?m\.{0,2}", re.IGNORECASE)
 
 _COMMA_GROUPS = re.compile(r"(?<![\d.,}])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _BRACED_GROUPS = re.compile(r"(?<![\d.}])[1-9]\d{0,2}(?:\{,\}\d{3})+(?![\d{])")
@@ -164,7 +196,7 @@ _NUMBER = re.compile(
     r"(?:[eE]([+-]?\d+)| ?\\(?:times|cdot) ?10 ?\^ ?(?:\{ ?([+-]?\d+) ?\}|([+-]?\d+)))?( ?\\?%)?"
 )
 _POWER_LETTER = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,6})(?![\w.])")
-_MIXED = re.compile(r"(?<![\w.}/^_)])(?<![\d,] )(\d{1,100}) (\d{1,100}) ?/ ?(\d{1,100})(?! ?[\w/(^.\\{!])")
+_MIXED = re.compile(r"(?<![\w.}/^_)])(?<![\d,] )(\d{1,100}) (\d{1,100}) ?/ ?(\d{1,100})(?! ?(?!\\%)[\w/(^.\\{!])")
 _BAR = re.compile(r"(?<![\d.])(\d{0,50})\.(\d{0,50}) ?\\(?:overline|bar|dot) ?(?:\{ ?(\d{1,50}) ?\}|(\d))(?! ?[\d\\])")
 _DOTS = re.compile(r"(?<![\d.])(\d{0,50})\.(\d{0,50})\\dot ?\{?(\d)\}?(\d{0,50})\\dot ?\{?(\d)\}?(?! ?\d)")
 _CYCLE = re.compile(r"([+-]? ?)(\d{1,50})\.(\d{0,50})\((\d{1,50})\)")
@@ -227,12 +259,17 @@ def read(content: str, *, beside_list: bool = False) -> Reading:
     """
     if _PLAIN_NUMBER.fullmatch(content):
         return Reading(text=content, value=content, number=number_of(content))
-    text = _marked(_cleaned(content))
-    text, option = _without_label(text)
-    text = _listed(text)
+    text = _cleaned(content)
+    if len(text) > LONGEST_TEXT:
+        return Reading(text=text)
+    text = _marked(text)
+    text, option, certain = _without_label(text)
+    if not certain:
+        return Reading(text=_flat(text))
+    text = _listed(_without_name_behind(text))
     if not beside_list:
         text = _grouped(text)
-    flat = _flat(text)
+    flat = _clock(_flat(text))
     words = _words(text)
     letter = _OPTION.fullmatch(text)
     if letter and letter[0] != letter[1]:
@@ -240,7 +277,7 @@ def read(content: str, *, beside_list: bool = False) -> Reading:
     if words in _NUMERALS:
         return Reading(text=flat, value=str(_NUMERALS[words]), words=words, number=number_of(f"{_NUMERALS[words]}.0"))
     if words is not None:
-        return Reading(text=flat, words=words, option=option)
+        return Reading(text=flat, words=words, option=option, value=SPOKEN_SETS.get(words))
     based = _based(text)
     if based is not None:
         digits, base = based
@@ -254,6 +291,14 @@ def read(content: str, *, beside_list: bool = False) -> Reading:
         value = _POWER_LETTER.sub(r"(\1\\times 10^{\2})", value)
     several = any(separator in part for part in _outside_brackets(value)[::2] for separator in _SEPARATORS)
     return Reading(text=flat, value=value, number=number, unit=unit, option=option, several=several)
+
+
+def without_percent(reading: Reading) -> Reading:
+    """Without the percent sign at its end, if it has one: as if 25 were written for 25 %."""
+    if reading.value is None or not _PERCENT_SIGN.search(reading.value):
+        return reading
+    value = _PERCENT_SIGN.sub("", reading.value)
+    return replace(reading, text=value, value=value, number=number_of(value))
 
 
 def is_list(content: str) -> bool:
@@ -389,17 +434,73 @@ def _run(found: re.Match[str]) -> str:
     return run
 
 
-def _without_label(text: str) -> tuple[str, str | None]:
-    """Without "The answer is", "Area =", "(A)" before an answer; the letter of that option."""
+def _without_label(text: str) -> tuple[str, str | None, bool]:
+    """Without "The answer is", "Area =", "(A)" before an answer; the letter of that option; whether it has no other."""
     text = _LABEL.sub("", text, count=1)
-    for _ in range(2):
-        name = _NAMED.match(text)
-        if name and not any(denies(word) for word in re.findall(WORD, name[0])):
-            text = text[name.end() :]
     option = _OPTION_LABEL.match(text)
-    if option and not _OPTION.fullmatch(text[option.end() :]):
-        return _unfenced(text[option.end() :]), option[1] or option[2]
-    return _unfenced(text), None
+    if option is None:
+        for _ in range(3):
+            text = text[_name_end(text) :]
+        option = _OPTION_LABEL.match(text)
+    if option is None or _OPTION.fullmatch(text[option.end() :]):
+        return _unfenced(text), None, True
+    rest = text[option.end() :]
+    several = _OTHER_OPTION.search(rest) and not _SEVERAL_OPTIONS.match(rest)
+    if several or _TAKEN_BACK.match(rest):
+        return _unfenced(text), None, False
+    return _unfenced(rest), option[1] or option[2] or option[3], True
+
+
+def _name_end(text: str) -> int:
+    """Where the name of an answer ends that stands before it: "Area =", "The number of ways is"; else 0."""
+    words, position = _name(text, 0)
+    separator = _NAME_END.match(text, position)
+    if words and words[-1] in _IS and text[position:].strip():
+        end = position
+    elif separator and text.lstrip().startswith(OPEN):
+        end = separator.end()
+    else:
+        return 0
+    return end if _names(words) else 0
+
+
+def _name(text: str, start: int) -> tuple[list[str], int]:
+    """The words of a name that begins at `start`, up to the first "is", and where they end."""
+    words: list[str] = []
+    position = start
+    while part := _NAME_PART.match(text, position):
+        position = part.end()
+        if part[1] is not None:
+            words.append(part[1].lower())
+            if words[-1] in _IS:
+                break
+    return words, position
+
+
+def _names(words: list[str]) -> bool:
+    """Whether words only say what a number is, and neither change it nor take it back; "at least" does."""
+    for before, word in zip(["", *words], words, strict=False):
+        superlative = word in ("least", "most") and before != "at"
+        if denies(word) and word not in _OF_A_NAME and not superlative:
+            return False
+    return True
+
+
+def _without_name_behind(text: str) -> str:
+    r"""Without what a number is said to be: `24 = \text{Area}`."""
+    value, equals, behind = text.rpartition("=")
+    if not equals or not behind.lstrip().startswith(OPEN) or not re.search(r"\d", value):
+        return text
+    words, end = _name(behind, 0)
+    return value.rstrip() if end == len(behind.rstrip()) and _names(words) else text
+
+
+def _clock(flat: str) -> str:
+    """A time of day in one spelling."""
+    found = _CLOCK.fullmatch(flat)
+    if found is None or not 1 <= int(found[1]) <= 12:
+        return flat
+    return f"{int(found[1])}:{found[2] or '00'} {found[3].lower()}m"
 
 
 def _listed(text: str) -> str:
@@ -471,6 +572,10 @@ def _measured(text: str) -> tuple[str, Unit | None]:
         sign, *symbols = currency.groups()
         unit = named(_CURRENCIES[next(symbol for symbol in symbols if symbol)])
         text = sign + text[currency.end() :]
+    behind_it = None if currency else _CURRENCY_BEHIND.search(text)
+    if behind_it:
+        unit = named(_CURRENCIES[behind_it[1] or behind_it[2]])
+        text = text[: behind_it.start()]
     degree = _DEGREE.search(text)
     if degree and unit is None and not _TRIGONOMETRY.search(text):
         unit = named({"C": "celsius", "F": "fahrenheit"}.get(degree[1], "degree"))

@@ -3,7 +3,9 @@ r"""Units of measurement in answers: `cm^2`, `square inches`, `dollars per hour`
 Invariants
 - A unit is words with powers. Words of one kind ("hours", "hr") have one name; words that are not listed name a unit
   of their own, without their plural ("apples", "apple").
+- A unit whose dimensions cancel ("hours per week") is a unit too, a number of its kind.
 - Words that change or deny a number ("or", "not", "about", "half", "thirds") are no unit at all: `unit_of` says None.
+- Each factor has one power of one digit, and a unit has MOST_FACTORS at most: its size is computed in no time.
 """
 
 from __future__ import annotations
@@ -85,16 +87,19 @@ correction should does doesn't cannot can't won't some any all every other anoth
 infinite imaginary inclusive exclusive respectively with remainder pi sqrt between different
 """
 _NO_UNITS = frozenset(_CHANGING.split())
+MOST_FACTORS = 20
 _PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.()]")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"\s*{OPEN}({'|'.join(_SCALES)}){CLOSE}", re.IGNORECASE)
-# The last words of a text with what joins them, from behind a number or an expression on.
-_TAIL = re.compile(rf"(?:\s|\(|\\cdot)*{WORD}(?:\s|\\cdot|/|[.()]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)|{WORD})*$")
+# What may stand among the last words of a text; the first group may stand before them, the second is a word.
+_PIECE = re.compile(rf"(\s|\(|\\cdot)|({WORD})|[/.)]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
     """A product of powers of kinds, sorted, and its size: `km` is ("length", 1) of size 1000.
+
+    A power of 0 stays where all have it: so inches per foot are not hours per day.
 
     >>> unit_of(f"{OPEN}km{CLOSE}/{OPEN}h{CLOSE}")
     Unit(kinds=(('length', 1), ('time', -1)), size=Fraction(5, 18))
@@ -107,7 +112,8 @@ class Unit:
         powers = dict(self.kinds)
         for kind, power in other.kinds:
             powers[kind] = powers.get(kind, 0) + power
-        kinds = tuple(sorted((kind, power) for kind, power in powers.items() if power))
+        kept = {kind: power for kind, power in powers.items() if power} or powers
+        kinds = tuple(sorted(kept.items()))
         return Unit(kinds=kinds, size=self.size * other.size)
 
     def __pow__(self, exponent: int) -> Unit:
@@ -141,6 +147,7 @@ def unit_of(text: str) -> Unit | None:
     factors: list[Unit] = []
     signs: list[int] = []
     sign, dimension = 1, 1
+    raised = False  # the last factor has its power
     position = 0
     while position < len(text):
         part = _PART.match(text, position)
@@ -149,7 +156,7 @@ def unit_of(text: str) -> Unit | None:
         position = part.end()
         word = (part[1] or "").lower()
         power = part[2] or part[3]
-        if word in _NO_UNITS or (power and not factors):
+        if word in _NO_UNITS or (power and (raised or not factors)):
             return None
         if word == "per" or part[4]:
             sign = -1
@@ -157,14 +164,17 @@ def unit_of(text: str) -> Unit | None:
             dimension = _SQUARE[word]
         elif power:
             factors[-1] **= int(power)
+            raised = True
         elif word and not (word in _FILLERS and factors):
+            if len(factors) == MOST_FACTORS:
+                return None
             factors.append(named(part[1]) ** dimension)
             signs.append(sign)
-            dimension = 1
+            dimension, raised = 1, False
     unit = NONE
     for factor, exponent in zip(factors, signs, strict=True):
         unit *= factor**exponent
-    return unit if unit.kinds else None
+    return unit if factors else None
 
 
 def without_unit(text: str) -> tuple[str, Unit | None, int]:
@@ -172,10 +182,10 @@ def without_unit(text: str) -> tuple[str, Unit | None, int]:
 
     The text keeps its words where they are no unit.
     """
-    tail = _TAIL.search(text)
-    if tail is None:
+    start = _last_words(text)
+    if start is None:
         return text, None, 0
-    value, words = text[: tail.start()], tail[0]
+    value, words = text[:start], text[start:]
     scale = _SCALE.match(words)
     power = _SCALES[scale[1].lower()] if scale else 0
     words = words[scale.end() :] if scale else words
@@ -185,3 +195,20 @@ def without_unit(text: str) -> tuple[str, Unit | None, int]:
         return value, None, power
     unit = unit_of(words)
     return (value, unit, power) if unit else (text, None, 0)
+
+
+def _last_words(text: str) -> int | None:
+    """Where the last words of a text begin, with what joins them, behind a number or an expression; else None."""
+    begin, found, position = 0, False, 0
+    while position < len(text):
+        piece = _PIECE.match(text, position)
+        if piece is None:
+            position += 1
+            begin, found = position, False
+            continue
+        position = piece.end()
+        if piece[2] is not None:
+            found = True
+        elif piece[1] is None and not found:
+            begin = position
+    return begin if found else None

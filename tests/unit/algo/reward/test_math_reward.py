@@ -68,3 +68,36 @@ def test_boxed_answer_is_the_last_box_of_the_final_turn(text, expected):
 
 def test_only_closed_tags_count():
     assert answers("<answer>a</answer><answer>b") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "optional"),
+    [
+        ("25", r"25\%", True),
+        (r"25\%", "25", True),
+        (r"33\frac{1}{3}", r"33\frac13\%", None),
+        ("0.25", r"25\%", True),
+        (r"25\%", r"25\%", True),
+        (r"2500\%", "25", True),
+        ("24", r"25\%", False),
+        (r"0.25\%", r"25\%", False),
+        (r"25\text{ cm}", r"25\%", False),
+        (r"25\%", r"25\text{ cm}", False),
+        (r"\$25", "25", True),
+    ],
+)
+def test_a_percent_sign_may_be_optional(answer, reference, optional):
+    if optional is None:
+        assert MathReward(percent_is_optional=True).equal(answer, reference) is False  # without a sandbox
+    else:
+        assert MathReward(percent_is_optional=True).equal(answer, reference) is optional
+
+
+def test_a_percent_sign_counts_by_default():
+    for answer, reference in (("25", r"25\%"), (r"25\%", "25"), (r"\$25", r"25\%")):
+        assert MathReward().equal(answer, reference) is False
+
+
+def test_integers_know_no_percentages():
+    with pytest.raises(ValueError, match="percent_is_optional"):
+        MathReward(integers_only=True, percent_is_optional=True)
