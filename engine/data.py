@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from engine.tables import Order, Table, open_table, shown
+from engine.tables import Order, Table, WrittenFloat, open_table, shown
 from engine.types import Prompt, PromptLimits
 
 Field = str | Callable[[Mapping[str, Any]], Any]
@@ -228,8 +228,8 @@ class Prompts(Iterator[Prompt]):
             messages=read.messages(fields.question, self._system),
             answer=read.text("answer", fields.answer),
             tools=read.names("tools", fields.tools),
-            reward=read.text("reward", fields.reward) if fields.reward else "",
-            source=read.text("source", fields.source) if fields.source else self.name,
+            reward=read.text_if_there("reward", fields.reward, REWARD) or "",
+            source=read.text_if_there("source", fields.source, SOURCE) or self.name,
             metadata={column: read.plain(column) for column in fields.metadata},
             limits=read.limits(fields.limits),
         )
@@ -282,6 +282,20 @@ class _RowReader:
             raise self._wrong(option, field, "must not be empty", value)
         return value
 
+    def text_if_there(self, option: str, field: Field | None, conventional: str) -> str | None:
+        """None where no field is given, or the row lacks a conventional one, which only some rows may have."""
+        if field is None or (field == conventional and self._conventional(conventional) is None):
+            return None
+        return self.text(option, field)
+
+    def _conventional(self, field: str) -> Any:
+        value: Any = self.row
+        if field in self.row:
+            return self.row[field]
+        for part in field.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
     def names(self, option: str, field: Field | None) -> tuple[str, ...] | None:
         value = None if field is None else self._value(option, field)
         if value is None:
@@ -330,7 +344,7 @@ class _RowReader:
 
 
 def _text(value: Any) -> str | None:
-    """Text or a number as text; None for anything else. 43.0 of a column of floats is "43"."""
+    """Text or a number as text, with all digits of a JSON file; None for anything else. 43.0 is "43"."""
     match value:
         case str():
             return value
@@ -338,6 +352,8 @@ def _text(value: Any) -> str | None:
             return None
         case int():
             return str(value)
+        case WrittenFloat() if not value.is_integer() or abs(value) >= 2**53:
+            return value.written.removesuffix(".0")
         case float() if value.is_integer():
             return str(int(value))
         case float() if math.isfinite(value):
@@ -351,8 +367,10 @@ def _text(value: Any) -> str | None:
 def _plain(value: Any) -> Any:
     """As JSON has it, which a journal can hold: dates, decimals and integers of more than 64 bits become text."""
     match value:
-        case None | bool() | float() | str():
+        case None | bool() | str():
             return value
+        case float():
+            return float(value)
         case int():
             return value if -(2**63) <= value < 2**64 else str(value)
         case datetime.date() | datetime.time():

@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,17 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".arrow")
 # file meet, small beside a model.
 WINDOW_ROWS = 1 << 16
 WINDOW_BYTES = 64 << 20
+
+
+class WrittenFloat(float):
+    """A float of a JSON file, with the text that it was written as: a float has 17 digits only."""
+
+    written: str
+
+    def __new__(cls, written: str) -> Self:
+        value = super().__new__(cls, written)
+        value.written = written
+        return value
 
 
 class Table(Protocol):
@@ -138,7 +149,7 @@ class JsonLines:
         start, end = self._starts[file][at : at + 2]
         line = os.pread(self._descriptors[file], end - start, start)
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_float=WrittenFloat)
         except (ValueError, RecursionError) as error:
             cut = "" if line.endswith(b"\n") else "; the file ends there: perhaps it was cut off"
             raise ValueError(f"{self.where(number)}: not JSON ({error}): {shown(line)}{cut}") from error

@@ -209,6 +209,41 @@ RELEASE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("0.12345678901234567891234", "0.12345678901234567891234"),
+        ("12345678901234567891.0", "12345678901234567891"),
+        ("0.50", "0.50"),
+        ("43.0", "43"),
+        ("-2.0", "-2"),
+        ("1e3", "1000"),
+        ("1e999", "1e999"),
+        ("12345678901234567891234", "12345678901234567891234"),
+    ],
+)
+def test_numbers_of_json_lines_keep_the_digits_that_are_written(tmp_path, written, answer):
+    path = tmp_path / "train.jsonl"
+    path.write_text(f'{{"question": "q", "answer": {written}, "extra_info": {{"x": 0.25}}}}\n')
+    [prompt] = read_prompts(path)
+    assert prompt.answer == answer
+    assert type(prompt.metadata["extra_info"]["x"]) is float
+
+
+@pytest.mark.parametrize("model", [{"ground_truth": "42"}, {"ground_truth": "42", "style": None}])
+def test_a_row_of_verl_needs_no_style(tmp_path, model):
+    rows = [RELEASE, {**RELEASE, "reward_model": model, "data_source": None}]
+    first, second = read_prompts(jsonl(tmp_path / "train.jsonl", rows))
+    assert (first.reward, second.reward) == ("rule", "")
+    assert (second.answer, second.source) == ("42", "train")
+
+
+def test_a_style_that_is_asked_for_has_to_be_there(tmp_path):
+    path = jsonl(tmp_path / "train.jsonl", [{**RELEASE, "reward_model": {"ground_truth": "42"}}])
+    with pytest.raises(ValueError, match="kind"):
+        list(read_prompts(path, reward="reward_model.kind"))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_of_the_release_are_read_as_they_are(tmp_path, name):
     [prompt] = read_prompts(KINDS[name](tmp_path / name, [RELEASE]), **({"name": "dapo"} if name else {}))
