@@ -92,6 +92,7 @@ from engine.stages.group import GroupConfig, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.host_meter import HostMeter
+from engine.telemetry.noted_warnings import noted_warnings
 from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import NoProgress, dump, watch
@@ -283,7 +284,7 @@ class Training:
         sinks: Sequence[MetricSink],
         console: Console,
     ) -> None:
-        self.config, self.run_folder, self.console, self.sinks = config, run, console, sinks
+        self.config, self.run_folder, self.console = config, run, console
         self.state = RunState.open(run, config.prompts_per_step)
         self.journal = self.state.journal
         self.timeline = Timeline()
@@ -700,15 +701,15 @@ async def opened(job: Training) -> AsyncIterator[Training]:
         run.extend(config.steps)
     say(console, f"starting the learner, {config.devices.replicas} vLLM engines and what else the recipe needs")
     try:
-        async with job._open():
-            yield job
-            job.check_has_run()
+        with noted_warnings(job._note):
+            async with job._open():
+                yield job
+                job.check_has_run()
     except BaseException:
         job.recorder.draw_what_is_there()
         raise
     finally:
-        for sink in job.sinks:
-            sink.close()
+        job.recorder.sinks.close()
 
 
 def say(console: Console, line: str) -> None:

@@ -15,7 +15,7 @@ from engine.recording.trace import EVENTS, write_trace
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
-from engine.telemetry.sinks import MetricSink
+from engine.telemetry.sinks import MetricSink, Sinks
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
 from engine.view.diagnosis import WINDOW, Diagnosis, diagnose
@@ -38,7 +38,7 @@ class RunRecorder:
         self.progress = Progress()
         self._display: Display | None = None
         self._title = title
-        self._sinks = sinks
+        self.sinks = Sinks(sinks, run.note)
         self._run, self._state, self._timeline = run, state, timeline
         self._options = run.options()
         for row in state.rows:
@@ -61,17 +61,20 @@ class RunRecorder:
                 self.progress.evaluated(step, trajectories or [])
 
     def show_on(self, display: Display) -> None:
-        """From now on what is written down is shown; at once, what a run that is resumed has measured before."""
+        """From now on what is written down is shown; at once, what a run that is resumed has measured before.
+
+        That goes to the sinks too: one that failed, or was not there, may lack it.
+        """
         self._display = display
         for row in self._state.rows:
             display.step(int(row["step"]), row, silent=True)
+            self.sinks.step(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
         self._run.step(step, metrics)
-        for sink in self._sinks:
-            sink.step(step, metrics)
+        self.sinks.step(step, metrics)
         if self._display is not None:
             self._display.step(step, metrics)
             self._display.limit(self.diagnosis().sentence)
@@ -111,4 +114,8 @@ class RunRecorder:
         """Totals of the run, and each replica's idle seconds by cause since this process began."""
         idle = self._timeline.idle.seconds(self._timeline.now())
         causes = {f"replica{index}": seconds for index, seconds in idle.items()}
-        return {**self.progress.summary(), "idle_attribution_s": causes}
+        return {
+            **self.progress.summary(),
+            "idle_attribution_s": causes,
+            "sink_failures": dict(self.sinks.failures),
+        }

@@ -1,11 +1,14 @@
 """Where a run's metrics go besides its folder, which has them as JSON lines and for TensorBoard in any case.
 
 async with training(config, run, sinks=[WeightsAndBiases(run, project="agents")]) as job: ...
+
+A sink that fails ends neither the run nor the other sinks: `Sinks` notes its first failure, and counts all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.run.run_folder import RunFolder
@@ -23,12 +26,49 @@ class MetricSink(Protocol):
     """
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called in the event loop: what takes long belongs into a thread. Steps ascend; one may come twice."""
+        """Called in the event loop: what takes long belongs into a thread. Steps ascend but for those of evaluations
+        that ran beside training, which end later; one may come twice.
+        """
         ...
 
     def close(self) -> None:
         """The run ends, however it does."""
         ...
+
+
+class Sinks:
+    """All sinks of a run as one that never raises.
+
+    failures: how often each raised, by its class. note: takes a line for the user.
+    """
+
+    def __init__(self, sinks: Sequence[MetricSink], note: Callable[[str], None]) -> None:
+        self.failures: Counter[str] = Counter()
+        self._sinks = sinks
+        self._note = note
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            try:
+                sink.step(step, metrics)
+            except Exception as error:
+                self._failed(sink, f"at step {step}", error)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                self._failed(sink, "when it was closed", error)
+
+    def _failed(self, sink: MetricSink, when: str, error: Exception) -> None:
+        name = type(sink).__name__
+        self.failures[name] += 1
+        if self.failures[name] == 1:
+            self._note(
+                f"the sink {name} failed {when}: {type(error).__name__}: {error}. The run goes on and keeps asking it; "
+                "metrics.jsonl has every row"
+            )
 
 
 class SinkUnavailable(RuntimeError):
@@ -39,7 +79,9 @@ class WeightsAndBiases:
     """Weights & Biases through its own client (`pip install wandb`).
 
     mode: "offline" writes below the run's folder, and `wandb sync` sends it later; "online" sends as it goes. A run
-    that is resumed goes on under the same id. Raises SinkUnavailable where the client is not installed.
+    that is resumed goes on under the same id. Charts have the training step as their axis ("step"), because wandb's own
+    only ascends, and rows of evaluations that end beside training come late. Raises SinkUnavailable where the client is
+    not installed.
     """
 
     def __init__(self, run: RunFolder, *, project: str = "rocstar", mode: str = "offline", **settings: Any) -> None:
@@ -56,9 +98,11 @@ class WeightsAndBiases:
             resume="allow",
             **settings,
         )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log({**metrics, "step": step})
 
     def close(self) -> None:
         self._run.finish()

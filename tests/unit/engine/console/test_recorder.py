@@ -1,6 +1,7 @@
 """What is written down of a run is shown again when it is resumed, without what was damaged meanwhile."""
 
 import io
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -145,12 +146,99 @@ class Kept:
         self.rows.append((step, metrics["reward"]))
 
 
+class Every:
+    """A sink that takes every row."""
+
+    def __init__(self):
+        self.rows = []
+
+    def step(self, step, metrics):
+        self.rows.append((step, dict(metrics)))
+
+    def close(self):
+        pass
+
+
+class Broken:
+    def step(self, step, metrics):
+        raise OSError("no network")
+
+    def close(self):
+        raise OSError("no network")
+
+
 def test_every_row_goes_to_every_sink(tmp_path):
     sinks = [Kept(), Kept()]
     with RunFolder.open(tmp_path, "run", CONFIG) as run:
         recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=sinks)
         recorder.step(1, TRAINED)
     assert [sink.rows for sink in sinks] == [[(1, 0.5)]] * 2
+
+
+def test_what_was_before_a_resume_goes_to_the_sinks(tmp_path):
+    begun(tmp_path)
+    kept = Every()
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=[kept])
+        recorder.show_on(Shown())
+    assert [(step, row["eval/accuracy"]) for step, row in kept.rows] == [(0, 0.25), (1, 0.75)]
+
+
+def test_a_sink_that_raises_ends_neither_the_run_nor_the_others(tmp_path):
+    kept = Every()
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=[Broken(), kept])
+        for step in (1, 2, 3):
+            recorder.step(step, TRAINED)
+        recorder.sinks.close()
+        assert recorder.summary()["sink_failures"] == {"Broken": 4}
+    assert [step for step, _ in kept.rows] == [1, 2, 3]
+    [note] = (run.path / "notes.log").read_text().splitlines()
+    assert all(word in note for word in ("Broken", "step 1", "OSError", "no network"))
+
+
+WANDB = """
+runs = []
+
+
+class Run:
+    # As the client does, without its files: a row of an older step than the last one is lost.
+    def __init__(self, settings):
+        self.settings, self.rows, self.axes, self.last = settings, [], {}, 0
+
+    def define_metric(self, name, step_metric=None, hidden=None):
+        self.axes[name] = step_metric
+
+    def log(self, row, step=None):
+        step = self.last + 1 if step is None else step
+        if step >= self.last:
+            self.rows.append(row)
+            self.last = step
+
+    def finish(self):
+        pass
+
+
+def init(**settings):
+    runs.append(Run(settings))
+    return runs[-1]
+"""
+
+
+def test_an_evaluation_that_ends_beside_training_reaches_weights_and_biases(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+        sink = WeightsAndBiases(run)
+    for step in (1, 2, 3):
+        sink.step(step, {"reward": step / 10})
+    sink.step(1, {"eval/accuracy": 0.5})
+    sink.close()
+    [made] = sys.modules.pop("wandb").runs
+    assert [row["step"] for row in made.rows] == [1, 2, 3, 1]
+    assert made.rows[-1]["eval/accuracy"] == 0.5
+    assert made.axes["*"] == "step"
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="it is installed here")
