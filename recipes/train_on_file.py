@@ -3,7 +3,9 @@
     python recipes/train_on_file.py model=models/Qwen3-1.7B data=train.parquet held_out=test.jsonl devices=0 replicas=1
     python recipes/train_on_file.py data=train.jsonl held_out=test.jsonl      (the tiny agent, on the CPU)
 
-A row needs a question and an answer (`engine.data.read_prompts` lists the columns that are known by themselves).
+A row needs a question and an answer (`engine.data.read_prompts` lists the columns that are known by themselves). What
+is graded is the `<answer>\\boxed{...}</answer>` of a trajectory's last turn. By default a system message asks for it;
+`system=` gives another message, and `system=""` none. The tiny agent answers so without being asked.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from algo.eval_stats import avg_at_k
 from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.learner.config import LearnerConfig
+from algo.reward.answers import ASK_FOR_ANSWER
 from algo.reward.grade_math import GRADER_MODULES
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
@@ -46,7 +49,7 @@ class Config:
     data: Annotated[Path, "JSONL, parquet or a datasets folder: what is trained on"] = Path("train.jsonl")
     held_out: Annotated[Path, "likewise: what is evaluated on"] = Path("test.jsonl")
     after_hashes: Annotated[bool, "the answer is what follows ####, as in GSM8K"] = False
-    system: Annotated[str, "a system message, none where it is empty"] = ""
+    system: Annotated[str | None, "a system message; none: one that asks for <answer>\\boxed{...}</answer>"] = None
     steps: Annotated[int, "optimizer batches"] = 100
     prompts_per_step: Annotated[int, "groups per step"] = 16
     group_size: Annotated[int, "trajectories trained per group, of twice as many rollouts"] = 8
@@ -72,6 +75,13 @@ class Config:
                 raise ValueError(f"{path} does not exist. Fix: give data= and held_out=")
         self.training()
 
+    @property
+    def system_message(self) -> str | None:
+        """None where system= is empty, and by default for the tiny agent, which knows the form of an answer."""
+        if self.system is None:
+            return None if self.model == SHIPPED else ASK_FOR_ANSWER
+        return self.system or None
+
     def training(self) -> TrainingConfig:
         return TrainingConfig(
             checkpoint=self.model,
@@ -81,7 +91,7 @@ class Config:
             rollout=self.rollout,
             learner=self.learner,
             devices=DevicePlan(devices=self.devices, replicas=self.replicas),
-            chat=ChatConfig(system=self.system or None),
+            chat=ChatConfig(system=self.system_message),
             sandbox=SandboxConfig(tiers=(*TIERS, GRADER), start_s=60),
             seed=self.seed,
             step_deadline_s=self.step_deadline_s,

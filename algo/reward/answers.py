@@ -10,6 +10,12 @@ from __future__ import annotations
 
 import re
 
+ASK_FOR_ANSWER = (
+    "Solve the problem. Think about it first, and use the tools that you have where they help. End your last message "
+    "with the final answer alone, in this form: <answer>\\boxed{...}</answer>"
+)
+"""A system message that asks for the form in which `boxed_answer` finds an answer."""
+
 END_OF_TURN = "<|im_end|>"
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)

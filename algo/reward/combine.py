@@ -3,20 +3,24 @@
 Invariants
 - Each part is a score of the trajectory (`Grade.scores`) under its name, and what a part itself reports under
   `name/score`.
-- A part of weight 0 is a monitor: it is only looked at. One that cannot grade, or takes too long, is a score of None,
-  and changes neither the reward nor whether there is one. Any other part that cannot grade leaves no reward.
+- A part of weight 0 is a monitor: it is only looked at. One that cannot grade, has a bug, or takes too long is a score
+  of None, and changes neither the reward nor whether there is one; its first bug is logged as a warning, which a run
+  notes. Any other part that cannot grade leaves no reward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
-from engine.errors import BadInput, first_error
+from engine.errors import BadInput, first_error, no_foreign_cancel
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.types import Trajectory
+
+log = logging.getLogger(__name__)
 
 Grades = Sequence[float | Grade | None]
 Kind = TypeVar("Kind", Reward, GroupReward)
@@ -95,6 +99,7 @@ class WeightedGroup:
         self._weights = {name: weight for name, (weight, _) in parts.items()}
         self._rewards = {name: _of_group(reward) for name, (_, reward) in parts.items()}
         self._monitor_s = monitor_s
+        self._broken: set[str] = set()  # the monitors of which a bug was logged
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
         """Raises GraderUnavailable when a part with a weight could grade none of them."""
@@ -113,24 +118,34 @@ class WeightedGroup:
 
     async def _part(self, name: str, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
         """A part's grade of each trajectory."""
-        reward = self._rewards[name]
-        if self._weights[name]:
-            grades = await reward(trajectories)
-        else:
-            grades = await self._monitored(reward, trajectories)
+        if not self._weights[name]:
+            return await self._monitored(name, trajectories)
+        return self._checked(name, await self._rewards[name](trajectories), trajectories)
+
+    @staticmethod
+    def _checked(name: str, grades: Grades, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
         if len(grades) != len(trajectories):
             raise ValueError(f"the reward {name!r} gave {len(grades)} grades for {len(trajectories)} trajectories")
         return [None if grade is None else Grade.of(grade) for grade in grades]
 
-    async def _monitored(self, reward: GroupReward, trajectories: Sequence[Trajectory]) -> Grades:
+    async def _monitored(self, name: str, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
+        """None where the monitor could not grade, whatever the reason."""
         try:
             async with asyncio.timeout(self._monitor_s) as budget:
-                return await reward(trajectories)
+                with no_foreign_cancel("a monitor"):
+                    found = await self._rewards[name](trajectories)
+            return [_finite(grade) for grade in self._checked(name, found, trajectories)]
         except GraderUnavailable:
             return [None] * len(trajectories)
-        except TimeoutError:
-            if not budget.expired():
-                raise  # a bug in the monitor, not our deadline
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and budget.expired()
+            if not late and name not in self._broken:
+                self._broken.add(name)
+                log.warning(
+                    "the monitor %r failed at %s: %s: %s. The run goes on, and score_missing/%s counts where it failed",
+                    *(name, trajectories[0].prompt.id, type(error).__name__, error, name),
+                    exc_info=error,
+                )
             return [None] * len(trajectories)
 
     def _sum(self, grades: Mapping[str, Grade | None]) -> Grade | None:
@@ -178,6 +193,14 @@ class GroupByName:
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Grades:
         """Raises GraderUnavailable."""
         return await _chosen(self._rewards, trajectories[0])(trajectories)
+
+
+def _finite(grade: Grade | None) -> Grade | None:
+    """A monitor's grade, without what is no number."""
+    if grade is None or not math.isfinite(grade.reward):
+        return None
+    scores = {name: score for name, score in grade.scores.items() if score is None or math.isfinite(score)}
+    return Grade(reward=grade.reward, scores=scores)
 
 
 def _of_group(reward: Reward | GroupReward) -> GroupReward:

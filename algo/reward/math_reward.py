@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from algo.reward.answers import boxed_answer
@@ -23,9 +24,16 @@ from engine.ports import ToolRunner
 from engine.types import StopReason, Trajectory
 from sandbox.wire import Limits
 
+log = logging.getLogger(__name__)
+
+# Trajectories without an answer, from the first one on, after which the recipe is suspected: it may not ask for tags.
+SUSPICIOUS = 16
+
 
 class MathReward:
-    """Grades a trajectory against `prompt.answer`.
+    r"""Grades a trajectory against `prompt.answer`. Its answer is what its last turn has as
+    `<answer>\boxed{...}</answer>`, which the system message or the question has to ask for; where the first SUSPICIOUS
+    trajectories have none, that is logged.
 
     integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
     percent_is_optional: a percent sign that only one of answer and reference has may have been left out by the other:
@@ -49,10 +57,12 @@ class MathReward:
             raise ValueError("MathReward with integers_only knows no percentages: percent_is_optional must be False")
         self.integers_only = integers_only
         self.percent_is_optional = percent_is_optional
+        self._unanswered: int | None = 0  # None: an answer was seen, or it was said that there is none
         self.grader = None if runner is None else MathGrader(runner, limits)
 
     async def __call__(self, trajectory: Trajectory) -> float:
         """1.0 or 0.0. Raises GraderUnavailable."""
+        self._look_for_answers(trajectory)
         if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
             return 0.0
         answer, reference = boxed_answer(trajectory.final_text), trajectory.prompt.answer
@@ -64,6 +74,21 @@ class MathReward:
             if verdict:
                 return 1.0
         return 0.0
+
+    def _look_for_answers(self, trajectory: Trajectory) -> None:
+        """Says once that no trajectory has an answer."""
+        if self._unanswered is None:
+            return
+        answered = boxed_answer(trajectory.final_text) is not None
+        self._unanswered = None if answered else self._unanswered + 1
+        if self._unanswered == SUSPICIOUS:
+            self._unanswered = None
+            log.warning(
+                "none of the first %d trajectories has an answer, so each has reward 0: MathReward reads the "
+                r"<answer>\boxed{...}</answer> of the last turn. Fix: ask for it in the system message or the "
+                "question, unless max_tokens or max_turns cut them off",
+                SUSPICIOUS,
+            )
 
     def equal(self, answer: str, reference: str) -> bool | None:
         """Whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""

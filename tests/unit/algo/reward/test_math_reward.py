@@ -2,8 +2,9 @@ import time
 
 import pytest
 
-from algo.reward.answers import answers, boxed_answer
+from algo.reward.answers import ASK_FOR_ANSWER, answers, boxed_answer
 from algo.reward.math_reward import MathReward
+from engine.telemetry.noted_warnings import noted_warnings
 from engine.types import StopReason
 from tests.support.algo_fakes import trajectory
 
@@ -101,3 +102,26 @@ def test_a_percent_sign_counts_by_default():
 def test_integers_know_no_percentages():
     with pytest.raises(ValueError, match="percent_is_optional"):
         MathReward(integers_only=True, percent_is_optional=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "noted"),
+    [
+        ([r"So the answer is \boxed{42}."] * 40, 1),
+        (["<answer>42</answer>"] * 40, 1),
+        ([r"So the answer is \boxed{42}."] * 8, 0),
+        ([r"So the answer is \boxed{42}."] * 8 + [r"<answer>\boxed{41}</answer>"] + ["42"] * 40, 0),
+    ],
+)
+async def test_a_run_without_any_answer_is_told_so_once(texts, noted):
+    notes = []
+    reward = MathReward()
+    with noted_warnings(notes.append):
+        for text in texts:
+            await reward(trajectory(text, answer="42"))
+    assert len(notes) == noted
+    assert all("<answer>" in note for note in notes)
+
+
+def test_the_form_that_is_asked_for_is_the_one_that_is_read():
+    assert boxed_answer(ASK_FOR_ANSWER) == "..."
