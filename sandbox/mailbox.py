@@ -39,6 +39,20 @@ class Mailbox:
         self._fd = int(self.socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self.drain)
 
+    def bind(self, address: str) -> None:
+        """Raises zmq.ZMQError."""
+        self._allow(address)
+        self.socket.bind(address)
+
+    def connect(self, address: str) -> None:
+        """Raises zmq.ZMQError."""
+        self._allow(address)
+        self.socket.connect(address)
+
+    def _allow(self, address: str) -> None:
+        """Sets IPv6 where the address is one, tcp://[::1]:5700. Not for names, which may mean an IPv4 address too."""
+        self.socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
+
     def send(self, message: wire.ToHost | wire.ToClient, *address: bytes) -> bool:
         return self.send_frames(*address, wire.encode(message))
 

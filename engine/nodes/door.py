@@ -4,13 +4,15 @@ It is open before the run's parts are: the learner's ranks on other hosts come t
 
 Invariants
 - Without keys only this machine can connect; with keys only nodes whose public key is in the folder. Who is turned away
-  is named in the run's notes.
+  is named in the run's notes: each kind of refusal once, and again when it has come ten times as often. One that is
+  repeated for ever leaves room for the others.
 - What comes before somebody is there to take it is dropped; whoever waits for an answer asks again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,7 +41,7 @@ from engine.nodes.pulls import FileServer, info_of
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
 
-REFUSALS = 100  # noted of strangers; after so many they are only counted
+REFUSALS = 100  # lines about strangers, after which new kinds are only counted
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -56,6 +58,8 @@ class Door:
         self.receive: Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None] = lambda address, message: None
         self.failed: Callable[[Exception], None] = _raise
         self._config, self._checkpoint, self._note = config, checkpoint, note
+        self._times: Counter[str] = Counter()  # of each line about strangers
+        self._lines = 0
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -95,7 +99,7 @@ class Door:
             gate = guard(self._mailbox, load_node(self._config.keys), self._turned_away)
             stack.callback(gate.close, 0)
         try:
-            self._mailbox.socket.bind(self._config.listen)
+            self._mailbox.bind(self._config.listen)
         except zmq.ZMQError as error:
             raise ListenFailed(f"cannot listen on nodes={self._config.listen}: {error}. Fix: another port") from None
         self._watch_handshakes(stack)
@@ -124,7 +128,7 @@ class Door:
         try:
             message = decode_to_lead(b"".join(rest))
         except BadMessage as error:
-            self._refuse(f"a message of {sum(map(len, rest))} bytes is none of this protocol: {error}")
+            self._refuse(f"a message is none of this protocol: {error}")
             return
         try:
             match message:
@@ -142,8 +146,13 @@ class Door:
 
     def _refuse(self, line: str) -> None:
         self.refused += 1
-        if self.refused <= REFUSALS:
-            self._note(line)
+        if line not in self._times and self._lines >= REFUSALS:
+            return
+        self._times[line] += 1
+        times = self._times[line]
+        if times == 10 ** (len(str(times)) - 1):
+            self._lines += 1
+            self._note(line if times == 1 else f"{line} ({times:,} times so far)")
 
 
 def _raise(error: Exception) -> None:

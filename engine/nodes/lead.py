@@ -212,7 +212,7 @@ class Lead:
     def record(self, key: Key, record: bytes) -> int | None:
         try:
             decoded = journal_records.decode(record)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
             raise BadMessage(str(error)) from None
         if (decoded.lease, decoded.attempt) != key or isinstance(decoded, Drawn):
             raise BadMessage(f"a {type(decoded).__name__} of lease {decoded.lease} under that of {key.lease}")

@@ -98,7 +98,7 @@ class RolloutNode:
         """Raises NodeRefused, LeadGone, or what ends a fleet."""
         if self._keys is not None:
             trust(self._mailbox, self._keys)
-        self._mailbox.socket.connect(self._config.lead)
+        self._mailbox.connect(self._config.lead)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 loops = [
@@ -281,7 +281,7 @@ async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> To
     try:
         if keys is not None:
             trust(mailbox, keys)
-        mailbox.socket.connect(config.lead)
+        mailbox.connect(config.lead)
         async with asyncio.timeout(config.patience_s):
             while True:
                 mailbox.send_frames(encode(question))

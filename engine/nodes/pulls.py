@@ -42,10 +42,14 @@ class FileServer:
         os.close(self._open.pop(name))
 
     def answer(self, pull: Pull) -> Chunk | Gone:
+        """Gone for what is not there: no such file, no such part of it, or one that the disk does not give."""
         file = self._open.get(pull.name)
-        if file is None or pull.offset < 0 or not 0 < pull.size_bytes <= CHUNK_BYTES:
+        if file is None or not 0 < pull.size_bytes <= CHUNK_BYTES or not 0 <= pull.offset < os.fstat(file).st_size:
             return Gone(name=pull.name)
-        return Chunk(name=pull.name, offset=pull.offset, data=os.pread(file, pull.size_bytes, pull.offset))
+        try:
+            return Chunk(name=pull.name, offset=pull.offset, data=os.pread(file, pull.size_bytes, pull.offset))
+        except OSError:
+            return Gone(name=pull.name)
 
     def close(self) -> None:
         for name in list(self._open):
@@ -69,7 +73,7 @@ async def fetch(lead: str, keys: HostKeys | None, name: str, info: FileInfo, pat
         for mailbox in mailboxes:
             if keys is not None:
                 trust(mailbox, keys)
-            mailbox.socket.connect(lead)
+            mailbox.connect(lead)
         await _write(mailboxes, answers, name, info, draft)
         if info.sha256 and await asyncio.to_thread(info_of, draft) != _named(info, draft.name):
             raise PullFailed(f"{name}: its SHA-256 is not that of the lead's file")

@@ -80,10 +80,10 @@ def packed(record: Record) -> bytes:
 
 
 def unpacked(payload: bytes) -> Record | None:
-    """None for a record of another version."""
+    """None for a record of another version, or bytes that are none."""
     try:
         return decode(zlib.decompress(payload))
-    except (zlib.error, msgspec.DecodeError):
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # msgspec lets the last two through
         return None
 
 

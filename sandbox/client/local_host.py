@@ -100,7 +100,7 @@ class LocalHost:
         self._greeting = asyncio.get_running_loop().create_future()
         with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")), _opened(folder.name) as place:
             address = f"ipc:///proc/self/fd/{place}/host"  # however long the folder's name, and where the host mounts
-            self.mailbox.socket.bind(address)
+            self.mailbox.bind(address)
             process = await self._spawn(address, place)
             try:
                 async with asyncio.TaskGroup() as group:

@@ -251,7 +251,7 @@ class Sandbox:
 
             self._mailboxes.append(keys.guard(mailbox, keys.load_node(self._config.keys)))
         try:
-            mailbox.socket.bind(address)
+            mailbox.bind(address)
         except zmq.ZMQError as error:
             raise SandboxUnavailable(
                 f"cannot listen on {address}: {error}. Fix: choose another SandboxConfig.listen"

@@ -105,7 +105,7 @@ class Host:
         self._mailbox = Mailbox(zmq.DEALER, self._from_node)
         if self._node.keys is not None:
             keys.trust(self._mailbox, self._node.keys)
-        self._mailbox.socket.connect(self._node.address)
+        self._mailbox.connect(self._node.address)
         self._silent = 0  # our beats since the node was heard; none pass while this process is stopped
         self._greeted = False
 
@@ -202,7 +202,7 @@ async def serve(options: argparse.Namespace) -> int | str | None:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)
         if options.child:
-            mailbox.socket.connect(node.address)
+            mailbox.connect(node.address)
             mailbox.send(wire.Refused(refusal))
         mailbox.close()
     else:

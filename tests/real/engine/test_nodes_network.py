@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import filecmp
+import math
 import os
 import shutil
 import socket
+import tempfile
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,19 +18,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
+import zmq.asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.atomic_files import CannotWrite
 from engine.nodes import pulls
 from engine.nodes.config import LeadConfig, NodeConfig
 from engine.nodes.door import Door
 from engine.nodes.lead import Lead
-from engine.nodes.messages import CHUNK_BYTES, Announce, Ask, FileInfo, Job, encode
+from engine.nodes.messages import (
+    CHUNK_BYTES,
+    Announce,
+    Ask,
+    Chunk,
+    FileInfo,
+    Gone,
+    Happened,
+    Hello,
+    Job,
+    NodeBeat,
+    Numbered,
+    Pull,
+    Record,
+    ToLead,
+    decode_to_node,
+    encode,
+)
 from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
-from engine.nodes.pulls import PullFailed, fetch
+from engine.nodes.pulls import FileServer, PullFailed, fetch
 from engine.recording.policy import RecordConfig
 from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
 from engine.run.journal import Journal
+from engine.run.journal_records import frame
 from engine.stages.group import GroupConfig, MakesGroups
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
@@ -51,14 +76,14 @@ def free_port() -> int:
 class Run:
     """A lead that listens, with a journal in memory and no replicas of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder, self.notes = folder, list[str]()
         self.keys, self.checkpoint = folder / "keys", folder / "checkpoint"
         keys.make(self.keys)
         self.checkpoint.mkdir()
         (self.checkpoint / "config.json").write_text("{}")
         (self.checkpoint / "model.safetensors").write_bytes(os.urandom(3 * CHUNK_BYTES + 5))
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.address = f"tcp://{host}:{free_port()}"
         self.journal = Journal(folder / "journal")
         config = LeadConfig(listen=self.address, keys=self.keys, recipe=RECIPE, options=("steps=3",), nodes_only=True)
         self.door = Door(config, checkpoint=self.checkpoint, note=self.notes.append)
@@ -287,10 +312,10 @@ async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> 
         await until(lambda: any("127.0.0.1" in note for note in run.notes))
         known = run.node_keys
         (run.keys / "host.pub").rename(run.keys / "taken-away.pub")
-        count = len(run.notes)
+        count = run.door.refused
         with pytest.raises(LeadGone):
             await ask(impatient, known, Ask())
-        await until(lambda: len(run.notes) > count)
+        await until(lambda: run.door.refused > count)
         (run.keys / "taken-away.pub").rename(run.keys / "host.pub")
         count = len(run.notes)
         with pytest.raises(LeadGone):
@@ -302,13 +327,105 @@ async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> 
         assert isinstance(await ask(run.config(), known, Ask()), Job), "who has the keys is served all the same"
 
 
+async def test_one_that_comes_again_and_again_leaves_the_notes_to_others(run: Run, tmp_path: Path) -> None:
+    other, unknown = tmp_path / "other-lead", tmp_path / "unknown"
+    for folder in (other, unknown):
+        keys.make(folder)
+    (unknown / "node.pub").unlink()
+    shutil.copy(run.keys / "node.pub", unknown)
+    context = zmq.Context()
+    async with run.door, run.lead:
+        peers = [context.socket(zmq.DEALER) for _ in range(10)]
+        for peer in peers:
+            peer.setsockopt(zmq.RECONNECT_IVL, 1)
+            trust_of(peer, load_host(other))
+            peer.connect(run.address)
+        await until(lambda: run.door.refused >= 200)
+        assert 0 < len(run.notes) < 10, run.notes
+        assert any("(100 times" in note for note in run.notes), run.notes
+        with pytest.raises(LeadGone):
+            await ask(run.config(patience_s=1.0), load_host(unknown), Ask())
+        assert any("127.0.0.1" in note for note in run.notes), "another kind is named"
+        for peer in peers:
+            peer.close(0)
+    context.term()
+
+
+def trust_of(socket: zmq.Socket[bytes], own: keys.HostKeys) -> None:
+    socket.setsockopt(zmq.CURVE_SERVERKEY, own.node_public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(own.secret))
+
+
+async def test_a_lead_can_listen_on_ipv6(tmp_path: Path) -> None:
+    run = Run(tmp_path, "[::1]")
+    async with run.door, run.lead:
+        assert isinstance(await ask(run.config(), run.node_keys, Ask()), Job)
+        there = tmp_path / "there"
+        await fetch(run.address, run.node_keys, "checkpoint/config.json", FileInfo(name="x", size_bytes=2), there)
+    assert there.read_text() == "{}"
+
+
+ANY = st.integers(-(2**63), 2**64 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["checkpoint/config.json", "checkpoint/none"]), ANY, ANY | st.integers(0, 4))
+def test_whatever_part_of_a_file_is_asked_for_there_is_an_answer(name: str, offset: int, size: int) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"{}")
+        file.flush()
+        server = FileServer()
+        server.offer("checkpoint/config.json", Path(file.name))
+        try:
+            answer = server.answer(Pull(name=name, offset=offset, size_bytes=size))
+            there = name == "checkpoint/config.json" and offset in (0, 1) and 0 < size <= CHUNK_BYTES
+            assert isinstance(answer, Chunk if there else Gone)
+        finally:
+            server.close()
+
+
+def record(n: int) -> bytes:
+    return encode(Record(lease=n, attempt=n, epoch=n, record=b""))
+
+
+async def test_no_number_in_a_message_ends_the_lead(run: Run) -> None:
+    large = (2**63 - 1, 2**64 - 1, -(2**63), -1)
+    async with run.door, run.lead:
+        session = bytes(16)
+        hello = Hello(session=session, name="\x1b[2J", build=run.door.job.build, capacity_tokens=1, replicas=1)
+        messages: list[ToLead] = [structs.replace(hello, capacity_tokens=n, replicas=n, kept=[(n, n)]) for n in large]
+        messages += [structs.replace(hello, session=bytes([n])) for n in range(3)]
+        for n in large:
+            messages += [
+                Pull(name="checkpoint/config.json", offset=n, size_bytes=1),
+                Pull(name="checkpoint/config.json", offset=0, size_bytes=n),
+                NodeBeat(session=session, ack=n, version=n, pulled=n, free_tokens=n, tokens=n),
+                Happened(session=session, epoch=float(n), segment=bytes(n & 7)),
+                Happened(session=session, epoch=math.nan, segment=frame(zlib.compress(b"\x91" * 100_000))),
+                Numbered(session=session, seq=n, ack=n, body=b""),
+                Numbered(
+                    session=bytes([1]), seq=1, ack=0, body=encode(Record(lease=n, attempt=n, epoch=n, record=b""))
+                ),
+            ]
+        context = zmq.asyncio.Context()
+        peer = context.socket(zmq.DEALER)
+        trust_of(peer, run.node_keys)
+        peer.connect(run.address)
+        for message in [*messages, Ask()]:
+            await peer.send(encode(message))
+        async with asyncio.timeout(30):
+            while not isinstance(decode_to_node(await peer.recv()), Job):
+                pass
+        peer.close(0)
+        context.term()
+
+
 async def test_garbage_from_who_has_the_keys_is_named_and_has_no_effect(run: Run) -> None:
     async with run.door, run.lead, Setup(*TURNS) as scripted:
         context = zmq.Context()
         peer = context.socket(zmq.DEALER)
-        peer.setsockopt(zmq.CURVE_SERVERKEY, run.node_keys.node_public)
-        peer.setsockopt(zmq.CURVE_SECRETKEY, run.node_keys.secret)
-        peer.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(run.node_keys.secret))
+        trust_of(peer, run.node_keys)
         peer.connect(run.address)
         for garbage in (b"", b"\xc1", os.urandom(1000), b"\x91" * 100_000, encode(["Hello", 1])):
             peer.send(garbage)
