@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 
 import pytest
 import torch
@@ -163,3 +164,66 @@ def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
     first.checkpoints.wait()
     with pytest.raises(CheckpointFailed, match=r"step-000001: KeyError: 'the model has no model\.extra'"):
         second.restore(tmp_path / "step-000001")
+
+
+class Runs:
+    """Makes the file when it is unpickled."""
+
+    def __init__(self, ran):
+        self.ran = ran
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.ran),)
+
+
+@pytest.fixture
+def written(trainer, tmp_path):
+    first = trainer()
+    first.train(batch(16))
+    first.checkpoint(tmp_path / "step-000001", 1)
+    first.checkpoints.wait()
+    return tmp_path / "step-000001"
+
+
+def described(path, change):
+    """Changes the description of a checkpoint."""
+    with (path / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    change(metadata)
+    with (path / ".metadata").open("wb") as file:
+        pickle.dump(metadata, file)
+
+
+@pytest.mark.parametrize("place", ["planner_data", "storage_meta", "version"])
+def test_a_description_that_would_run_code_is_refused_by_name(trainer, written, tmp_path, place):
+    described(written, lambda metadata: setattr(metadata, place, Runs(tmp_path / "ran")))
+    with pytest.raises(CheckpointFailed, match=r"\.metadata names posix\.mkdir"):
+        trainer().restore(written)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_value_that_would_run_code_is_refused(trainer, written, tmp_path):
+    def change(metadata):
+        [index] = [index for index in metadata.storage_data if index.fqn == "counters.version"]
+        info = metadata.storage_data[index]
+        torch.save(Runs(tmp_path / "ran"), written / "mine.distcp")
+        metadata.storage_data[index] = dataclasses.replace(
+            info, relative_path="mine.distcp", offset=0, length=(written / "mine.distcp").stat().st_size
+        )
+
+    described(written, change)
+    with pytest.raises(CheckpointFailed, match="step-000001"):
+        trainer().restore(written)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_description_reads_files_of_its_own_folder_only(trainer, written, tmp_path):
+    def change(metadata):
+        for index, info in metadata.storage_data.items():
+            metadata.storage_data[index] = dataclasses.replace(
+                info, relative_path=f"../step-000001/{info.relative_path}"
+            )
+
+    described(written, change)
+    with pytest.raises(CheckpointFailed, match="not one of its folder"):
+        trainer().restore(written)
