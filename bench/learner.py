@@ -41,6 +41,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.attention import PACKED, bounds
 from algo.learner.config import LearnerConfig
+from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.measure.flops import peak_of
 from algo.learner.pack import MicroBatch, MiniBatch, plan
@@ -343,6 +344,7 @@ def main() -> None:
         run_long_rows(options, machine)
         return
     keep_freed_memory()  # as the learner's process does
+    listen_on("lo")
     rounds: list[Round] = []
 
     def run() -> None:

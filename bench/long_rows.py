@@ -32,6 +32,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.config import LearnerConfig
+from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.pack import MiniBatch, plan
 from algo.learner.trainer import Trainer
@@ -154,6 +155,7 @@ def plain_passes(case: Case, source: Path) -> Callable[[int], None]:
 def measure(case: Case, source: Path) -> dict[str, float]:
     """In this process, which does nothing else."""
     keep_freed_memory()  # as the learner's process does
+    listen_on("lo")
     torch.set_num_threads(case.threads)
     with tempfile.TemporaryDirectory() as name:
         dist.init_process_group("gloo", init_method=f"file://{name}/store", rank=0, world_size=1)

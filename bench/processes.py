@@ -12,7 +12,7 @@ import psutil
 STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
 ROLES = {  # by what the command line holds, first match wins
     "EngineCore": "replicas",
-    "torch.distributed.run": "launcher",
+    "engine.learner.launch": "launcher",
     "algo.learner": "learner",
     "sandbox.host": "sandbox host",
     "sandbox.inside.zygote": "tool calls",

@@ -34,10 +34,10 @@ LINES = 5  # of each process
 STOP_S = 60.0
 ROLES = {  # by what its command line holds, first match wins
     "EngineCore": "replica",
-    "engine.learner.rank": "learner",
+    "engine.learner.launch": "launcher",
+    "algo.learner": "learner",
     "sandbox": "sandbox",
     "import sys, types": "sandbox",
-    "torch.distributed": "launcher",
 }
 _STAGE = re.compile(r"stage/(.+)/busy_s")
 _LIBRARY = ("site-packages/", "lib/python", "<")

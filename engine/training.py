@@ -149,7 +149,7 @@ class TrainingConfig:
     counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
     """
     learner_module: str = "algo.learner"
-    """What torch's launcher runs on each rank."""
+    """What each rank of the learner runs; they meet by `algo.learner.hosts.meet`."""
     replica: ReplicaConfig | None = None
     """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
     devices: DevicePlan = field(default_factory=DevicePlan)

@@ -1,8 +1,9 @@
 """Ranks on several hosts that share no file system: who is rank 0, and how files get from one host to another.
 
 Invariants
-- The rank that has the node's socket is rank 0, and the ranks of its host follow, whichever host the launcher counts
-  first: what rank 0 writes is on the node's machine.
+- The first rank of the lead's host is rank 0, and the ranks of its host follow: what rank 0 writes is on that machine.
+- Ranks of one host listen on loopback only. Those of several listen at the address that was given, and on the interface
+  that leads there.
 - Every rank calls `collect` and `spread` with equal arguments; they work over the process group, in pieces.
 """
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 PIECE_BYTES = 64 << 20
+MEET = timedelta(minutes=10)  # as long as ranks wait for each other at first
 _SIOCGIFADDR = 0x8915
 
 
@@ -38,17 +40,41 @@ def first_of_its_host() -> bool:
     return dist.get_rank() % ranks_of_a_host() == 0
 
 
-def ordered(*, speaks: bool) -> tuple[dist.Store, int]:
-    """The store of the group, and this process's rank. speaks: it has the node's socket."""
-    host, ranks = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(minutes=10)
-    )
-    if speaks:
-        store.set("rocstar/host", str(host))
-    behind = (host - int(store.get("rocstar/host"))) % (int(os.environ["WORLD_SIZE"]) // ranks)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(os.environ["MASTER_ADDR"]))
-    return dist.PrefixStore("rocstar", store), behind * ranks + int(os.environ["LOCAL_RANK"])
+def meet() -> tuple[dist.Store, int]:
+    """The store through which the ranks find each other, and this process's rank.
+
+    It is a private file where all ranks are on one host, else at the lead's LEARNER_AT alone.
+    """
+    if "LEARNER_STORE" in os.environ:
+        listen_on("lo")
+        return dist.FileStore(os.environ["LEARNER_STORE"], int(os.environ["WORLD_SIZE"])), int(os.environ["RANK"])
+    host, _, port = os.environ["LEARNER_AT"].rpartition(":")
+    local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    other = os.environ.get("LEARNER_HOST")  # none on the lead's
+    if other is None and local == 0:
+        listener = socket.create_server((host, int(port)))  # a TCPStore that listens by itself does so everywhere
+        served = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+    else:
+        served = {"is_master": False}
+    everybody = dist.TCPStore(host, int(port), timeout=MEET, **served)
+    store = dist.PrefixStore(os.environ["LEARNER_RUN"], everybody)
+    number = 0 if other is None else _number(store, other, counts=local == 0)
+    if number * ranks >= int(os.environ["WORLD_SIZE"]):
+        raise RuntimeError("the learner has all of its hosts already. Fix: end this one, or raise learner_hosts")
+    listen_on(interface_to(host))
+    return store, number * ranks + local
+
+
+def _number(store: dist.Store, name: str, *, counts: bool) -> int:
+    """Of a host that is not the lead's, from 1. counts: this rank asks for it, on behalf of its host."""
+    if counts and store.add(f"known/{name}", 1) == 1:  # ranks that are started again are on the same host
+        store.set(f"number/{name}", str(store.add("hosts", 1)))
+    return int(store.get(f"number/{name}"))
+
+
+def listen_on(interface: str) -> None:
+    """Gloo and NCCL listen on this network interface, whatever is set for other programs of this machine."""
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
 
 
 def interface_to(host: str) -> str:
@@ -70,7 +96,7 @@ def folder_of(path: Path) -> Path:
     """Where the ranks of this host keep what rank 0's host has in path."""
     if dist.get_rank() < ranks_of_a_host():
         return path
-    return Path(tempfile.gettempdir()) / f"rocstar-{os.environ.get('TORCHELASTIC_RUN_ID', '0')}-{path.name}"
+    return Path(tempfile.gettempdir()) / f"rocstar-{os.environ['LEARNER_RUN']}-{path.name}"
 
 
 def collect(path: Path, group: dist.ProcessGroup) -> None:

@@ -1,6 +1,6 @@
-"""The learner process: one per rank, started by PyTorch's own launcher, fed by the node over ZeroMQ.
+"""The learner process: one per rank, started by `engine.learner.launch`, fed by the node over ZeroMQ.
 
-    python -m torch.distributed.run --standalone --nproc-per-node=R -m algo.learner --connect ipc:///path/of/socket
+    python -S -m engine.learner.launch --ranks R --folder DIR algo.learner --connect ipc:///path/of/socket
 
 On other hosts the ranks have `--connect none --checkpoint DIR`: a folder with the checkpoint's configuration. Weights
 come from rank 0.
@@ -47,7 +47,6 @@ Answer = tuple[messages.Reply, messages.Arrays]
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
 NO_CANARY: messages.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
-PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_KEPT = 128 << 20  # bytes of a block that stays with the process when it is freed
 
@@ -201,7 +200,7 @@ def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
     frames = node.receive() if node else None
     if frames is not None:
         _check_first(frames)
-    join_group(speaks=node is not None)
+    join_group()
     while True:
         request, arrays = messages.unpack_request(broadcast(frames))
         learner.check(to_end=isinstance(request, messages.Stop))
@@ -243,9 +242,8 @@ def _check_first(frames: list[bytes]) -> None:
 
 
 def _set_up_process() -> None:
-    """SIGKILL when the launcher dies; SIGINT belongs to the node, which stops the learner with Stop."""
+    """SIGINT belongs to the node, which stops the learner with Stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     keep_freed_memory()
 
 
@@ -287,7 +285,7 @@ def main() -> int:
 
 def leave(status: int) -> None:
     """Ends a rank when its threads are done (one may write a checkpoint), but without Python's finalization: a thread
-    of gloo that lets go of its tensors meanwhile would abort it, and torch's launcher then ends ranks that still write.
+    of gloo that lets go of its tensors meanwhile would abort it, and the launcher then ends ranks that still write.
     """
     atexit.register(os._exit, status)
     atexit.register(sys.stdout.flush)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -54,23 +53,13 @@ if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
 
 
-def join_group(*, speaks: bool) -> None:
-    """This process becomes a rank of the learner; speaks: it has the node's socket, and becomes rank 0.
-
-    Raises OSError when the launcher is gone.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The launcher serves the store. One that died before it could take us along leaves no rank waiting for it.
-        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
+def join_group() -> None:
+    """This process becomes a rank of the learner, as its launcher says (`engine.learner.launch`)."""
+    store, rank = hosts.meet()
     # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
     backend, patience = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(days=1)
-    if hosts.several():
-        store, rank = hosts.ordered(speaks=speaks)
-        size = int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: do not depend on its host name
-        dist.init_process_group(backend, timeout=patience)
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
 
 
 def broadcast(frames: list[bytes] | None) -> list[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from engine.errors import first_error
+from engine.learner.launch import SAYS
 from engine.learner.messages import (
     Arrays,
     Checkpoint,
@@ -43,6 +43,8 @@ from engine.types import Batch, Floats
 
 _ROOT = Path(__file__).resolve().parents[2]
 
+LAUNCHER = (sys.executable, "-S", "-m", "engine.learner.launch")  # -S: it starts at once, with the standard library
+
 Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 
@@ -55,14 +57,13 @@ class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
     module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
-    before `--nproc-per-node=... --log-dir=... -m engine.learner.rank module ...` (on several hosts: torchrun with its
-    rendezvous).
+    before `--ranks=... --folder=... module ...` (`engine.learner.launch`, on several hosts with more options).
     """
 
     module: str
     ranks: int = 1
     devices: tuple[int, ...] = ()
-    launcher: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    launcher: tuple[str, ...] = LAUNCHER
     start_deadline_s: float = 600.0
     step_deadline_s: float = 600.0
 
@@ -84,7 +85,7 @@ def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.enviro
 
 
 class LearnerProcess:
-    """Starts the learner's ranks with torch's launcher and talks to rank 0.
+    """Starts the learner's ranks and talks to rank 0.
 
     `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
     Leaving the context ends all its processes, and so does a kill of this one. Raises ValueError for devices that this
@@ -114,8 +115,8 @@ class LearnerProcess:
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-S", "-m", "engine.process.tied", str(os.getpid())],  # killed with the node
-                *[*self.config.launcher, f"--nproc-per-node={self.config.ranks}", f"--log-dir={self._workspace}"],
-                *["-m", "engine.learner.rank", self.config.module, "--connect", self._address],
+                *[*self.config.launcher, f"--ranks={self.config.ranks}", f"--folder={self._workspace}"],
+                *[self.config.module, "--connect", self._address],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -209,13 +210,13 @@ class LearnerProcess:
         raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The end of the log, without the launcher's own words; the first rank's too, whose end fails the others."""
+        """The end of the log; the first rank's last words too, whose end fails the others."""
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        said = list(itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines)) or lines
+        said = [line for line in lines if not line.startswith(SAYS)]
         first = [line for line in said[:-3] if line.startswith("learner: ")][:1]
         return "".join(f"\n  {line}" for line in [f"log: {self._log}", *first, *said[-3:], *self._killed()])
 
     def _killed(self) -> list[str]:
-        """Which rank was ended by a signal, if any: torch's launcher names the first one."""
-        found = re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", self._log.read_text(errors="replace"))
-        return [f"rank {found[2]} was ended by {signal.Signals(int(found[1])).name}"] if found else []
+        """Which rank was ended by a signal, if any was the first to end: the launcher's words."""
+        said = re.search(rf"^{SAYS}(rank \d+ was ended by .*)$", self._log.read_text(errors="replace"), re.MULTILINE)
+        return [said[1]] if said else []

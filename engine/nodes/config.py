@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.learner.process import LAUNCHER
 from engine.nodes.messages import LearnerHosts
 from sandbox.config import stays_here
 from sandbox.keys import load_node
@@ -41,6 +43,8 @@ class LeadConfig:
             )
         if self.keys is not None:
             load_node(self.keys)  # its own checks, before anything starts
+        if self.learner is not None:
+            check_meeting(self.learner.at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,25 +64,45 @@ class NodeConfig:
             raise ValueError(f"patience_s must be positive, got {self.patience_s}")
 
 
-def launcher(learner: LearnerHosts, *, leads: bool) -> tuple[str, ...]:
-    """torch's launcher on one of the learner's hosts. leads: on the lead's, where the hosts meet."""
-    words = [f"--nnodes={learner.hosts}", "--rdzv-backend=c10d", f"--rdzv-endpoint={learner.at}"]
-    words += [f"--rdzv-id={learner.run}", f"--rdzv-conf=is_host={str(leads).lower()}", "--max-restarts=0"]
-    words += [f"--local-addr={learner.at.rpartition(':')[0]}"] if leads else []
-    return (sys.executable, "-m", "torch.distributed.run", *words)
+def launcher(learner: LearnerHosts, *, host: str | None = None) -> tuple[str, ...]:
+    """The learner's launcher on one of its hosts. host: a name that no other host has; None on the lead's."""
+    words = [f"--hosts={learner.hosts}", f"--at={learner.at}", f"--run={learner.run}"]
+    return (*LAUNCHER, *words, *([f"--host={host}"] if host else []))
 
 
 def node_command(listen: str, keys: Path | None) -> str:
     """What is run on each node of a lead that listens there."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
-    lead = f"tcp://{socket.gethostname() if host in ('0.0.0.0', '*') else host}:{port}"
+    lead = f"tcp://{socket.gethostname() if host in ('0.0.0.0', '*', '[::]') else host}:{port}"
     words = [sys.executable, "-m", "engine.nodes", "--lead", lead, *(["--keys", str(keys)] if keys else [])]
     return shlex.join(words)
 
 
 def check_address(name: str, address: str) -> None:
-    """Raises ValueError unless it is tcp://HOST:PORT."""
+    """Raises ValueError unless it is tcp://HOST:PORT, an IPv6 address in brackets."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    whole = address.startswith("tcp://") and host and colon
+    named = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))  # IPv6 in brackets
+    whole = address.startswith("tcp://") and named and colon
     if not whole or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{name} must be tcp://HOST:PORT, got {address!r}")
+
+
+def check_meeting(at: str) -> None:
+    """Raises ValueError unless the learner's hosts can meet at HOST:PORT, and nobody by another address.
+
+    Whoever reaches that port can run code in the ranks, so it is open at one address only, and never at all of them.
+    """
+    host = at.rpartition(":")[0]
+    what = f"learner_at must be HOST:PORT with an address of this machine, got {at!r}"
+    try:
+        with socket.create_server((host, 0)) as probe:
+            found = ipaddress.ip_address(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"{what}: {error.strerror or error}") from None
+    if host in ("", "*") or found.is_unspecified:
+        raise ValueError(
+            f"{what}, which is all of them: whoever reaches the port can run code here. "
+            "Fix: the address by which the learner's other hosts reach this one"
+        )
+    if found.is_loopback and host != "localhost" and host != str(found):
+        raise ValueError(f"{what}, which other hosts do not reach: here it means {found}. Fix: the address itself")

@@ -1,8 +1,9 @@
-"""Ranks of the learner on a host that is not the lead's: torch's launcher, tied to this process, as often as the lead's
+"""Ranks of the learner on a host that is not the lead's: the launcher, tied to this process, as often as the lead's
 learner is started.
 
-The ranks of all hosts meet at `LearnerHosts.at` and talk over the process group, which knows no keys: the network
-between the learner's hosts must be one that you trust.
+The ranks of all hosts meet at `LearnerHosts.at` and talk over the process group. Both know no keys, and ranks send each
+other pickles: whoever reaches their ports can run code in them. The network between the learner's hosts must be one
+that nobody else is on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -23,13 +25,14 @@ from engine.nodes.node import NodeRefused, ask, pull_checkpoint
 from sandbox.keys import HostKeys
 
 _ROOT = Path(__file__).resolve().parents[2]
+_NAME = secrets.token_hex(8)  # of this host, among the learner's
 AGAIN_S = 1.0  # between two starts
 
 
-def command(learner: LearnerHosts, checkpoint: Path, logs: Path) -> list[str]:
+def command(learner: LearnerHosts, checkpoint: Path, folder: Path) -> list[str]:
     """What runs the ranks of this host."""
-    words = [*launcher(learner, leads=False), f"--nproc-per-node={learner.ranks}", f"--log-dir={logs}"]
-    return [*words, "-m", "engine.learner.rank", learner.module, "--connect", "none", "--checkpoint", str(checkpoint)]
+    words = [*launcher(learner, host=_NAME), f"--ranks={learner.ranks}", f"--folder={folder}"]
+    return [*words, learner.module, "--connect", "none", "--checkpoint", str(checkpoint)]
 
 
 async def serve(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path, note: Callable[[str], None]) -> None:

@@ -86,7 +86,7 @@ class LeadTraining(Training):
             return made
         others = learner.hosts - 1
         say(self.console, f"waiting for the learner's ranks of {others} other host{'s' * (others > 1)}")
-        return replace(made, launcher=launcher(learner, leads=True))
+        return replace(made, launcher=launcher(learner))
 
     def open_lead(self, door: Door) -> Lead:
         oldest = self.leases.max_staleness

@@ -23,6 +23,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
 }
+# Set even where the user has set others: a replica is on one machine, and its gloo, NCCL and message queues would
+# listen on the interface that the machine's name or these variables mean, without a key.
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 _M_ARENA_MAX = -8  # malloc.h
 # Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
 # bf16 (6 bytes a parameter; training takes 20 and more).
@@ -205,6 +208,7 @@ def prepare_environment() -> None:
         raise RuntimeError("engine.replica.config.prepare_environment() must be called before vllm is imported")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(LOOPBACK)
     # To ask a run too early what it waits for (engine.telemetry.watchdog) is no death. Not ignored: children would
     # inherit it.
     signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_costs_a_restart_from_the_last_checkpoint(
     lead.until("rollout nodes may join")
     other.until("ranks of the learner meet")
     lead.until("step   3")
-    [rank, *_] = [child for child in psutil_children(other) if "engine.learner.rank" in " ".join(child.cmdline())]
+    [rank, *_] = [child for child in psutil_children(other) if child.cmdline()[2:3] == ["algo.learner"]]
     rank.send_signal(signal.SIGKILL)
     assert lead.end(240) == 1, lead.text()
     again = hosts.lead()

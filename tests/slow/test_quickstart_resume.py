@@ -41,7 +41,7 @@ def kill(run: Run, victim: str) -> None:
     ranks = []
     for child in psutil.Process(run.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            if "algo.learner" in (words := child.cmdline()) and "torch.distributed.run" not in words:
+            if "algo.learner" in (words := child.cmdline()) and "engine.learner.launch" not in words:
                 ranks.append(child)
     if victim != "node":
         for rank in ranks:

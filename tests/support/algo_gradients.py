@@ -1,6 +1,5 @@
-"""One gradient under several configurations, on any number of ranks: in this process, or as a program of torchrun's.
-
-python -m torch.distributed.run --standalone --nproc-per-node=2 tests/support/algo_gradients.py CHECKPOINT RESULT
+"""One gradient under several configurations, on any number of ranks: in this process, or as a program on
+several ranks: `algo_gradients.py CHECKPOINT RESULT`.
 """
 
 import sys
@@ -82,7 +81,9 @@ def gradients(checkpoint, folder):
 
 if __name__ == "__main__":
     checkpoint, result = map(Path, sys.argv[1:])
-    dist.init_process_group("gloo")
+    from algo.learner.trainer import join_group
+
+    join_group()
     found = gradients(checkpoint, result.parent)
     if dist.get_rank() == 0:
         torch.save(found, result)

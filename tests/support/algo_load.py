@@ -1,4 +1,4 @@
-"""Loads a checkpoint as a program of torchrun's: `algo_load.py CHECKPOINT RESULT`. Rank 0 writes what all ranks found.
+"""Loads a checkpoint on several ranks: `algo_load.py CHECKPOINT RESULT`. Rank 0 writes what all ranks found.
 
 By rank: how much the process's largest memory grew while it loaded, in bytes; the constants of the model; and once, the
 whole weights and the log-probabilities of a row.
@@ -15,6 +15,7 @@ from algo.learner.config import LearnerConfig
 from algo.learner.learner import leave
 from algo.learner.model import load
 from algo.learner.publish import full_state
+from algo.learner.trainer import join_group
 
 
 def largest():
@@ -22,7 +23,7 @@ def largest():
 
 
 def main(checkpoint, result):
-    dist.init_process_group("gloo")
+    join_group()
     torch.set_num_threads(1)
     torch.ones(8, 8) @ torch.ones(8, 8)
     before = largest()

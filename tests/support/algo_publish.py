@@ -1,4 +1,4 @@
-"""Publishes odd shapes over and over, as a program of torchrun's: `algo_publish.py FOLDER TIMES`. Rank 0 compares."""
+"""Publishes odd shapes over and over, on several ranks: `algo_publish.py FOLDER TIMES`. Rank 0 compares."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from algo.learner.learner import leave
 from algo.learner.publish import Publisher
+from algo.learner.trainer import join_group
 
 
 class Scorer(nn.Module):
@@ -22,7 +23,7 @@ class Scorer(nn.Module):
 
 
 def main(folder, times):
-    dist.init_process_group("gloo")
+    join_group()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     scorer = Scorer()

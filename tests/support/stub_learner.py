@@ -12,8 +12,7 @@ from engine.learner.messages import Configure, Failed, Ready, Save, Saved, Stop,
 
 def main() -> None:
     words = sys.argv[1:]
-    behaviour, address = words[words.index("engine.learner.rank") + 1], words[words.index("--connect") + 1]
-    ranks = words[0].removeprefix("--nproc-per-node=")
+    ranks, behaviour, address = words[0].removeprefix("--ranks="), words[2], words[words.index("--connect") + 1]
     print(f"stub learner: {behaviour}, {ranks} ranks", flush=True)
     if behaviour == "never":
         sys.exit("no such model")
@@ -31,11 +30,11 @@ def main() -> None:
             case Train():
                 if behaviour == "dies":
                     print("RuntimeError: out of memory")
-                    print("E1120 torch/distributed/elastic/api.py:88] failed (exitcode: 3)", *"abcdef", sep="\n")
+                    print("launcher: rank 0 ended with exit code 3")
                     sys.stdout.flush()
                     os._exit(3)
                 if behaviour == "loses a rank":
-                    print("E1120 torch/distributed/elastic/api.py:88] failed (exitcode: -9) local_rank: 1", flush=True)
+                    print("launcher: rank 1 was ended by SIGKILL", flush=True)
                     socket.send_multipart(pack(Failed(reason="RuntimeError: Connection reset by peer")))
                     socket.context.destroy(linger=2000)
                     os._exit(1)

@@ -1,12 +1,12 @@
 """How weights come to the ranks: rank 0 reads them, the others get their shards from it."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.algo_node import on_ranks
 from tests.support.paths import ROOT
 
 
@@ -28,9 +28,8 @@ def loaded(tmp_path_factory):
         )
         torch.manual_seed(0)
         Qwen3ForCausalLM(config).save_pretrained(folder / "source")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command += [str(ROOT / "tests/support/algo_load.py"), str(folder / "source"), str(folder / "found.pt")]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = on_ranks(2, "tests.support.algo_load", folder / "source", folder / "found.pt")
+        environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=200)
         return AutoModelForCausalLM.from_pretrained(folder / "source"), torch.load(folder / "found.pt")
 

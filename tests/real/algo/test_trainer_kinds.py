@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from algo.learner.publish import full_state
 from algo.learner.unsharded import UnshardedScorer
 from tests.support.algo_fakes import batch, write_checkpoint
 from tests.support.algo_gradients import CASES, build, gradient, gradients
+from tests.support.algo_node import on_ranks
 from tests.support.paths import ROOT
 
 
@@ -36,9 +36,8 @@ def checkpoint(tmp_path_factory):
 def two_ranks(checkpoint, tmp_path_factory):
     """Started before this process has its own group; they run side by side."""
     result = tmp_path_factory.mktemp("two") / "gradients.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(ROOT / "tests/support/algo_gradients.py"), str(checkpoint), str(result)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = on_ranks(2, "tests.support.algo_gradients", checkpoint, result)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         yield lambda: process.wait(300) == 0 and torch.load(result)
         process.kill()

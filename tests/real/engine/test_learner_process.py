@@ -32,7 +32,7 @@ from engine.learner.messages import (
     unpack_reply,
     unpack_request,
 )
-from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig, visible
+from engine.learner.process import LAUNCHER, LearnerDied, LearnerProcess, LearnerProcessConfig, visible
 from engine.types import Batch
 from tests.support.examples import examples
 from tests.support.fakes import a_trajectory
@@ -256,7 +256,7 @@ asyncio.run(main())
 
 
 def test_a_learner_that_starts_is_killed_with_the_node(tmp_path):
-    """Its launcher would stay until it had imported torch and missed the node."""
+    """Its ranks would stay until they had imported torch and missed the node."""
     os.mkfifo(tmp_path / "running")
     launcher = f"open({str(tmp_path / 'running')!r}, 'w'); import time; time.sleep(600)"
     command = [sys.executable, "-c", KILLED, str(tmp_path), sys.executable, launcher]
@@ -277,35 +277,56 @@ def test_a_learner_that_starts_after_the_end_of_the_node_ends_at_once():
 
 
 async def test_a_launcher_that_is_not_there_is_named(tmp_path):
-    config = LearnerProcessConfig(module="works", launcher=("/nowhere/torchrun",))
+    config = LearnerProcessConfig(module="works", launcher=("/nowhere/launcher",))
     async with LearnerProcess(config, tmp_path, tmp_path / "learner.log") as process:
-        with pytest.raises(LearnerDied, match="/nowhere/torchrun"):
+        with pytest.raises(LearnerDied, match="/nowhere/launcher"):
             await process.configure(CONFIGURE)
 
 
-RANK = """
-import os, subprocess, sys
+STARTING = "import os; open('running', 'w').write(f'{os.getpid()} '); import time; time.sleep(600)"
 
-os.mkfifo("running")
-open("starting.py", "w").write("open('running', 'w'); import sys, time; print(sys.argv[1:]); time.sleep(600)")
-command = [sys.executable, "-m", "engine.learner.rank", "starting", "--connect", "x"]
-rank = subprocess.Popen(command, env={"PYTHONPATH": "."})
-open("running").close()
-print(rank.pid, flush=True)
-rank.wait()
+
+def test_ranks_that_start_are_killed_with_their_launcher(tmp_path):
+    (tmp_path / "starting.py").write_text(STARTING)
+    os.mkfifo(tmp_path / "running")
+    command = [*LAUNCHER, "--ranks=2", f"--folder={tmp_path}", "starting"]
+    with subprocess.Popen(command, cwd=tmp_path, env={"PYTHONPATH": f".{os.pathsep}{ROOT}"}) as launcher:
+        with (tmp_path / "running").open() as running:
+            pids = running.read().split()
+        ranks = [psutil.Process(int(pid)) for pid in pids]
+        launcher.kill()
+        _, left = psutil.wait_procs(ranks, timeout=10)
+        for process in left:
+            process.kill()
+        assert ranks
+        assert not left
+
+
+ENDS = """
+import os, signal, sys, time
+
+rank = int(os.environ["RANK"])
+assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == ("3", str(rank)), os.environ
+if sys.argv[1] == "well":
+    sys.exit(0)
+if rank == 1:
+    sys.exit(7) if sys.argv[1] == "fails" else os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
 """
 
 
-def test_a_rank_that_starts_is_killed_with_its_launcher(tmp_path):
-    root = ROOT
-    code = RANK.replace('"."', f'".{os.pathsep}{root}"')
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launcher:
-        rank = psutil.Process(int(launcher.stdout.readline()))
-        launcher.kill()
-        _, left = psutil.wait_procs([rank], timeout=10)
-        for process in left:
-            process.kill()
-        assert not left
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [("well", 0, ""), ("fails", 1, "rank 1 ended with exit code 7"), ("killed", 1, "rank 1 was ended by SIGKILL")],
+)
+def test_the_first_rank_that_fails_ends_the_others_and_is_named(tmp_path, how, code, said):
+    (tmp_path / "ends.py").write_text(ENDS)
+    command = [*LAUNCHER, "--ranks=3", f"--folder={tmp_path}", "ends", how]
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)
 
 
 def test_a_learner_without_ranks_is_refused():

@@ -66,11 +66,23 @@ def test_hosts_of_the_learner_need_a_place_to_meet_and_a_door(fields, named):
 
 def test_all_hosts_of_the_learner_start_the_same_launcher_and_the_lead_is_where_they_meet():
     learner = LearnerHosts(hosts=3, ranks=4, at="lead:29400", module="algo.learner", run="quickstart-1")
-    lead, other = launcher(learner, leads=True), learner_host.command(learner, tmp := ROOT / "there", tmp)
-    assert {"--nnodes=3", "--rdzv-endpoint=lead:29400", "--rdzv-id=quickstart-1", "--max-restarts=0"} <= set(lead)
-    assert set(lead) & set(other) == set(lead) - {"--rdzv-conf=is_host=true", "--local-addr=lead"}
-    assert "--nproc-per-node=4" in other
+    lead, other = launcher(learner), learner_host.command(learner, tmp := ROOT / "there", tmp)
+    assert {"--hosts=3", "--at=lead:29400", "--run=quickstart-1"} <= set(lead)
+    assert set(lead) <= set(other)
+    assert not any(word.startswith("--host=") for word in lead)
+    assert "--ranks=4" in other
     assert other[-5:] == ["algo.learner", "--connect", "none", "--checkpoint", str(tmp)]
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "0", "0.0", "10.0.0.0.1", "no-such-host.invalid"])
+def test_the_learners_hosts_meet_at_one_address_of_the_lead_and_never_at_all_of_them(host, tmp_path):
+    """Whoever reaches the place where they meet can run code in the ranks."""
+    words = ["nodes=tcp://127.0.0.1:5700", "learner_hosts=2", f"learner_at={host}:29400", f"runs={tmp_path / 'runs'}"]
+    done = quickstart(*words, "dry_run=true")
+    assert done.returncode == 2
+    assert "learner_at" in done.stderr
+    assert repr(f"{host}:29400") in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
@@ -98,7 +110,8 @@ def test_what_a_machine_gives_takes_the_place_of_what_the_lead_says():
 
 
 def test_a_node_needs_an_address_and_patience():
-    for fields in ({"lead": "lead:5700"}, {"lead": "tcp://lead"}, {"lead": "tcp://lead:5700", "patience_s": 0}):
+    wrong = ("lead:5700", "tcp://lead", "tcp://::1:5700", "tcp://[::1:5700")
+    for fields in (*({"lead": address} for address in wrong), {"lead": "tcp://lead:5700", "patience_s": 0}):
         with pytest.raises(ValueError, match="got"):
             NodeConfig(**fields)
     assert "tcp://10.0.0.1:5700" in node_command("tcp://10.0.0.1:5700", None)
