@@ -53,7 +53,7 @@ class Publisher:
 
 
 def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transport:
-    """The transport of this rank; folder: on a memory file system, for what lies in files; peft: an adapter's
+    """The transport of this rank; folder: private, on a memory file system, for files and sockets; peft: an adapter's
     settings.
     """
     if name in ("ipc", "nccl"):
@@ -61,12 +61,12 @@ def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transp
 
         if name == "ipc":
             return Ipc(layout)
-        return Nccl(layout) if dist.get_rank() == 0 else Silent()
+        return Nccl(layout, folder) if dist.get_rank() == 0 else Silent()
     if dist.get_rank() != 0:
         return Silent()
     if name == "adapter":
         return Shm(folder, layout, peft)
-    return Shm(folder, layout) if name == "shm" else Gloo(layout)
+    return Shm(folder, layout) if name == "shm" else Gloo(layout, folder)
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

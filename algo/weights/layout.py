@@ -8,9 +8,9 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
 import socket
 import sys
 import threading
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 
 # What is gathered ahead of the copy, and what a replica receives before it begins to load.
 BUCKET_BYTES = 64 << 20
+SOCKET = "pulls"  # in the folder that Pulled has
 # A pull takes no longer: a replica's update has this deadline too.
 PULL_S = 60.0
 
@@ -83,21 +85,28 @@ class Transport(Protocol):
 class Pulled:
     """Weights in this process's memory, which replicas pull: the part that gloo and nccl share.
 
-    A replica writes what it wants into the store under "pull-N", N counting up; it is served by a thread, in a group of
-    its own. While weights are written it is kept waiting; for another version than there is it is refused.
+    A replica connects to a UNIX socket in `folder`, says in a line of JSON what it wants, and gets the layout. It is
+    served by a thread, in a group of its own, whose members meet in a file of that folder (`meeting`). While weights
+    are written it is kept waiting; for another version than there is it is refused.
+
+    folder: private. The stores of such groups hold pickles, so nobody else may write them; and a socket of it has no
+    port that others could reach.
     """
 
     scheme: str
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, folder: Path, device: torch.device) -> None:
+        self._layout, self._folder = layout, folder
         self._memory = torch.empty(layout.size_bytes, dtype=torch.uint8, device=device)
         self._views = layout.views(self._memory)
         self._version: int | None = None  # None while it is written
         self._pulls = 0
         self._changed = threading.Condition()
-        self._host, self._port, self._store = _listen()
-        self._store.set("layout", self._description())
+        folder.mkdir(parents=True, exist_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        (folder / SOCKET).unlink(missing_ok=True)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen()
         threading.Thread(target=self._answer, name="weights", daemon=True).start()
 
     @contextmanager
@@ -114,7 +123,7 @@ class Pulled:
             self._changed.notify_all()
 
     def address(self, version: int) -> str:
-        return f"{self.scheme}://{self._host}:{self._port}"
+        return f"{self.scheme}://{self._folder}"
 
     def _description(self) -> str:
         """Buckets of [name, dtype, shape] in the order in which they are sent."""
@@ -123,18 +132,23 @@ class Pulled:
         return json.dumps([[(name, dtype, self._layout.shapes[name]) for name, _, _ in bucket] for bucket in buckets])
 
     def _answer(self) -> None:
-        store = dist.TCPStore(self._host, self._port, timeout=timedelta(days=1))
-        number = 0
-        while True:
-            number += 1
-            wanted = json.loads(store.get(f"pull-{number}"))
-            threading.Thread(target=self._serve, args=(wanted,), name=f"pull-{number}", daemon=True).start()
+        description = self._description().encode()
+        for number in itertools.count(1):
+            connection, _ = self._listener.accept()
+            arguments = connection, description
+            threading.Thread(target=self._serve, args=arguments, name=f"pull-{number}", daemon=True).start()
 
-    def _serve(self, wanted: dict[str, Any]) -> None:
+    def _serve(self, connection: socket.socket, description: bytes) -> None:
         """Joins the replica first: where that never comes about, nothing waits for it."""
+        wanted = None
         try:
-            store = dist.TCPStore(self._host, self._port, timeout=timedelta(seconds=PULL_S))
-            joined = self._joined(dist.PrefixStore(wanted["group"], store), wanted["members"])
+            with connection, connection.makefile("rb") as lines:
+                connection.settimeout(PULL_S)
+                wanted = json.loads(lines.readline())
+                connection.sendall(description)
+            if not wanted["asks"]:
+                return  # a further member of a group
+            joined = self._joined(meeting(self._folder, wanted["group"], wanted["members"]), wanted["members"])
             with joined as send, self._held(wanted["version"]):
                 for bucket in self._layout.buckets():
                     send(self._memory[bucket[0][1] : bucket[-1][2]])
@@ -182,11 +196,8 @@ def ended(end: Callable[[], None]) -> Iterator[threading.Event]:
             end()
 
 
-def _listen() -> tuple[str, int, dist.TCPStore]:
-    """Host, port and store; on one machine, nothing from outside can connect."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
-    host = "127.0.0.1" if here else socket.gethostbyname(os.environ["MASTER_ADDR"])
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return host, port, store
+def meeting(folder: Path, group: str, members: int) -> dist.Store:
+    """The store of a group that pulls, in a file of its own: one that dies while it writes harms no other."""
+    store = dist.FileStore(str(folder / f"pull-{group}"), members)
+    store.set_timeout(timedelta(seconds=PULL_S))
+    return store

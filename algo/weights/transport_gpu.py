@@ -14,6 +14,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ HANDLE = (
 class Nccl(Pulled):
     scheme = "nccl"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout, torch.device("cuda", torch.cuda.current_device()))
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        super().__init__(layout, folder, torch.device("cuda", torch.cuda.current_device()))
 
     @contextmanager
     def _joined(self, store: dist.Store, members: int) -> Iterator[Callable[[Tensor], Any]]:

@@ -1,6 +1,6 @@
 """The replica's half of "gloo": the engine pulls published weights from the learner over a connection of its own.
 
-Runs inside the engine process. The learner's half, and what goes through its store, is `algo.weights.layout.Pulled`.
+Runs inside the engine process. The learner's half, and what it is asked, is `algo.weights.layout.Pulled`.
 
 Invariants
 - The group of a pull has two members and lives for one update: whoever dies, or comes later, concerns no other replica.
@@ -14,6 +14,7 @@ import math
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,15 +28,20 @@ PULL_S = 60.0  # as long as the learner is patient
 Entry = tuple[str, str, list[int]]  # name, dtype, shape
 
 
-def ask(info: Published, members: int, first: bool = True) -> tuple[dist.PrefixStore, list[list[Entry]]]:
+def ask(info: Published, members: int, first: bool = True) -> tuple[dist.Store, list[list[Entry]]]:
     """The store of a group with the learner as rank 0, and the buckets it will send; the first of the others asks."""
-    host, _, port = info.path.rpartition("/")[2].rpartition(":")
-    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=PULL_S))
+    folder = Path(info.path.partition("://")[2])
     group = f"{info.reader}-{info.version}"
-    if first:
-        wanted = {"group": group, "version": info.version, "members": members}
-        store.set(f"pull-{store.add('pulls', 1)}", json.dumps(wanted))
-    return dist.PrefixStore(group, store), json.loads(store.get("layout"))
+    wanted = {"asks": first, "group": group, "version": info.version, "members": members}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PULL_S)
+        connection.connect(str(folder / "pulls"))
+        connection.sendall(json.dumps(wanted).encode() + b"\n")
+        with connection.makefile("rb") as answer:
+            buckets = json.load(answer)
+    store = dist.FileStore(str(folder / f"pull-{group}"), members)
+    store.set_timeout(timedelta(seconds=PULL_S))
+    return store, buckets
 
 
 class GlooWeightTransfer(HostWeightTransfer):
@@ -43,7 +49,7 @@ class GlooWeightTransfer(HostWeightTransfer):
 
     def receive_weights(self, update_info: Published) -> None:
         store, buckets = ask(update_info, members=2)
-        group = dist.ProcessGroupGloo(store, 1, 2, _options(update_info))
+        group = dist.ProcessGroupGloo(store, 1, 2, _options())
         memory, coming = _receive(group, buckets[0])
         for number, bucket in enumerate(buckets, 1):
             coming.wait()
@@ -54,13 +60,9 @@ class GlooWeightTransfer(HostWeightTransfer):
         store.set("done", "")
 
 
-def _options(info: Published) -> Any:
-    """Gloo on the interface through which the learner is reached, whatever this machine's name resolves to."""
-    host, _, port = info.path.rpartition("/")[2].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PULL_S) as probe:
-        here = probe.getsockname()[0]
+def _options() -> Any:
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=PULL_S)
     return options
 

@@ -4,11 +4,13 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from algo.weights.layout import Layout
 from algo.weights.transport import Gloo, Shm
 from engine.atomic_files import atomic_path
 from tests.contracts.test_contracts import example
+from tests.support.algo_node import on_ranks
 from tests.support.paths import ROOT
 
 
@@ -74,10 +77,8 @@ def test_a_published_file_holds_the_weights_under_their_names_in_the_dtype_asked
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_of_any_length_become_whole_a_hundred_times(tmp_path, ranks):
     """With functional collectives, two at a time, one of two ranks mostly died of a corrupt heap before the end."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*torchrun, "-m", "tests.support.algo_publish", tmp_path, "100" if ranks == 2 else "2"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=200, check=True)
+    command = on_ranks(ranks, "tests.support.algo_publish", tmp_path, "100" if ranks == 2 else "2")
+    subprocess.run(command, cwd=ROOT, timeout=200, check=True)
 
 
 def test_a_rank_can_leave_while_gloo_lets_go_of_what_it_gathered(tmp_path):
@@ -152,32 +153,38 @@ def test_no_room_is_an_error(tmp_path):
         Shm(tmp_path, Layout({"a": (1 << 50,)}, torch.float32)).writing(0).__enter__()
 
 
+def asked(address, **wanted):
+    """What the learner answers a replica that asks: buckets of (name, dtype, shape)."""
+    folder = Path(address.removeprefix("gloo://"))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(folder / layouts.SOCKET))
+        connection.sendall(json.dumps({"asks": True, "members": 2, **wanted}).encode() + b"\n")
+        with connection.makefile("rb") as answer:
+            return folder, json.load(answer)
+
+
 def pull(address, version, reader, take=1):
     """What a replica does, as far as `take` buckets: the bytes it received."""
-    host, _, port = address.removeprefix("gloo://").rpartition(":")
-    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=20))
-    wanted = {"group": reader, "version": version, "members": 2}
-    store.set(f"pull-{store.add('pulls', 1)}", json.dumps(wanted))
-    buckets = json.loads(store.get("layout"))
-    prefix = dist.PrefixStore(reader, store)
+    folder, buckets = asked(address, group=reader, version=version)
+    store = layouts.meeting(folder, reader, 2)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=5)
-    group = dist.ProcessGroupGloo(prefix, 1, 2, options)
+    group = dist.ProcessGroupGloo(store, 1, 2, options)
     found = []
     for bucket in buckets[:take]:
         found.append(torch.empty(sum(4 * torch.Size(shape).numel() for _, _, shape in bucket), dtype=torch.uint8))
         group.recv([found[-1]], 0, 0).wait()
     if take == len(buckets):
-        prefix.set("done", "")
+        store.set("done", "")
     return torch.cat(found).view(torch.float32)
 
 
-def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkeypatch, capfd):
+def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(layouts, "BUCKET_BYTES", 20)
     monkeypatch.setattr(layouts, "PULL_S", 2.0)
     monkeypatch.setattr(transport, "PULL_S", 2.0)
-    subject = Gloo(Layout(SHAPES, torch.float32))
+    subject = Gloo(Layout(SHAPES, torch.float32), tmp_path)
     early: list[torch.Tensor] = []
     with subject.writing(1) as views:
         waiting = threading.Thread(target=lambda: early.append(pull(subject.address(1), 1, "early", take=3)))
@@ -210,7 +217,7 @@ def test_transports(tmp_path):
     here = example(layouts.Transport)(layout)
     contracts.check_transport(here, lambda address, version: here.views)
     contracts.check_transport(Shm(tmp_path, layout), lambda address, version: load_file(address))
-    contracts.check_transport(Gloo(layout), pulled)
+    contracts.check_transport(Gloo(layout, tmp_path), pulled)
     stale = {name: view.clone() for name, view in here.views.items()}
     with pytest.raises(AssertionError, match="a of version 0 is"):
         contracts.check_transport(here, lambda address, version: stale)
@@ -233,21 +240,21 @@ class Hanging(Gloo):
         self.sent += len(memory)
 
 
-def test_a_replica_that_never_joins_holds_nobody_up_and_one_that_joins_late_gets_no_other_version(monkeypatch, capfd):
+def test_a_replica_that_never_joins_holds_nobody_up_and_one_that_joins_late_gets_no_other_version(
+    monkeypatch, capfd, tmp_path
+):
     monkeypatch.setattr(layouts, "PULL_S", 2.0)
     monkeypatch.setattr(transport, "PULL_S", 2.0)
     layout = Layout(SHAPES, torch.float32)
-    subject = Hanging(layout)
+    subject = Hanging(layout, tmp_path)
     with subject.writing(1):
         pass
-    host, _, port = subject.address(1).removeprefix("gloo://").rpartition(":")
-    store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=20))
-    store.set("pull-1", json.dumps({"group": "dead", "version": 1, "members": 2}))
+    asked(subject.address(1), group="dead", version=1)
     assert subject.joining.wait(30)
     with subject.writing(2):
         pass
     subject.comes.set()
-    store.set("pull-2", json.dumps({"group": "next", "version": 2, "members": 2}))
+    asked(subject.address(2), group="next", version=2)
     assert subject.finished.wait(30)
     assert subject.sent == layout.size_bytes, "to the second one alone"
     for thread in threading.enumerate():
