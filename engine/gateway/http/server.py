@@ -15,7 +15,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -338,32 +338,45 @@ async def _stream(
 
 
 async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of several turns as they come, each with its turn's number."""
+    """The events of several turns as they come, each with its turn's number. Raises the first error of a turn, and
+    Refused when a turn was cut off with its session.
+    """
     if len(turns) == 1:
         async with aclosing(turns[0]) as events:
             async for event in events:
                 yield 0, event
         return
-    found: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()  # None: the turn is over
 
     async def follow(index: int, turn: AsyncGenerator[Event, None]) -> None:
-        async with aclosing(turn) as events:
-            async for event in events:
-                found.put_nowait((index, event))
+        try:
+            async with aclosing(turn) as events:
+                async for event in events:
+                    queue.put_nowait((index, event))
+        except Exception as error:
+            queue.put_nowait((index, error))
+        finally:
+            queue.put_nowait((index, None))
 
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        running = [tasks.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
-        stack.callback(lambda: [task.cancel() for task in running])
-        for index, task in enumerate(running):
-            task.add_done_callback(lambda _, index=index: found.put_nowait((index, None)))  # type: ignore[misc]
-        ended = 0
-        while ended < len(turns):
-            index, sampled = await found.get()
+    # No TaskGroup: closed early, this generator would raise the group's error in place of GeneratorExit.
+    running = [asyncio.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
+    try:
+        unfinished = set(range(len(turns)))
+        while unfinished:
+            index, sampled = await queue.get()
+            if isinstance(sampled, Exception):
+                raise sampled
             if sampled is None:
-                raise Refused(503, "the session has ended")
-            ended += isinstance(sampled, Finished)
+                if index in unfinished:
+                    raise Refused(503, "the session has ended")
+                continue
+            if isinstance(sampled, Finished):
+                unfinished.remove(index)
             yield index, sampled
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
 
 
 def _key(request: web.Request) -> str:

@@ -183,6 +183,57 @@ async def test_several_samples_of_a_request_are_turns_of_their_own():
         assert texts == {0: "same", 1: "same"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_samples_may_end_in_different_steps_of_the_engine(path, stream):
+    gates = [Gate() for _ in range(3)]
+
+    def prepare(replica):
+        replica._script = lambda token_ids, sampling: ["one", gates[sampling.seed], f" sample {sampling.seed}{END}"]
+
+    what = {"messages": [QUESTION]} if path.startswith("chat") else {"prompt": "go", "max_tokens": 50}
+    async with served(prepare=prepare) as node, aiohttp.ClientSession() as client:
+        replica = node.replicas.made[0]
+
+        async def end_one_after_the_other():
+            for number, gate in enumerate(gates):
+                await gate.started.wait()
+                gate.release()
+                await until(lambda number=number: replica.in_flight == len(gates) - 1 - number)
+
+        body = {"model": "tiny", "n": 3, "seed": 0, "stream": stream, **what}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(end_one_after_the_other())
+            async with client.post(f"{node.address}/v1/{path}", json=body) as response:
+                assert response.status == 200
+                lines = (await response.text()).splitlines()
+    texts = [""] * 3
+    for line in lines if stream else [f"data: {lines[0]}"]:
+        if line and line != "data: [DONE]":
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                shown = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+                texts[choice["index"]] += shown.get("content") or ""
+    assert texts == [f"one sample {number}" for number in range(3)]
+
+
+async def test_a_client_that_leaves_in_the_middle_of_several_samples_ends_them_all(caplog):
+    gate = Gate()
+
+    def prepare(replica):
+        replica._script = lambda token_ids, sampling: ["one"] + [gate] * (sampling.seed > 5) + [END]
+
+    async with served(prepare=prepare) as node:
+        client = of_openai(node)
+        stream = await client.chat.completions.create(model="tiny", messages=[QUESTION], n=3, seed=5, stream=True)
+        await gate.started.wait()
+        async for _ in stream:
+            break
+        await client.close()
+        await until(lambda: not node.replicas.made[0].in_flight)
+        assert node.replicas.made[0].in_flight == 0
+    assert caplog.records == []
+
+
 async def test_text_and_ids_are_completed():
     async with served([f"It is 42.{END}"]) as node, of_openai(node) as client:
         ids = CHAT.prompt_ids([QUESTION])
