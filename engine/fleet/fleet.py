@@ -4,6 +4,7 @@
 Invariants
 - A turn survives the death of its replica, and a move: it goes on elsewhere from its tokens, no token is delivered
   twice, and a turn that ended by itself meanwhile has ended.
+- A turn under which two replicas died fails: one request never takes the fleet.
 - The death of a replica changes no token where sampling is seeded and the weights are the same: the request is made
   again elsewhere as it was, and what comes after the tokens that were delivered is the rest of the turn. Where an
   engine does not sample these again, or after an update, the turn goes on from them under another seed.
@@ -26,13 +27,17 @@ from engine.balancing.balancer import Balancer, Place
 from engine.fleet.canary import Difference
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import MakeReplica, Supervisor
-from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
+from engine.replica.port import SEEDS, Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import Placement, PublishedWeights
 
 
 class Superseded(RuntimeError):
     """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
+
+
+class DeadlyTurn(ReplicaDied):
+    """Two replicas died while they generated the turn. It may be what they died of, so no third one gets it."""
 
 
 class _Diverged(Exception):
@@ -55,6 +60,7 @@ class _Turn:
     moving: bool = False
 
 
+DEADLY = 2  # deaths of replicas under one turn
 LOOK_S = 1.0  # between two decisions while turns are under way: a policy may go by the time alone
 
 
@@ -176,7 +182,7 @@ class Fleet:
         (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
         a place inside `waiting()`. decisions: gets those about this turn as they are made. Raises ReplicaDied when none
         will come, Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller calls
-        `trajectory_ended` first.
+        `trajectory_ended` first. Raises DeadlyTurn when a second replica dies under it.
         """
         size = len(token_ids)
         produced: list[int] = []
@@ -184,6 +190,7 @@ class Fleet:
         self._back_from_tool(key)
         decisions = [] if decisions is None else decisions
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens, decisions)
+        deadly: list[int] = []  # replicas that died under it
         begin = 0  # of the request: how many tokens were produced before it
         version = self._version_of(key)  # of the request
         try:
@@ -217,6 +224,11 @@ class Fleet:
                             break
                 except ReplicaDied as error:
                     self._supervisor.mark_dead(replica, error)
+                    if replica.index not in self._drained:  # else it was ended on purpose
+                        deadly.append(replica.index)
+                    if len(deadly) == DEADLY:
+                        ends = f"replica {deadly[0]} and then replica {deadly[1]} died while they generated this turn"
+                        raise DeadlyTurn(f"{ends}, so no third one gets it; last heard: {error}") from error
                 except _Diverged:
                     begin = len(produced)
                 finally:
@@ -443,5 +455,5 @@ def _rest(sampling: Sampling, produced: int) -> Sampling:
     """What is left of a turn after `produced` tokens."""
     if not produced:
         return sampling
-    seed = None if sampling.seed is None else sampling.seed + produced
+    seed = None if sampling.seed is None else (sampling.seed + produced) % SEEDS
     return replace(sampling, max_tokens=sampling.max_tokens - produced, seed=seed)

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from engine.types import Floats
 
+SEEDS = 1 << 63  # an engine's seeds are below this; it dies of a larger one
 BUNDLE = 16  # tokens that an engine gives at once, where none is wanted early
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn).
+    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn). Raises ValueError
+    for numbers that an engine would refuse, or die of.
 
     ignore_eos: the model's own end token does not end the turn (a bench replays a length). deliver_at: tokens that are
     delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits. bundle: of
@@ -33,6 +36,16 @@ class Sampling:
     top_p: float = 1.0
     bundle: int = BUNDLE
     version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.seed is not None and not 0 <= self.seed < SEEDS:
+            raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

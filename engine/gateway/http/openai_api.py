@@ -16,6 +16,7 @@ import msgspec
 
 from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
 from engine.gateway.tool_loop import Answer as AgentAnswer
+from engine.replica.port import SEEDS
 from engine.rollout.chat_template import ChatTemplate, Message
 
 IGNORED = (
@@ -46,6 +47,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 MOST_CHOICES = 256  # of one request
 N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=-SEEDS, le=SEEDS - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -59,7 +61,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: N = 1
-    seed: int | None = None
+    seed: Seed | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
     max_tokens: Tokens | None = None
@@ -76,7 +78,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            seed=None if self.seed is None else self.seed + sample,
+            seed=None if self.seed is None else (self.seed + sample) % SEEDS,
             stop=tuple(stop for stop in stops if stop),
         )
 

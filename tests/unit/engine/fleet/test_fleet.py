@@ -12,6 +12,7 @@ from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
 from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import DeadlyTurn
 from engine.fleet.supervisor import STEADY_S
 from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.telemetry.timeline import Timeline
@@ -123,17 +124,33 @@ async def test_a_turn_whose_replica_dies_samples_what_it_would_have_sampled():
     assert spans == [(0, at, at + 1) for at in range(3, len(found))]
 
 
-async def test_a_turn_that_dies_twice_samples_what_it_would_have_sampled():
-    undisturbed, _ = await disturbed(Replicas(draws_from_the_start=True), lambda *_: settle(1))
+@pytest.mark.parametrize("after", [(1, 1), (2, 4)])
+async def test_a_turn_under_which_two_replicas_died_is_not_given_to_a_third(after):
     replicas, found = Replicas(draws_from_the_start=True), []
-    async with fleet_of(replicas, 3, restarts=0) as fleet:
+    async with fleet_of(replicas, 3, restarts=0) as fleet, asyncio.TaskGroup() as group:
+        with pytest.raises(DeadlyTurn, match=r"replica \d and then replica \d died"):
+            async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
+                found += delta.token_ids
+                if len(found) >= after[len(fleet.live) == 2]:
+                    replicas.made[replica].die()
+        fleet.trajectory_ended(1, 2 + len(found), finished=False)
+        assert sum(len(replica.requests) for replica in replicas.made) == 2
+        other = group.create_task(play(fleet, 2))
+    assert [token for _, token in other.result()], "the third one serves others"
+
+
+async def test_a_replica_that_is_drained_is_no_death_under_its_turns():
+    undisturbed, _ = await disturbed(Replicas(), lambda *_: settle(1))
+    replicas, found = Replicas(), []
+    async with fleet_of(replicas, 4, restarts=0, drain_s=0.001) as fleet:
         async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
             found += delta.token_ids
-            if len(found) in (2, 4):
+            if len(found) in (1, 2):
+                await fleet.drain(replica)
+            elif len(found) == 3:
                 replicas.made[replica].die()
         fleet.trajectory_ended(1, 2 + len(found), finished=True)
     assert found == undisturbed
-    assert sum(len(replica.requests) for replica in replicas.made) == 3
 
 
 async def test_a_turn_that_is_not_sampled_again_as_it_was_goes_on_from_its_tokens():
