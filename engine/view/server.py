@@ -26,9 +26,9 @@ from engine.view.questions import Questions
 from engine.view.rerun import run_again
 from engine.view.run_files import RunFiles
 from sandbox import SandboxUnavailable
+from sandbox.http.incoming import names_loopback
 
 HOST = "127.0.0.1"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COMPRESS = 1 << 16  # bytes from which an answer is compressed: over an SSH tunnel it counts
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
@@ -100,7 +100,7 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _refusal(request: web.Request) -> str | None:
-    if urlsplit(f"//{request.host}").hostname not in LOOPBACK:
+    if not names_loopback(request.headers.get("Host", "")):
         return "only 127.0.0.1 and localhost are served here"
     if request.method == "POST" and urlsplit(request.headers.get("Origin", "")).netloc != request.host:
         return "only the page itself may ask for this"

@@ -109,7 +109,7 @@ class Connections:
     def opened(self, transport: asyncio.Transport) -> None:
         if len(self._open) >= self._most:
             log.warning(
-                "sandbox: %d connections are open, as many as there can be: each new one ends the one that has been "
+                "%d connections are open, as many as there can be: each new one ends the one that has been "
                 "silent longest. Fix: raise `ulimit -n`, or look for a client that leaves its connections open",
                 self._most,
             )

@@ -4,10 +4,7 @@ Invariants
 - Memory is bounded: the bodies held are at most HELD_BYTES in all, a call is with the sandbox only while it has one of
   CALLS turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits and is not refused. Of a body
   counts what has arrived, not what its client declares; bodies up to SMALL_BYTES are not counted.
-- A client has BODY_S to send its body; the time in which the gateway does not read it does not count.
 - A body that is not what the dialect expects is answered 4xx with `{"detail": ...}` that names field and value.
-- A request that is answered before all of its body is there, or whose body cannot be decoded, is answered with
-  `Connection: close`. After every other answer the connection takes the next request.
 - A handler that is cancelled (its client has gone) cancels its calls.
 - SandboxUnavailable is answered 503, never as a result of the program.
 """
@@ -18,7 +15,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +26,7 @@ from sandbox.client.sandbox import Sandbox
 from sandbox.client.session import Session
 from sandbox.config import SandboxUnavailable
 from sandbox.http.connections import Connections
+from sandbox.http.incoming import Refused, read_body
 from sandbox.http.metrics import Metrics
 from sandbox.wire import Limits, ToolResult
 
@@ -36,22 +34,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 BODY_BYTES = 64 << 20  # of one request; the clients' largest batches are some MB
 HELD_BYTES, SMALL_BYTES = 512 << 20, 1 << 16
-BODY_S = 60.0  # a client that sends slower than this would keep others waiting for its share of HELD_BYTES
-UNREAD_S = 5.0  # for what a client still sends of a body that nobody wants: then it reads the answer
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting
 HEALTH_S = 5.0
 MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
 LANGUAGES = ("python",)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-
-
-class Refused(Exception):
-    """A request that is answered with an HTTP status of 400 or more."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
 
 
 class Share:
@@ -124,10 +112,8 @@ class Gateway:
         """A route that answers the decoded body of a request."""
 
         async def handle(request: web.Request) -> web.Response:
-            if request.content_type != "application/json":  # a web page can send any other type to a local server
+            if request.content_type != "application/json":
                 raise Refused(415, f"Content-Type must be 'application/json', got {request.content_type!r}")
-            if request.content_length is not None and request.content_length > BODY_BYTES:
-                raise Refused(413, f"the body must be at most {BODY_BYTES} bytes, got {request.content_length}")
             with self._bodies.share() as share:
                 body = await self._read(request, share)
                 with self._connections.at_work(request.transport):
@@ -136,29 +122,16 @@ class Gateway:
         return web.post(path, handle)
 
     async def _read(self, request: web.Request, share: Share) -> bytearray:
-        """The body of a request. Refused when it does not come, is too large or not encoded as its headers say."""
-        clock = asyncio.get_running_loop().time
-        body, left_s = bytearray(), BODY_S
-        while True:
-            since = clock()
-            try:
-                async with asyncio.timeout(left_s):
-                    chunk = await request.content.readany()
-            except TimeoutError:
-                raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
-            except web.RequestPayloadError:
-                raise Refused(400, "the body is not encoded as its headers say") from None
-            left_s -= clock() - since
-            if not chunk:
-                self._bodies.complete(share)
-                return body
-            body += chunk
-            if len(body) > BODY_BYTES:
-                raise Refused(413, f"the body must be at most {BODY_BYTES} bytes")
-            if len(body) > SMALL_BYTES:
+        """The body of a request, within its share of what may be held. Raises Refused."""
+
+        async def grow(size: int) -> None:
+            if size > SMALL_BYTES:
                 with self._connections.at_work(request.transport):
-                    await self._bodies.grow(share, len(body))
-            self._connections.heard(request.transport)
+                    await self._bodies.grow(share, size)
+
+        body = await read_body(request, self._connections, most=BODY_BYTES, grow=grow)
+        self._bodies.complete(share)
+        return body
 
     async def call(self, dialect: str, code: str, stdin: str, limits: Limits) -> ToolResult:
         """Run one program; counted under its outcome, or "cancelled" or "unavailable"."""
@@ -292,22 +265,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     except web.HTTPNotFound as error:
         return json_response({"detail": f"there is no {request.path}; GET / lists what there is"}, error.status)
-
-
-@web.middleware
-async def bodies_end(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A connection whose request left something unread, or undecodable, ends with the answer and says so."""
-    response = await handler(request)
-    if request.content.is_eof() and request.content.exception() is None:
-        return response
-    response.force_close()
-    await response.prepare(request)
-    await response.write_eof()
-    with suppress(TimeoutError, ConnectionError, web.RequestPayloadError):
-        async with asyncio.timeout(UNREAD_S):
-            while await request.content.readany():
-                pass
-    return response
 
 
 def _value(error: str, value: Any) -> str:

@@ -18,7 +18,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from sandbox.http.gateway import MAX_WALL_S, Gateway, Refused, check_language, ended_by, json_response, pong, wall_s_of
+from sandbox.http.gateway import MAX_WALL_S, Gateway, check_language, ended_by, json_response, pong, wall_s_of
+from sandbox.http.incoming import Refused
 from sandbox.wire import Limits, ToolResult, encode_code
 
 OUTPUT_BYTES = 1 << 20  # as much as SandboxFusion reads of stdout and of stderr

@@ -5,6 +5,7 @@ GET / lists what can be asked; sessions are described in sessions.py.
 Invariants
 - It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
   TOKEN`, or as the password of `http://any-name:TOKEN@host:port/...`, which clients that take just a URL can send too.
+- Without a token it serves this machine's programs and no web page: see incoming.py.
 - It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left; what
   keeps it from serving ends it with status 1 and one line: the cause, and what to do about it.
 - A client that goes away ends the calls it waits for.
@@ -29,7 +30,8 @@ from sandbox.client.sandbox import Sandbox
 from sandbox.config import SandboxConfig, SandboxUnavailable, stays_here
 from sandbox.http.code_judge import Judge
 from sandbox.http.connections import SPARE_FDS, Connections, log
-from sandbox.http.gateway import LANGUAGES, MAX_WALL_S, Gateway, Refused, bodies_end, errors_as_json, json_response
+from sandbox.http.gateway import LANGUAGES, MAX_WALL_S, Gateway, errors_as_json, json_response
+from sandbox.http.incoming import Refused, bodies_end, hear, local_only
 from sandbox.http.sandbox_fusion import Fusion
 from sandbox.http.sessions import Sessions
 from sandbox.printable import print_logs
@@ -73,17 +75,6 @@ def require(token: str) -> Middleware:
     return check
 
 
-def hear(connections: Connections) -> Middleware:
-    """Note that a connection's client has sent the headers of a request."""
-
-    @web.middleware
-    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.heard(request.transport)
-        return await handler(request)
-
-    return note
-
-
 def make_app(
     box: Sandbox,
     *,
@@ -110,7 +101,7 @@ def make_app(
         ]
         return json_response({"languages": LANGUAGES, "endpoints": endpoints})
 
-    middlewares = [hear(connections), bodies_end, errors_as_json, *([require(token)] if token else [])]
+    middlewares = [hear(connections), bodies_end, errors_as_json, require(token) if token else local_only]
     app = web.Application(middlewares=middlewares)
     app.cleanup_ctx.append(sessions.lifetime)
     app.add_routes(Judge(gateway, output_chars=output_chars).routes())

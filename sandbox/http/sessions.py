@@ -25,7 +25,8 @@ from aiohttp import web
 
 from sandbox.client.session import Session
 from sandbox.config import SandboxUnavailable
-from sandbox.http.gateway import Gateway, Refused, json_response, wall_s_of
+from sandbox.http.gateway import Gateway, json_response, wall_s_of
+from sandbox.http.incoming import Refused
 from sandbox.wire import Outcome, Seed, SessionState, encode_code
 
 SESSIONS = 1000  # each holds a process, and on a host some MB; beyond the host's memory the idle ones are rebuilt

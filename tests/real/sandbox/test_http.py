@@ -127,7 +127,7 @@ async def test_a_token_is_required_when_there_is_one() -> None:
             status, answer = await server.post("/run_code", {"code": "1"}, headers={"Authorization": wrong})
             assert (status, "run_result" in answer) == (401, False)
         assert b" 401 " in await raw(
-            int(port), b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n"
+            int(port), b"GET /health HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n\r\n"
         )
         assert (await server.get("/health", headers={"Authorization": "Bearer s3cret"}))[0] == 200
         async with server.http.get(f"http://any:s3cret@127.0.0.1:{port}/health") as response:  # as clients with a URL
@@ -203,7 +203,8 @@ async def test_other_content_and_large_bodies_are_refused(server: Server) -> Non
 
 
 async def test_clients_that_declare_much_and_send_little_keep_no_request_waiting(server: Server) -> None:
-    head = f"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n{{"
+    kind = "Content-Type: application/json"
+    head = f"POST /run HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {BODY_BYTES}\r\n\r\n{{"
     connections = []
     try:
         for _ in range(100):

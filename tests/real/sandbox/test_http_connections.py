@@ -83,9 +83,9 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
     [
         b"",
         b"GET /ping HTTP/1.1\r\nHost:",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /pi",
-        b"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\nGET /pi",
+        b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
     ],
     ids=["nothing", "half of the headers", "one request", "one and a half", "half of a body"],
 )
@@ -121,7 +121,7 @@ async def test_an_answer_that_nobody_takes_is_not_kept() -> None:
     app = web.Application()
     app.add_routes([web.get("/", much)])
     async with here(app, connections) as server:
-        reader, writer = await server.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await server.connect(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined] # as a client that is stopped
         async with asyncio.timeout(DEADLINE_S):
             while connections.count:  # noqa: ASYNC110
@@ -160,7 +160,9 @@ async def test_where_all_connections_are_at_work_a_further_one_is_closed() -> No
     app = web.Application()
     app.add_routes([web.get("/", wait)])
     async with here(app, connections) as server:
-        at_work = [await server.connect(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") for _ in range(2)]
+        at_work = [
+            await server.connect(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") for _ in range(2)
+        ]
         for _ in at_work:
             await started.acquire()
         reader, writer = await server.connect()
@@ -197,7 +199,7 @@ async def test_after_a_refused_request_an_honest_one_on_the_same_client_is_answe
 
 async def test_a_connection_that_cannot_go_on_says_close() -> None:
     body = b"x" * 100
-    head = b"POST /run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+    head = b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
     requests = {
         b"Content-Encoding: gzip\r\n\r\n" + body: (b" 400 ", True),
         b"\r\n" + body[1:]: (b" 401 ", True),
