@@ -32,6 +32,8 @@ MAY_IMPORT = {
         "engine.rollout",
         "engine.run",
         "engine.telemetry",
+        "sandbox.http.connections",
+        "sandbox.http.incoming",
     ),
     "engine/rollout": (
         "engine.types",

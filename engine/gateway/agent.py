@@ -9,21 +9,22 @@
 Invariants
 - A trajectory has what the agent's requests sampled, to the token, and nothing else (`engine.gateway.session`).
 - When it is out nothing of its agent runs: requests are aborted, the KV blocks free, processes dead.
-- An agent that fails ends its trajectory with an error of its own boundary, never with a reward. One that was refused
-  a turn for its budget has used that up, whatever it made of the refusal.
+- An agent that fails ends its trajectory with an error of its own boundary, never with a reward. So does one without a
+  finished turn, whatever ended it. One that was refused a later turn for its budget has used that up, whatever it made
+  of the refusal.
+- Only our own deadline and stop cancel an agent: any other CancelledError, or SystemExit, leaving it is its failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import copy
 import logging
-import os
+import reprlib
 import secrets
-import signal
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from engine.errors import first_error
 from engine.fleet.fleet import Superseded
@@ -42,7 +43,9 @@ _NO_JOURNAL = Journal()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where one agent finds its model. The URLs name the session of its rollout; its key does too."""
+    """Where one agent finds its model. The URLs name the session of its rollout; its key does too, unless the server
+    asks for a token, which is then the key.
+    """
 
     openai_url: str
     """For `OpenAI(base_url=...)`."""
@@ -54,66 +57,11 @@ class Endpoint:
 
 Agent = Callable[[Prompt, Endpoint], Awaitable[str | None]]
 """Works on a prompt with the model of an endpoint. What it returns is its answer, in `Trajectory.answer`; None: the
-reward reads what the model wrote."""
+reward reads what the model wrote. Anything else is an error of the agent."""
 
 
 class AgentFailed(RuntimeError):
     """The agent could not do its work; the message says why in one line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A program as an agent: `Command(argv=("python", "agent.py"))`.
-
-    It finds its model in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and ROCSTAR_MODEL, and
-    the prompt on its standard input, as JSON with `id`, `messages` and `metadata`; never the reference answer. The last
-    line that it prints is its answer. It is not isolated: run a program that you do not trust in a container.
-    """
-
-    argv: tuple[str, ...]
-    cwd: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to ours."""
-
-    async def __call__(self, prompt: Prompt, endpoint: Endpoint) -> str | None:
-        """Raises AgentFailed for a program that does not start or exits with another status than 0."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self.argv,
-                cwd=self.cwd,
-                env={**os.environ, **self.environment, **_variables(endpoint)},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a group of its own, which ends as a whole
-            )
-        except OSError as error:
-            raise AgentFailed(f"{self.argv[0]}: {error.strerror}") from error
-        task = {"id": prompt.id, "messages": prompt.messages, "metadata": prompt.metadata}
-        try:
-            output, errors = await process.communicate(json.dumps(task).encode())
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        if process.returncode:
-            raise AgentFailed(f"{self.argv[0]} exited with status {process.returncode}: {_last_line(errors)}")
-        return _last_line(output) or None
-
-
-def _variables(endpoint: Endpoint) -> dict[str, str]:
-    return {
-        "OPENAI_BASE_URL": endpoint.openai_url,
-        "OPENAI_API_KEY": endpoint.key,
-        "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
-        "ANTHROPIC_API_KEY": endpoint.key,
-        "ROCSTAR_MODEL": endpoint.model,
-    }
-
-
-def _last_line(output: bytes) -> str:
-    lines = output.decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 @dataclass(slots=True)
@@ -128,18 +76,34 @@ class AgentRollouts:
     """A `RolloutSource` that has an agent do the rollouts.
 
     config: its budgets hold as for rollouts of our own, but for calls, which are the agent's. address: of the server
-    that gives the gateway to agents. seed: of the run.
+    that gives the gateway to agents; token: what that server asks for, "" for nothing. seed: of the run. at_once: how
+    many agents run at once, None for any number; the wait of the others is not their time.
     """
 
     def __init__(
-        self, agent: Agent, config: RolloutConfig, gateway: Gateway, *, address: str, model: str, seed: int
+        self,
+        agent: Agent,
+        config: RolloutConfig,
+        gateway: Gateway,
+        *,
+        address: str,
+        model: str,
+        seed: int,
+        token: str = "",
+        at_once: int | None = None,
     ) -> None:
+        if at_once is not None and at_once < 1:
+            raise ValueError(f"at_once must be at least 1, or None for any number, got {at_once}")
         self.config = config
         self.seed = seed
         self._agent = agent
         self._gateway = gateway
         self._address = address
         self._model = model
+        self._token = token
+        self._places: contextlib.AbstractAsyncContextManager[None] = (
+            contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
+        )
         self._counts = _Counts()
 
     @property
@@ -153,10 +117,8 @@ class AgentRollouts:
 
     def with_config(self, config: RolloutConfig) -> AgentRollouts:
         """The same with other budgets or another temperature."""
-        other = AgentRollouts(
-            self._agent, config, self._gateway, address=self._address, model=self._model, seed=self.seed
-        )
-        other._counts = self._counts
+        other = copy.copy(self)
+        other.config = config
         return other
 
     async def run(
@@ -168,7 +130,6 @@ class AgentRollouts:
         """
         tally = tally or Tally()
         log = log or _NO_JOURNAL.log(0, 0, sample)
-        deadline = TrajectoryDeadline(self.config.deadline_s)
         if log.pieces:
             log.begin(log.discarded, tally.tokens)
 
@@ -176,18 +137,21 @@ class AgentRollouts:
             self._counts.tokens += tokens
             tally.tokens += tokens
 
-        while True:
-            key = f"{SESSION_PREFIX}{secrets.token_hex(8)}"
-            session = self._gateway.open(key, self._rules(prompt, sample, group), on_tokens=count)
-            try:
-                trajectory = await self._attempt(session, prompt, deadline)
-            except Superseded:
-                log.begin(log.discarded + session.sampled_tokens, tally.tokens)
-                continue
-            finally:
-                self._gateway.close(key)
-                await session.settled()
-            return replace(trajectory, discarded_tokens=log.discarded)
+        async with self._places:
+            deadline = TrajectoryDeadline(self.config.deadline_s)
+            while True:
+                key = f"{SESSION_PREFIX}{secrets.token_hex(8)}"
+                rules = self._rules(prompt, sample, group)
+                session = self._gateway.open(key, rules, on_tokens=count, waiting=deadline.paused)
+                try:
+                    trajectory = await self._attempt(session, prompt, deadline)
+                except Superseded:
+                    log.begin(log.discarded + session.sampled_tokens, tally.tokens)
+                    continue
+                finally:
+                    self._gateway.close(key)
+                    await session.settled()
+                return replace(trajectory, discarded_tokens=log.discarded)
 
     def _rules(self, prompt: Prompt, sample: int, group: int) -> SessionRules:
         config = self.config.limited_for(prompt)
@@ -205,38 +169,72 @@ class AgentRollouts:
 
     async def _attempt(self, session: Session, prompt: Prompt, deadline: TrajectoryDeadline) -> Trajectory:
         """Raises Superseded when it has to begin again."""
-        answer, error = None, None
+        answer, failure = None, None
         try:
-            async with deadline.timeout() as budget:
-                answer = await self._agent(prompt, self._endpoint(session))
-            stop = session.ended_by
-        except TimeoutError as failure:
-            stop = StopReason.DEADLINE
-            if not budget.expired():
-                stop, error = self._failed(session, prompt, failure)
-        except Exception as failure:
-            stop, error = self._failed(session, prompt, failure)
+            async with deadline.timeout() as budget, asyncio.TaskGroup() as tasks:
+                ending = self._ending(prompt, self._endpoint(session))
+                running = tasks.create_task(ending, name=f"agent-{session.key}")
+            answer, failure = running.result()
+        except TimeoutError:
+            pass
         if isinstance(session.failure, Superseded):
             raise session.failure
-        if session.failure is not None:
-            stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(session.failure))
-        if error is None and session.turns == 0 and stop is not StopReason.DEADLINE and session.stop is None:
-            stop = StopReason.ERROR
-            error = RolloutError(boundary=Boundary.AGENT, message="the agent ended without asking the model for a turn")
-        trajectory = session.trajectory(prompt, stop, error)
-        return replace(trajectory, answer=answer if isinstance(answer, str) else None)
+        stop, typed_error = self._outcome(session, prompt, failure, out_of_time=budget.expired())
+        trajectory = session.trajectory(prompt, stop, typed_error)
+        return replace(trajectory, answer=answer)
 
-    def _failed(self, session: Session, prompt: Prompt, failure: Exception) -> tuple[StopReason, RolloutError | None]:
-        """What an agent's exception means."""
-        if session.stop is not None:  # it was refused a turn, which is no fault
+    async def _ending(self, prompt: Prompt, endpoint: Endpoint) -> tuple[str | None, BaseException | None]:
+        """The agent's answer, or why it failed. In a task of its own, where any cancellation is an end of the agent:
+        what it or its libraries cancel inside does not reach ours.
+        """
+        try:
+            answer = await self._agent(prompt, endpoint)
+            if answer is not None and not isinstance(answer, str):
+                raise AgentFailed(f"it answered {reprlib.repr(answer)}. Fix: return a str, or None")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too, of a program's `main` that is used as a coroutine
+            return None, error
+        return answer, None
+
+    def _outcome(
+        self, session: Session, prompt: Prompt, failure: BaseException | None, *, out_of_time: bool
+    ) -> tuple[StopReason, RolloutError | None]:
+        """What an agent's end means for its trajectory: without a finished turn it has failed, whatever ended it."""
+        if session.failure is not None:
+            return StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(session.failure))
+        if session.turns and out_of_time:
+            return StopReason.DEADLINE, None
+        if session.turns and session.stop is not None:  # it was refused a turn, which is no fault
             return session.stop, None
-        cause = first_error(failure) if isinstance(failure, ExceptionGroup) else failure
-        if session.failure is None and not isinstance(cause, AgentFailed) and not self._counts.failed:
+        if session.turns and failure is None:
+            return session.ended_by, None
+        if out_of_time:
+            reason = f"no turn was finished within its deadline of {self.config.deadline_s:g} s"
+        elif failure is not None:
+            self._log_once(prompt, failure)
+            reason = _told(failure)
+        else:
+            reason = "the agent ended without a finished turn"
+        if session.last_refusal is not None:
+            reason += f"; the last request that was refused: {session.last_refusal}"
+        return StopReason.ERROR, RolloutError(boundary=Boundary.AGENT, message=reason[:500])
+
+    def _log_once(self, prompt: Prompt, failure: BaseException) -> None:
+        """The traceback of an agent's first failure, unless the failure says all there is."""
+        if not isinstance(failure, AgentFailed) and not self._counts.failed:
             self._counts.failed = True
             log.error("an agent failed, on prompt %s; later ones are counted only", prompt.id, exc_info=failure)
-        message = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
-        return StopReason.ERROR, RolloutError(boundary=Boundary.AGENT, message=message[:500])
 
     def _endpoint(self, session: Session) -> Endpoint:
         url = f"{self._address}/sessions/{session.key}"
-        return Endpoint(openai_url=f"{url}/v1", anthropic_url=url, key=session.key, model=self._model)
+        key = self._token or session.key
+        return Endpoint(openai_url=f"{url}/v1", anthropic_url=url, key=key, model=self._model)
+
+
+def _told(failure: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(failure, asyncio.CancelledError):
+        return "CancelledError: something that it awaits was cancelled, and it was not"
+    cause = first_error(failure) if isinstance(failure, BaseExceptionGroup) else failure
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"

@@ -5,9 +5,13 @@ Invariant: a session that nobody uses ends, and its KV blocks are free; there ar
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 from engine.fleet.fleet import Fleet
 from engine.gateway.lineage import Chats, Lineages
@@ -15,6 +19,10 @@ from engine.gateway.requests import BadRequest, ChatRequest
 from engine.gateway.session import Counts, Session, SessionRules
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.telemetry.timeline import Timeline
+
+KINDS = 100  # of refusals that are told apart
+SHOWN = 5  # of these, in a line
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +55,8 @@ class Gateway:
         self.timeline = timeline
         self.config = config
         self.counts = Counts()
+        self.refusals: Counter[str] = Counter()
+        """Requests that were refused, by the part of the request that was wrong."""
         self._chats = Chats(chat)
         self._sessions: dict[str, Session] = {}
         self._owned: set[str] = set()
@@ -55,11 +65,19 @@ class Gateway:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, key: str, rules: SessionRules, *, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
-        """A session that lasts until `close`. on_tokens: told how many tokens were sampled, as they come. Raises
-        ValueError for a key that is in use, and TooManySessions.
+    def open(
+        self,
+        key: str,
+        rules: SessionRules,
+        *,
+        on_tokens: Callable[[int], None] = lambda tokens: None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Session:
+        """A session that lasts until `close`. on_tokens: told how many tokens were sampled, as they come. waiting:
+        entered while a request waits for a place on a replica. Raises ValueError for a key that is in use, and
+        TooManySessions.
         """
-        session = self._open(key, rules, on_tokens)
+        session = self._open(key, rules, on_tokens, waiting)
         self._owned.add(key)
         return session
 
@@ -88,6 +106,31 @@ class Gateway:
         except (ValueError, TemplateError) as error:
             raise BadRequest("messages", str(error)) from error
 
+    def refuse(self, message: str, kind: str, session: Session | None, *, fault: bool) -> None:
+        """A request was answered with an error of the client's. The first one of a kind is logged, and all are counted.
+        fault: it was a wrong request, not one beyond the budget of its session.
+        """
+        if session is not None:
+            session.last_refusal = message
+        if not fault:
+            return
+        if kind not in self.refusals and len(self.refusals) >= KINDS:
+            kind = "others"
+        if not self.refusals[kind]:
+            log.warning("a client's request was refused: %r; more of this kind are only counted", message[:300])
+        self.refusals[kind] += 1
+        if session is None:
+            self.counts.refused += 1
+        else:
+            session.count_up(refused=1)
+
+    def refused_line(self) -> str | None:
+        """How many requests were refused and why, most often first; None: none was."""
+        if not self.refusals:
+            return None
+        kinds = ", ".join(f"{number} for {kind!r}" for kind, number in self.refusals.most_common(SHOWN))
+        return f"{self.counts.refused} requests of agents were refused: {kinds}"
+
     def close(self, key: str) -> None:
         """Nothing if it is not open."""
         self._owned.discard(key)
@@ -111,15 +154,15 @@ class Gateway:
         assert self.config.rules is not None
         return replace(self.config.rules, group=next(self._groups))
 
-    def _open(self, key: str, rules: SessionRules, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
+    def _open(self, key: str, rules: SessionRules, *owner: Any) -> Session:
         if key in self._sessions:
             raise ValueError(f"session {key!r} is open already")
         if len(self._sessions) >= self.config.max_sessions:
             self.expire()
         if len(self._sessions) >= self.config.max_sessions:
             raise TooManySessions(f"{len(self._sessions)} sessions are open, the most that there may be")
-        session = self._sessions[key] = self._made(key, rules, on_tokens)
+        session = self._sessions[key] = self._made(key, rules, *owner)
         return session
 
-    def _made(self, key: str, rules: SessionRules, on_tokens: Callable[[int], None] = lambda tokens: None) -> Session:
-        return Session(key, rules, self.fleet, self._chats, self.timeline, self.counts, on_tokens)
+    def _made(self, key: str, rules: SessionRules, *owner: Any) -> Session:
+        return Session(key, rules, self.fleet, self._chats, self.timeline, self.counts, *owner)

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,12 +26,13 @@ from engine.rollout.tool_call_messages import decoded_arguments, normalize
 from engine.types import Placement, Segment, ToolUse, Turn
 
 MOST = 4096  # lineages of a session: each keeps its tokens and messages
+_AROUND_THOUGHTS = re.compile(r"\s*(</?think>)\s*")
 REMEMBERED = 256  # sets of tools whose rendering was audited
 
 
 class Heard(NamedTuple):
     """A message as two are compared: what a client may change without meaning it is left out (the ids of calls, white
-    space around the text, the spelling of arguments).
+    space around the text and the tags of its thoughts, the spelling of arguments).
     """
 
     role: str
@@ -42,7 +44,7 @@ class Heard(NamedTuple):
         """message: as `normalize` leaves it."""
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = tuple((each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions)
-        return cls(message["role"], message["content"].strip(), calls)
+        return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", message["content"]).strip(), calls)
 
 
 def with_text_for_malformed_calls(message: Message) -> Message:
@@ -59,6 +61,44 @@ def with_text_for_malformed_calls(message: Message) -> Message:
             content += malformed_text(call["function"]["name"], call["function"]["arguments"])
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**rest, "content": content, **({"tool_calls": whole} if whole else {})}
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same with the results of a turn's calls in the order of the calls, as templates show them: a client whose
+    calls run at once may send them as they came. Results without an id stand for the calls that are left.
+
+    Raises ValueError for a result of a call that the turn does not have, or that has another result already.
+    """
+    ordered: list[Message] = []
+    at = 0
+    while at < len(messages):
+        ordered.append(messages[at])
+        ids = _call_ids(messages[at])
+        at += 1
+        results: dict[int, Message] = {}  # by the number of their call
+        while ids and at < len(messages) and messages[at].get("role") == "tool":
+            results[_answered(messages[at], f"message {at}", ids, results)] = messages[at]
+            at += 1
+        ordered += [results[number] for number in sorted(results)]
+    return ordered
+
+
+def _call_ids(message: Message) -> list[Any]:
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, list | tuple) else ()
+    return [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+
+
+def _answered(result: Message, place: str, ids: Sequence[Any], results: Mapping[int, Message]) -> int:
+    """The number of the call that a result is of. Raises ValueError."""
+    given = result.get("tool_call_id")
+    numbers = [number for number, each in enumerate(ids) if given in (None, each) or each is None]
+    if not numbers:
+        raise ValueError(f"{place}: tool_call_id {given!r} is of no call of the message before it, which has {ids}")
+    left = [number for number in numbers if number not in results]
+    if not left:
+        raise ValueError(f"{place}: the call that tool_call_id {given!r} names has a result already")
+    return left[0]
 
 
 def is_malformed(call: Any) -> bool:
@@ -235,7 +275,8 @@ class Lineages:
         """The lineage that these messages go on with, or a new one. Raises ValueError or TemplateError for messages
         that cannot be rendered.
         """
-        given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in messages])]
+        ordered = in_order_of_calls(messages)
+        given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in ordered])]
         heard = [Heard.of(message) for message in given]
         if len(self.all) >= MOST:
             raise ValueError(f"a session has at most {MOST} conversations. Fix: begin another session")

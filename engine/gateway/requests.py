@@ -1,6 +1,7 @@
 """What is asked of the gateway and what it answers, in no dialect: OpenAI's and Anthropic's are made into these.
 
-A request is answered by a stream: `Text` as it is sampled, `Call` as its closing tag comes, one `Finished` at the end.
+A request is answered by a stream: `Begun`, `Text` as it is sampled, `Call` as its closing tag comes, one `Finished` at
+the end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,23 @@ class BadRequest(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class OverBudget(BadRequest):
+    """The session has used up its turns or tokens. In training that is how a rollout may end."""
+
+
+class TooLong(OverBudget):
+    """The conversation has no room for another token. In the words that OpenAI's clients look for."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            "messages",
+            f"This model's maximum context length is {most} tokens. However, your messages resulted in {tokens} "
+            "tokens. Please reduce the length of the messages.",
+        )
+        self.tokens = tokens
+        self.most = most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +72,14 @@ class TextRequest:
 
     prompt_ids: tuple[int, ...]
     knobs: Knobs = field(default_factory=Knobs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """The turn is being sampled. prompt_tokens: that the model has read; cached_tokens: of these, in a cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,4 +119,4 @@ class Finished:
     stop: str | None = None
 
 
-Event = Text | Call | Finished
+Event = Begun | Text | Call | Finished

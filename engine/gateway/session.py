@@ -11,14 +11,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
 from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
 from engine.gateway.reader import TurnReader
-from engine.gateway.requests import BadRequest, ChatRequest, Event, Finished, FinishReason, Knobs, TextRequest
+from engine.gateway.requests import (
+    BadRequest,
+    Begun,
+    ChatRequest,
+    Event,
+    Finished,
+    FinishReason,
+    Knobs,
+    OverBudget,
+    TextRequest,
+    TooLong,
+)
 from engine.replica.port import Delta, ReplicaDied, Sampling
 from engine.rollout.chat_template import TemplateError
 from engine.rollout.rollout import derive_seed
@@ -28,7 +39,6 @@ from engine.types import Prompt, RolloutError, StopReason, Trajectory
 # Tokens that come together: each bundle costs the node as much as several tokens. Where somebody reads along they are
 # few, and the first one of a turn comes alone.
 STREAMED, WHOLE = 8, 256
-TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +82,18 @@ class Counts:
     wasted_tokens: int = 0
     overruled: int = 0
     """Requests whose temperature, top_p or seed the rules did not follow."""
+    renamed: int = 0
+    """Requests for a model of another name, which the session's model answered."""
+    refused: int = 0
+    """Requests that were answered with an error of the client's (a status of 400 to 499), but for what is beyond a
+    budget.
+    """
 
 
 class Session:
-    """Made by `engine.gateway.gateway.Gateway.open`; `on_tokens` is told how many tokens were sampled."""
+    """Made by `engine.gateway.gateway.Gateway.open`; `on_tokens` is told how many tokens were sampled, and `waiting()`
+    is entered while a request waits for a place on a replica.
+    """
 
     def __init__(
         self,
@@ -86,6 +104,7 @@ class Session:
         timeline: Timeline,
         counts: Counts,
         on_tokens: Callable[[int], None] = lambda tokens: None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.key = key
         self.rules = rules
@@ -94,6 +113,8 @@ class Session:
         self.turns = 0
         self.stop: StopReason | None = None
         """The budget that a request was refused for, if one was."""
+        self.last_refusal: str | None = None
+        """What the last request that was refused was told."""
         self.failure: ReplicaDied | Superseded | None = None
         """Of our own, for which a turn could not be sampled."""
         self.sampled_tokens = 0
@@ -103,6 +124,7 @@ class Session:
         self._chat = chats.plain
         self._timeline = timeline
         self._on_tokens = on_tokens
+        self._waiting = waiting
         self._lineages = Lineages(chats, fleet.new_key)
         self._last: Lineage | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -160,16 +182,20 @@ class Session:
                 opened.ids,
                 sampling,
                 lineage.prompt_tokens or None,
-                decisions=turn.placed,
+                self._waiting,
+                turn.placed,
             )
             async with aclosing(tokens) as generated:
                 async for turn.replica, delta in generated:
-                    if not deltas:
+                    first = not deltas
+                    if first:
                         turn.started_at, turn.cached_tokens = self._timeline.now(), delta.cached_tokens
                     self._on_tokens(len(delta.token_ids))
                     self.sampled_tokens += len(delta.token_ids)
                     kept, events = reader.read(delta, self._timeline.now())
                     deltas.append(kept)
+                    if first:
+                        yield Begun(prompt_tokens=len(opened.ids), cached_tokens=delta.cached_tokens)
                     for event in events:
                         yield event
                     if reader.stop is not None:
@@ -185,7 +211,7 @@ class Session:
             closed = True
             self.turns += 1
             self._last = lineage
-            self._count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start)
+            self.count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start)
             if self._closed:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:
@@ -211,7 +237,7 @@ class Session:
                 args = {"session": self.key, "key": lineage.key, "lineage": lineage.number}
                 self._timeline.span("trajectories", "generate", queued_at, now, lane, **args)
             if not closed:
-                self._count_up(wasted_tokens=sum(len(delta.token_ids) for delta in deltas))
+                self.count_up(wasted_tokens=sum(len(delta.token_ids) for delta in deltas))
                 if lane is not None:  # it was asked for; else it was refused
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=False)
                     lineage.key = self._fleet.new_key()
@@ -225,12 +251,12 @@ class Session:
             raise BadRequest("session", f"{self.key!r} has ended")
         if rules.max_turns is not None and self.turns + self.in_flight >= rules.max_turns:
             self.stop = StopReason.TURNS
-            raise BadRequest("session", f"{rules.max_turns} turns are the most that it may have")
+            raise OverBudget("session", f"{rules.max_turns} turns are the most that it may have")
         longest = rules.longest(lineage.prompt_tokens)
         left = longest - len(opened.ids)
         if left <= 0:
             self.stop = StopReason.LENGTH
-            raise BadRequest("messages", f"{TOO_LONG}: {len(opened.ids)} tokens of at most {longest}, none is left")
+            raise TooLong(len(opened.ids), longest)
         return Sampling(
             max_tokens=left if knobs.max_tokens is None else min(left, knobs.max_tokens),
             temperature=rules.temperature if rules.fixed or knobs.temperature is None else knobs.temperature,
@@ -249,11 +275,11 @@ class Session:
         return derive_seed(rules.seed, rules.prompt_id, sample, lineage.turn_number)
 
     def _count(self, opened: Opened, knobs: Knobs) -> None:
-        self._count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
+        self.count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
         asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, 1.0))
-        self._count_up(overruled=self.rules.fixed and any((*asked, knobs.seed is not None)))
+        self.count_up(overruled=self.rules.fixed and any((*asked, knobs.seed is not None)))
 
-    def _count_up(self, **found: int) -> None:
+    def count_up(self, **found: int) -> None:
         """In the session's counts and in those of the gateway."""
         for counts in (self.counts, self._counts_of_all):
             for name, value in found.items():

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from engine.errors import first_error
-from engine.gateway.requests import BadRequest, ChatRequest, Finished, Knobs
+from engine.gateway.requests import BadRequest, ChatRequest, Finished, Knobs, TooLong
 from engine.rollout.chat_template import Message, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.types import Boundary, Prompt, StopReason, ToolUse, Trajectory, Turn
@@ -95,8 +95,7 @@ class ToolLoop:
         except (ValueError, TemplateError) as error:
             raise BadRequest("messages", str(error)) from error
         if tokens >= self._rollouts.config.max_tokens:
-            room = self._rollouts.config.max_tokens
-            raise BadRequest("messages", f"they have {tokens} tokens, and a conversation has room for {room} in all")
+            raise TooLong(tokens, self._rollouts.config.max_tokens)
         return prompt
 
     def _answer(self, trajectory: Trajectory, stop: Sequence[str]) -> Answer:

@@ -32,6 +32,12 @@ Message = Mapping[str, Any]
 
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
 _CALLER = "\x00caller\x00"  # and for the assistant's turn before it
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name a byte
+# How byte-level tokenizers write bytes in the names of tokens: those that can be read as they are, others above 255.
+_READABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTE_OF = {chr(byte): byte for byte in _READABLE} | {
+    chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _READABLE)
+}
 _PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
 
 
@@ -275,6 +281,18 @@ class ChatTemplate:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be part of a character."""
+        text = self.decode([token_id])
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        name = self._fast.id_to_token(token_id) or ""
+        if fallback := _BYTE.fullmatch(name):
+            return bytes([int(fallback[1], 16)])
+        if all(character in _BYTE_OF for character in name):
+            return bytes(_BYTE_OF[character] for character in name)
+        return text.encode()
 
     def stream(self) -> TextStream:
         """A fresh incremental decoder for one turn."""

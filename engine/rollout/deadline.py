@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class TrajectoryDeadline:
@@ -16,6 +16,8 @@ class TrajectoryDeadline:
     def __init__(self, seconds: float) -> None:
         self._now = asyncio.get_running_loop().time
         self._ends_at = self._now() + seconds
+        self._waits = 0
+        self._since = 0.0
 
     def timeout(self) -> asyncio.Timeout:
         self._timeout = asyncio.timeout_at(self._ends_at)
@@ -23,13 +25,22 @@ class TrajectoryDeadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        since = self._now()
-        if since >= self._ends_at or self._timeout.expired():  # the end is on its way, and nothing holds it up
+        """Several waits at once count once, from the beginning of the first to the end of the last."""
+        if not self._waits and self._now() >= self._ends_at:  # the end is on its way, and nothing holds it up
             yield
             return
-        self._timeout.reschedule(None)
+        if not self._waits:
+            self._since = self._now()
+            self._reschedule(None)
+        self._waits += 1
         try:
             yield
         finally:
-            self._ends_at += self._now() - since
-        self._timeout.reschedule(self._ends_at)
+            self._waits -= 1
+            if not self._waits:
+                self._ends_at += self._now() - self._since
+                self._reschedule(self._ends_at)
+
+    def _reschedule(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # an attempt that has ended, or is about to
+            self._timeout.reschedule(when)

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engine.gateway.http.openai_api import Share, Temperature, Tokens
+from engine.gateway.http.bodies import decoded_object
+from engine.gateway.http.openai_api import Share, Temperature, Tokens, is_neutral
 from engine.gateway.lineage import is_malformed, malformed_text
-from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text
+from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, Knobs, Text
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
 from engine.rollout.tool_call_messages import decoded_arguments
 
 IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
+BILLING = "x-anthropic-billing-header"
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -44,8 +46,8 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if kind not in ("auto", "none"):
             raise BadRequest("tool_choice", f"type must be 'auto' or 'none', got {kind!r}")
         messages: list[Message] = []
-        if self.system:
-            messages.append({"role": "system", "content": _text(self.system, "system")})
+        if system := _system(self.system or "", "system"):
+            messages.append({"role": "system", "content": system})
         for at, message in enumerate(self.messages):
             messages += _messages(message, f"messages[{at}]")
         if not messages:
@@ -60,15 +62,15 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return ChatRequest(messages=tuple(messages), tools=tools, knobs=knobs)
 
 
-def parse(data: bytes) -> MessagesBody:
-    """Raises msgspec.DecodeError and BadRequest."""
-    fields = msgspec.json.decode(data)
-    if not isinstance(fields, dict):
-        raise BadRequest("body", f"must be a JSON object, got {type(fields).__name__}")
+def parse(data: bytes, **defaults: Any) -> MessagesBody:
+    """defaults: of fields that the body may leave out. Raises msgspec.ValidationError and BadRequest."""
+    fields = defaults | decoded_object(data)
     for name in [*fields]:
-        if name in IGNORED or (fields[name] is None and name != "messages"):
+        value = fields[name]
+        known = name in MessagesBody.__struct_fields__
+        if name in IGNORED or (value is None and name != "messages") or (not known and is_neutral(value)):
             del fields[name]
-        elif name not in MessagesBody.__struct_fields__:
+        elif not known:
             raise BadRequest(name, "this field is not supported")
     return msgspec.convert(fields, MessagesBody)
 
@@ -76,8 +78,11 @@ def parse(data: bytes) -> MessagesBody:
 def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
     """A message of blocks as those of our form: results of tools are messages of their own."""
     role, content = message.get("role"), message.get("content")
+    if role == "system":
+        text = _system(content, f"{where}.content")
+        return [{"role": role, "content": text}] if text else []
     if role not in ("user", "assistant"):
-        raise BadRequest(f"{where}.role", f"must be user or assistant, got {role!r}")
+        raise BadRequest(f"{where}.role", f"must be user, assistant or system, got {role!r}")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
@@ -111,6 +116,15 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
     content = _text(block.get("content") or "", place)
     failed = bool(block.get("is_error", False))
     return {"role": "tool", "content": content, "tool_call_id": str(block.get("tool_use_id", "")), "is_error": failed}
+
+
+def _system(content: Any, place: str) -> str:
+    """The text of a system message, without what Claude Code says there of its bill: it differs from prompt to prompt,
+    which would share no prefix.
+    """
+    blocks = content if isinstance(content, list) else [content]
+    texts = [_text(block, place) for block in blocks]
+    return "".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _text(content: Any, place: str) -> str:
@@ -156,25 +170,26 @@ class Reply:
 
     def of_agent(self, answer: AgentAnswer) -> dict[str, Any]:
         """The answer of the whole agent, with its trace."""
-        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
-        return {**self.whole(answer.finished), "usage": usage, "trace": answer.trace}
+        return {**self.whole(answer.finished), "usage": _usage_of_agent(answer), "trace": answer.trace}
 
     async def as_stream(self, answer: AgentAnswer) -> AsyncGenerator[bytes, None]:
         """The same as a stream."""
-        yield self.opening()
+        yield self._opening(answer.prompt_tokens, 0)
         yield self.event(Text(text=answer.finished.message["content"], token_ids=(), logprobs=()))
-        yield self.event(answer.finished)
+        yield self._end(_stop(answer.finished), _usage_of_agent(answer), trace=answer.trace)
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
 
-    def opening(self) -> bytes:
+    def _opening(self, prompt_tokens: int, cached_tokens: int) -> bytes:
         message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
-        usage = {"input_tokens": 0, "output_tokens": 0}
+        usage = _counted(prompt_tokens, cached_tokens, 0)
         return _event({"type": "message_start", "message": {**message, "usage": usage}})
 
     def event(self, event: Event) -> bytes:
         match event:
+            case Begun():
+                return self._opening(event.prompt_tokens, event.cached_tokens)
             case Text():
                 return self._text(event.text) if event.text else b""
             case Call():
@@ -185,8 +200,11 @@ class Reply:
                 delta = {"type": "input_json_delta", "partial_json": event.arguments}
                 return self._close() + self._start({**block, "input": {}}) + self._delta(delta) + self._close()
             case Finished():
-                end = {"type": "message_delta", "delta": _stop(event), "usage": _usage(event)}
-                return self._close() + _event(end) + _event({"type": "message_stop"})
+                return self._end(_stop(event), _usage(event))
+
+    def _end(self, stop: dict[str, Any], usage: dict[str, int], **more: Any) -> bytes:
+        end = {"type": "message_delta", "delta": stop, "usage": usage, **more}
+        return self._close() + _event(end) + _event({"type": "message_stop"})
 
     def _text(self, text: str) -> bytes:
         start = b"" if self._open else self._start({"type": "text", "text": ""})
@@ -220,11 +238,19 @@ def _stop(finished: Finished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 
-def _usage(finished: Finished) -> dict[str, Any]:
+def _usage(finished: Finished) -> dict[str, int]:
+    return _counted(len(finished.prompt_ids), finished.cached_tokens, len(finished.token_ids))
+
+
+def _usage_of_agent(answer: AgentAnswer) -> dict[str, int]:
+    return {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
+
+
+def _counted(prompt_tokens: int, cached_tokens: int, sampled_tokens: int) -> dict[str, int]:
     return {
-        "input_tokens": len(finished.prompt_ids) - finished.cached_tokens,
-        "output_tokens": len(finished.token_ids),
-        "cache_read_input_tokens": finished.cached_tokens,
+        "input_tokens": prompt_tokens - cached_tokens,
+        "output_tokens": sampled_tokens,
+        "cache_read_input_tokens": cached_tokens,
         "cache_creation_input_tokens": 0,
     }
 

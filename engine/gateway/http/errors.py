@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
-from engine.fleet.fleet import Superseded
+from engine.fleet.fleet import DeadlyTurn, Superseded
 from engine.gateway.gateway import TooManySessions
-from engine.gateway.requests import BadRequest
-from engine.gateway.session import TOO_LONG
+from engine.gateway.requests import BadRequest, OverBudget, TooLong
 from engine.gateway.tool_loop import Unavailable
 from engine.replica.port import ReplicaDied
+from engine.types import Boundary
+from sandbox.http import incoming
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -28,47 +30,68 @@ class Refused(Exception):
         self.field = field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """status is HTTP's; field: what of the request is wrong."""
+    """What is answered in place of what was asked for.
+
+    status: HTTP's. field: the part of the request that is wrong. anthropic: the message in Anthropic's words, where
+    clients look for these. over_budget: a session has used up its tokens or turns, which is no fault. again: whether
+    the same request may be answered later.
+    """
 
     status: int
     message: str
     field: str | None = None
+    code: str | None = None
+    anthropic: str | None = None
+    over_budget: bool = False
+    again: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Problems of one kind are counted together."""
+        return re.sub(r"\[\d+\]", "", self.field or _OPENAI.get(self.status, "server_error"))
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         """The error as the dialect's clients know it."""
         if dialect == "anthropic":
-            return {
-                "type": "error",
-                "error": {"type": _ANTHROPIC.get(self.status, "api_error"), "message": self.message},
-            }
+            kind, message = _ANTHROPIC.get(self.status, "api_error"), self.anthropic or self.message
+            return {"type": "error", "error": {"type": kind, "message": message}}
         kind = _OPENAI.get(self.status, "server_error")
-        code = TOO_LONG if TOO_LONG in self.message else None
-        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
     def response(self, dialect: Dialect) -> web.Response:
-        # aiohttp reads on what the client still sends of a body that is too large; such a connection ends instead.
         response = web.json_response(self.body(dialect), status=self.status, dumps=json.dumps)
-        if self.status == 413:
-            response.force_close()
+        if not self.again:
+            response.headers["x-should-retry"] = "false"  # as both vendors' clients understand it
+        elif self.status in (429, 503):
+            response.headers["Retry-After"] = RETRY_S
         return response
 
 
+RETRY_S = "1"
 _OPENAI = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    403: "permission_error",
     429: "rate_limit_error",
 }
 _ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    403: "permission_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "request_too_large",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
@@ -78,19 +101,42 @@ def problem_of(error: BaseException) -> Problem | None:
     """None for what is a bug of ours."""
     match error:
         case Refused():
-            return Problem(error.status, str(error), error.field)
+            return Problem(status=error.status, message=str(error), field=error.field)
+        case incoming.Refused():
+            return Problem(status=error.status, message=str(error))
+        case TooLong():
+            return Problem(
+                status=400,
+                message=str(error),
+                field=error.field,
+                code="context_length_exceeded",
+                anthropic=f"prompt is too long: {error.tokens} tokens > {error.most} maximum",
+                over_budget=True,
+            )
         case BadRequest():
-            return Problem(400, str(error), error.field)
+            return Problem(status=400, message=str(error), field=error.field, over_budget=isinstance(error, OverBudget))
         case msgspec.ValidationError():
-            return Problem(400, str(error))
-        case msgspec.DecodeError():
-            return Problem(400, f"the body must be JSON: {error}")
+            return Problem(status=400, message=str(error), field=_field(str(error)))
         case RecursionError():
-            return Problem(400, "the body is nested too deeply")
+            return Problem(status=400, message="the body is nested too deeply")
         case TooManySessions():
-            return Problem(429, str(error))
-        case ReplicaDied() | Superseded() | Unavailable():
-            return Problem(503, str(error))
+            return Problem(status=429, message=str(error))
+        case DeadlyTurn():  # no 5xx, which clients send again
+            return Problem(status=422, message=str(error), again=False)
+        case Unavailable():
+            return Problem(status=503, message=str(error), again=error.boundary is not Boundary.REPLICA)
+        case ReplicaDied() | Superseded():
+            return Problem(status=503, message=str(error))
         case web.HTTPException():
-            return Problem(error.status, error.text or error.reason)
+            return Problem(status=error.status, message=error.text or error.reason)
     return None
+
+
+def _field(message: str) -> str | None:
+    """The top field that a message of msgspec's names.
+
+    >>> _field("Expected `int` >= 1 - at `$.n`"), _field("Expected `str`, got `int` - at `$.messages[0]`")
+    ('n', 'messages')
+    """
+    found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return found[1] if found else None

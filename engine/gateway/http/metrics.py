@@ -18,6 +18,8 @@ COUNTERS = {
     "sampled_tokens": "Tokens sampled in turns that ended",
     "wasted_tokens": "Tokens sampled in turns that were cut off",
     "overruled": "Requests whose sampling the session's rules did not follow",
+    "renamed": "Requests for a model of another name, which the session's model answered",
+    "refused": "Requests that were answered with an error of the client's",
 }
 
 

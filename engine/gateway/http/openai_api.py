@@ -1,8 +1,8 @@
 """OpenAI's dialect: /v1/chat/completions and /v1/completions.
 
 Which fields are taken: those of `ChatBody` and `CompletionBody`. IGNORED ones change nothing here and clients send them
-by habit. Of NEUTRAL ones only the value that changes nothing is taken. Any other field is refused by its name, since a
-client that asks for something should not get something else.
+by habit. Of NEUTRAL ones only a value that changes nothing is taken, of all others one that says no (EMPTY). Any other
+field is refused by its name, since a client that asks for something should not get something else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.gateway.requests import BadRequest, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
+from engine.gateway.http.bodies import decoded_object
+from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.replica.port import SEEDS
 from engine.rollout.chat_template import ChatTemplate, Message
@@ -26,24 +27,35 @@ IGNORED = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_retention",
+    "cache_salt",
+    "request_id",
+    "session_id",
     "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
 )
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "function_call": ("none", "auto"),
     "top_k": (-1, 0),
-    "min_p": (0, 0.0),
+    "min_p": (0,),
+    "min_tokens": (0,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "modalities": (["text"],),
     "top_logprobs": (0,),
+    "priority": (0,),
+    "skip_special_tokens": (True,),  # the end-of-turn token never reaches a client
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "detokenize": (True,),
 }
+EMPTY: tuple[Any, ...] = (False, {}, [])  # a field that is switched off, known or not
 MOST_CHOICES = 256  # of one request
 N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
@@ -142,20 +154,28 @@ def parse_completion(data: bytes) -> CompletionBody:
 
 
 def _parse(data: bytes, body: type[Any]) -> Any:
-    fields = msgspec.json.decode(data)
-    if not isinstance(fields, dict):
-        raise BadRequest("body", f"must be a JSON object, got {type(fields).__name__}")
+    fields = decoded_object(data)
     for name in [*fields]:
+        value = fields[name]
         if name in body.__struct_fields__:
-            if fields[name] is None and name not in ("messages", "prompt"):
+            if value is None and name not in ("messages", "prompt"):
                 del fields[name]  # as clients write what they leave out
-        elif name in IGNORED or fields[name] is None or any(fields[name] == value for value in NEUTRAL.get(name, ())):
+        elif name in IGNORED or value is None or is_neutral(value, NEUTRAL.get(name, ())):
             del fields[name]
         elif name in NEUTRAL:
-            raise BadRequest(name, f"only {NEUTRAL[name][0]!r} is supported, got {fields[name]!r}")
+            raise BadRequest(name, f"only {NEUTRAL[name][0]!r} is supported, got {value!r}")
         else:
             raise BadRequest(name, "this field is not supported")
     return msgspec.convert(fields, body)
+
+
+def is_neutral(value: Any, neutral: Sequence[Any] = ()) -> bool:
+    """Whether a value of a field changes nothing: it is one of these, or says no.
+
+    >>> is_neutral(0, (0,)), is_neutral(0), is_neutral({}), is_neutral([1])
+    (True, False, True, False)
+    """
+    return value in neutral or any(type(value) is type(no) and value == no for no in EMPTY)
 
 
 def message_of(message: dict[str, Any], at: int) -> Message:
@@ -170,6 +190,7 @@ def message_of(message: dict[str, Any], at: int) -> Message:
         found["tool_calls"] = message["tool_calls"]
     if role == "tool":
         found["is_error"] = bool(message.get("is_error", False))
+        found["tool_call_id"] = message.get("tool_call_id")
     return found
 
 
@@ -234,7 +255,7 @@ class Answer:
     async def as_stream(self, whole: dict[str, Any], body: ChatBody) -> AsyncGenerator[bytes, None]:
         """A response that is there, as a stream."""
         for choice in whole["choices"]:
-            yield self.opening(choice["index"])
+            yield self.chunk(choice["index"], {"role": "assistant", "content": ""})
             yield self.chunk(choice["index"], {"content": choice["message"]["content"]})
             yield self.chunk(choice["index"], {}, choice["finish_reason"], trace=choice["trace"])
         if body.include_usage:
@@ -260,9 +281,9 @@ class Answer:
         return {
             "content": [
                 {
-                    "token": (text := self._chat.decode([token])),
+                    "token": self._chat.decode([token]),
                     "logprob": value,
-                    "bytes": [*text.encode()],
+                    "bytes": [*self._chat.token_bytes(token)],
                     "top_logprobs": [],
                 }
                 for token, value in zip(token_ids, logprobs, strict=True)
@@ -275,12 +296,11 @@ class Answer:
         rest = {"delta": delta, "logprobs": None, "finish_reason": finish, **more}
         return b"%b%d,%b]}\n\n" % (self._head, index, msgspec.json.encode(rest)[1:])
 
-    def opening(self, index: int) -> bytes:
-        return self.chunk(index, {"role": "assistant", "content": ""})
-
     def event(self, index: int, event: Event) -> bytes:
         """What the stream says of an event; b"" for none."""
         match event:
+            case Begun():
+                return self.chunk(index, {"role": "assistant", "content": ""})
             case Text():
                 more: dict[str, Any] = {}
                 if self._token_ids:
@@ -331,8 +351,8 @@ class TextAnswer(Answer):
         rest = {"text": delta.get("content", ""), "logprobs": None, "finish_reason": finish, **more}
         return b"%b%d,%b]}\n\n" % (self._head, index, msgspec.json.encode(rest)[1:])
 
-    def opening(self, index: int) -> bytes:
-        return b""
+    def event(self, index: int, event: Event) -> bytes:
+        return b"" if isinstance(event, Begun) else super().event(index, event)
 
 
 DONE: Literal[b"data: [DONE]\n\n"] = b"data: [DONE]\n\n"

@@ -4,9 +4,12 @@
         client = AsyncOpenAI(base_url=f"{address}/sessions/mine/v1", api_key="none")
 
 Invariants
-- It listens beyond loopback only with a token, which every request must then carry. TLS is a proxy's.
+- It listens beyond loopback only with a token, which every request must then carry. TLS is a proxy's. Without a token
+  no web page can use it (`sandbox.http.incoming`).
 - An error has its dialect's form, also in the middle of a stream; what is a bug of ours is logged and says 500.
-- A client that goes away ends its request, and the KV blocks of it are free.
+- Whatever a client sends is answered with a status below 500, but for what failed here.
+- A client that goes away, or takes nothing of its stream for PATIENCE_S, ends its request, and the KV blocks of it are
+  free. One that does not send what it began to is closed (`sandbox.http.connections`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
+import resource
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +36,9 @@ from engine.gateway.http.metrics import Metrics
 from engine.gateway.requests import Event, Finished, Text
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
+from sandbox.http.connections import PATIENCE_S, SPARE_FDS, Connections
+from sandbox.http.connections import log as connections_log
+from sandbox.http.incoming import bodies_end, check_local, hear, read_body
 
 MAX_BODY = 8 << 20  # bytes
 BACKLOG = 4096  # clients that connect at the same instant
@@ -37,16 +46,20 @@ SESSION_PREFIX = "session-"
 """An API key that begins so is the key of a session."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EXPIRE_S = 10.0  # between two looks for idle sessions
+_REQUEST_ID = re.compile(r"[ -~]{1,128}")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """model: the name that clients give, and are given. port 0: any free one. token: "" for none."""
+    """model: the name that clients give, and are given. also: other names that they may give. port 0: any free one.
+    token: "" for none.
+    """
 
     model: str
+    also: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
     token: str = ""
@@ -65,32 +78,54 @@ class CannotListen(Exception):
 
 
 @asynccontextmanager
-async def serve(gateway: Gateway, config: ServerConfig, *, tool_loop: ToolLoop | None = None) -> AsyncIterator[str]:
-    """The address at which it is reached, as http://host:port. tool_loop: answers chats that bring no tools. Raises
-    CannotListen.
+async def serve(
+    gateway: Gateway,
+    config: ServerConfig,
+    *,
+    tool_loop: ToolLoop | None = None,
+    connections: Connections | None = None,
+) -> AsyncIterator[str]:
+    """The address at which it is reached, as http://host:port. tool_loop: answers chats that bring no tools.
+    connections: None for as many as there are descriptors. Raises CannotListen.
     """
-    app = make_app(gateway, config, tool_loop)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, lingering_time=0)
+    if connections is None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        connections = Connections(most=max(descriptors - SPARE_FDS, descriptors // 2))
+    app = make_app(gateway, config, tool_loop, connections)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=connections_log,
+        lingering_time=0,  # `bodies_end` does it
+        shutdown_timeout=1.0,
+    )
     await runner.setup()
+    assert runner.server is not None
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+        server = await _listen(connections.protocols(runner.server), config)
         try:
-            await site.start()
-        except OSError as error:
-            place = f"{config.host} port {config.port}"
-            raise CannotListen(
-                f"cannot listen on {place}: {error.strerror}. Fix: choose another port (0: any)"
-            ) from None
-        async with asyncio.TaskGroup() as tasks:
-            expiring = tasks.create_task(_expire(gateway), name="gateway-expire")
-            host, port = runner.addresses[0][:2]
-            try:
-                yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            finally:
-                expiring.cancel()
+            async with asyncio.TaskGroup() as tasks:
+                expiring = tasks.create_task(_expire(gateway), name="gateway-expire")
+                host, port = server.sockets[0].getsockname()[:2]
+                try:
+                    yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                finally:
+                    expiring.cancel()
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
         gateway.closing()
+
+
+async def _listen(protocols: Callable[[], asyncio.Protocol], config: ServerConfig) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(protocols, config.host, config.port, backlog=BACKLOG)
+    except OSError as error:
+        place = f"{config.host} port {config.port}"
+        raise CannotListen(f"cannot listen on {place}: {error.strerror}. Fix: choose another port (0: any)") from None
 
 
 async def _expire(gateway: Gateway) -> None:
@@ -99,9 +134,12 @@ async def _expire(gateway: Gateway) -> None:
         gateway.expire()
 
 
-def make_app(gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None) -> web.Application:
-    app = web.Application(client_max_size=MAX_BODY)
-    endpoints = Endpoints(gateway, config, tool_loop)
+def make_app(
+    gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None, connections: Connections
+) -> web.Application:
+    app = web.Application(middlewares=[hear(connections), bodies_end])
+    app.on_response_prepare.append(_name_request)
+    endpoints = Endpoints(gateway, config, tool_loop, connections)
     for prefix in ("", "/sessions/{session}"):
         app.router.add_get(f"{prefix}/v1/models", endpoints.answer("openai", endpoints.models))
         app.router.add_post(f"{prefix}/v1/chat/completions", endpoints.answer("openai", endpoints.chat))
@@ -115,38 +153,53 @@ def make_app(gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None)
     return app
 
 
+async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Each answer has the id that its request gave, or one of its own, for those who look for it in logs."""
+    given = request.headers.get("x-request-id", "")
+    response.headers["x-request-id"] = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
 class Endpoints:
     """The handlers of one gateway."""
 
-    def __init__(self, gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None) -> None:
+    def __init__(
+        self, gateway: Gateway, config: ServerConfig, tool_loop: ToolLoop | None, connections: Connections
+    ) -> None:
         self._gateway = gateway
         self._tool_loop = tool_loop
         self._config = config
+        self._connections = connections
         self._metrics = Metrics(gateway)
 
-    def answer(self, dialect: Dialect, handler: Handler) -> Handler:
-        """The handler, with errors in the dialect's form."""
+    def answer(self, dialect: Dialect, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler, given the body; with errors in the dialect's form."""
 
         async def answered(request: web.Request) -> web.StreamResponse:
             try:
                 self._authorize(request)
-                return await handler(request)
+                body = await read_body(request, self._connections, most=MAX_BODY)
+                with self._connections.at_work(request.transport):
+                    return await handler(request, bytes(body))
             except Exception as error:
-                cause = first_error(error) if isinstance(error, ExceptionGroup) else error
-                problem = problem_of(cause)
-                if problem is None:
-                    log.exception("a request failed")
-                    problem = Problem(500, "an error of the gateway; its log has more")
+                problem = _problem(error, "a request failed")
+                self._note(request, problem)
                 return problem.response(dialect)
 
         return answered
 
     def _authorize(self, request: web.Request) -> None:
         if not self._config.token:
+            check_local(request)
             return
         sent = _key(request)
         if not hmac.compare_digest(sent.encode(errors="surrogateescape"), self._config.token.encode()):
             raise Refused(401, "the request must carry the gateway's token, as `Authorization: Bearer` or `x-api-key`")
+
+    def _note(self, request: web.Request, problem: Problem) -> None:
+        """Counts a refusal, for the request's session if it has one."""
+        if 400 <= problem.status < 500:
+            key = request.match_info.get("session") or _key(request)
+            self._gateway.refuse(problem.message, problem.kind, self._gateway.find(key), fault=not problem.over_budget)
 
     @contextmanager
     def _session(self, request: web.Request) -> Iterator[Session]:
@@ -165,39 +218,45 @@ class Endpoints:
             raise Refused(404, f"there is no session {key!r}") from None
         yield session
 
-    def _check_model(self, model: str) -> None:
-        if model and model != self._config.model:
+    def _check_model(self, request: web.Request, model: str) -> None:
+        """In a session of training any name means its model: agents have names of their own for parts of their work."""
+        if not model or model == self._config.model or model in self._config.also:
+            return
+        session = self._gateway.find(request.match_info.get("session") or _key(request))
+        if session is None or not session.rules.fixed:
             raise Refused(404, f"model: there is no {model!r}, only {self._config.model!r}", "model")
+        session.count_up(renamed=1)
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: web.Request, data: bytes) -> web.Response:
         """GET /v1/models."""
-        model = {"id": self._config.model, "object": "model", "created": 0, "owned_by": "rocstar"}
-        return _json({"object": "list", "data": [model]})
+        names = (self._config.model, *self._config.also)
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "rocstar"} for name in names]
+        return _json({"object": "list", "data": models})
 
-    async def cost(self, request: web.Request) -> web.Response:
+    async def cost(self, request: web.Request, data: bytes) -> web.Response:
         """GET /sessions/{key}: what the session has taken."""
         key = request.match_info["session"]
         if (session := self._gateway.find(key)) is None:
             raise Refused(404, f"there is no session {key!r}")
         return _json(session.cost)
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def health(self, request: web.Request, data: bytes) -> web.Response:
         """GET /health: 503 while no replica is there."""
         fleet = self._gateway.fleet
         body = {"replicas": fleet.live, "weight_version": fleet.version, "sessions": len(self._gateway)}
         return _json(body, status=200 if fleet.live else 503)
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request, data: bytes) -> web.Response:
         """GET /metrics, for Prometheus."""
         return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def nothing(self, request: web.Request) -> web.Response:
+    async def nothing(self, request: web.Request, data: bytes) -> web.Response:
         raise Refused(404, f"there is no {request.method} {request.path}")
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: web.Request, data: bytes) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        body = openai_api.parse_chat(await request.read())
-        self._check_model(body.model)
+        body = openai_api.parse_chat(data)
+        self._check_model(request, body.model)
         answer = openai_api.Answer(
             self._config.model,
             self._gateway.chat,
@@ -216,10 +275,10 @@ class Endpoints:
             turns = [session.chat(each, stream=body.stream) for each in requests]
             return await self._openai(request, turns, answer, body)
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
+    async def completions(self, request: web.Request, data: bytes) -> web.StreamResponse:
         """POST /v1/completions."""
-        body = openai_api.parse_completion(await request.read())
-        self._check_model(body.model)
+        body = openai_api.parse_completion(data)
+        self._check_model(request, body.model)
         answer = openai_api.TextAnswer(
             self._config.model,
             self._gateway.chat,
@@ -250,12 +309,8 @@ class Endpoints:
             return _json(answer.whole([finished[index] for index in range(len(turns))], shown))
 
         async def chunks() -> AsyncGenerator[bytes, None]:
-            opened: set[int] = set()
             async with aclosing(_merged(turns)) as events:
                 async for index, event in events:
-                    if index not in opened:
-                        opened.add(index)
-                        yield answer.opening(index)
                     if isinstance(event, Finished):
                         finished[index] = event
                     yield answer.event(index, event)
@@ -265,10 +320,10 @@ class Endpoints:
 
         return await _stream(request, chunks(), _openai_failed)
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
+    async def messages(self, request: web.Request, data: bytes) -> web.StreamResponse:
         """POST /v1/messages."""
-        body = anthropic_api.parse(await request.read())
-        self._check_model(body.model)
+        body = anthropic_api.parse(data)
+        self._check_model(request, body.model)
         reply = anthropic_api.Reply(self._config.model)
         if self._tool_loop is not None and not body.tools:
             [answer] = await self._tool_loop.answer(body.request())
@@ -283,22 +338,17 @@ class Endpoints:
                 return _json(reply.whole(finished))
 
             async def chunks() -> AsyncGenerator[bytes, None]:
-                opened = False
                 async with aclosing(turn) as events:
                     async for event in events:
-                        if not opened:
-                            opened = True
-                            yield reply.opening()
                         yield reply.event(event)
 
             return await _stream(request, chunks(), _anthropic_failed)
 
-    async def count(self, request: web.Request) -> web.Response:
+    async def count(self, request: web.Request, data: bytes) -> web.Response:
         """POST /v1/messages/count_tokens."""
-        fields = msgspec.json.decode(await request.read())
-        body = anthropic_api.parse(msgspec.json.encode({"max_tokens": 1, **fields}))
-        asked = body.request()
-        return _json({"input_tokens": self._gateway.count_tokens(asked)})
+        body = anthropic_api.parse(data, max_tokens=1)
+        self._check_model(request, body.model)
+        return _json({"input_tokens": self._gateway.count_tokens(body.request())})
 
 
 def _openai_failed(problem: Problem) -> bytes:
@@ -309,6 +359,16 @@ def _anthropic_failed(problem: Problem) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(problem.body("anthropic")) + b"\n\n"
 
 
+def _problem(error: Exception, failed: str) -> Problem:
+    """failed: what the log says of a bug of ours."""
+    cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+    problem = problem_of(cause)
+    if problem is None:
+        log.error(failed, exc_info=error)
+        problem = Problem(status=500, message="an error of the gateway; its log has more")
+    return problem
+
+
 async def _stream(
     request: web.Request, chunks: AsyncGenerator[bytes, None], failed: Callable[[Problem], bytes]
 ) -> web.StreamResponse:
@@ -317,24 +377,31 @@ async def _stream(
         first = await anext(chunks)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        try:
-            await response.write(first)
-            async for chunk in chunks:
-                if chunk:
-                    await response.write(chunk)
-        except ConnectionError:  # the client has gone
-            return response
-        except Exception as error:
-            cause = first_error(error) if isinstance(error, ExceptionGroup) else error
-            problem = problem_of(cause)
-            if problem is None:
-                log.exception("a request failed in the middle of its stream")
-                problem = Problem(500, "an error of the gateway; its log has more")
-            with suppress(ConnectionError):
-                await response.write(failed(problem))
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, _NotTaken):  # the client has gone
+            await _write(response, first)
+            try:
+                async for chunk in chunks:
+                    if chunk:
+                        await _write(response, chunk)
+            except (ConnectionError, _NotTaken):
+                raise
+            except Exception as error:
+                await _write(response, failed(_problem(error, "a request failed in the middle of its stream")))
             await response.write_eof()
         return response
+
+
+class _NotTaken(Exception):
+    """The client takes nothing of its stream."""
+
+
+async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await response.write(chunk)
+    except TimeoutError:
+        response.force_close()
+        raise _NotTaken from None
 
 
 async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
@@ -358,25 +425,26 @@ async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerato
         finally:
             queue.put_nowait((index, None))
 
-    # No TaskGroup: closed early, this generator would raise the group's error in place of GeneratorExit.
-    running = [asyncio.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
-    try:
-        unfinished = set(range(len(turns)))
-        while unfinished:
-            index, sampled = await queue.get()
-            if isinstance(sampled, Exception):
-                raise sampled
-            if sampled is None:
-                if index in unfinished:
-                    raise Refused(503, "the session has ended")
-                continue
-            if isinstance(sampled, Finished):
-                unfinished.remove(index)
-            yield index, sampled
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(follow(index, turn), name=f"sample-{index}") for index, turn in enumerate(turns)]
+        try:
+            unfinished = set(range(len(turns)))
+            while unfinished:
+                index, sampled = await queue.get()
+                if isinstance(sampled, Exception):
+                    raise sampled
+                if sampled is None:
+                    if index in unfinished:
+                        raise Refused(503, "the session has ended")
+                    continue
+                if isinstance(sampled, Finished):
+                    unfinished.remove(index)
+                yield index, sampled
+        except GeneratorExit:  # closed early: the TaskGroup would raise a group of it
+            pass
+        finally:
+            for task in running:
+                task.cancel()
 
 
 def _key(request: web.Request) -> str:

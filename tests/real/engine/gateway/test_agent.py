@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import shlex
 import sys
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.fleet.fleet import Superseded
-from engine.gateway.agent import AgentRollouts, Command
+from engine.gateway.agent import AgentFailed, AgentRollouts, Endpoint
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
+from engine.gateway.program import Command
 from engine.replica.port import ReplicaDied
 from engine.rollout.rollout import RolloutConfig, Tally
 from engine.types import Boundary, StopReason
@@ -25,12 +28,14 @@ ANSWER = f"<answer>42</answer>{END}"
 
 
 @asynccontextmanager
-async def agents(agent, *turns, deadline_s=60.0, **budget):
+async def agents(agent, *turns, deadline_s=60.0, token="", at_once=None, **budget):
     async with Setup(*turns) as node:
         gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig())
-        async with serve(gateway, ServerConfig(model="tiny")) as address:
+        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
             config = RolloutConfig(max_tokens=400, deadline_s=deadline_s, **budget)
-            node.rollouts = AgentRollouts(agent, config, gateway, address=address, model="tiny", seed=3)
+            node.rollouts = AgentRollouts(
+                agent, config, gateway, address=address, model="tiny", seed=3, token=token, at_once=at_once
+            )
             node.gateway = gateway
             yield node
             assert len(gateway) == 0, "a session is left"
@@ -87,6 +92,140 @@ async def test_an_agent_that_never_asks_is_an_error():
     async with agents(agent) as node:
         trajectory = await node.rollouts.run(a_prompt(), 0, 0)
         assert (trajectory.stop, trajectory.error.boundary) == (StopReason.ERROR, Boundary.AGENT)
+
+
+def failed_for(trajectory, *words):
+    assert (trajectory.stop, trajectory.error.boundary) == (StopReason.ERROR, Boundary.AGENT)
+    assert trajectory.reward is None
+    for word in words:
+        assert word in trajectory.error.message
+    return True
+
+
+@pytest.mark.parametrize("caught", [False, True])
+async def test_an_agent_whose_first_request_does_not_fit_has_failed_and_says_so(caught):
+    async def agent(prompt, endpoint):
+        with suppress(*[Exception] * caught):
+            await ask(a_prompt(text="long " * 900), endpoint)
+
+    async with agents(agent) as node:
+        assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "maximum context length is 400")
+
+
+async def test_an_agent_whose_deadline_ends_before_its_first_turn_has_failed():
+    async with agents(ask, ["one", Gate(), ANSWER], deadline_s=0.2) as node:
+        assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "deadline of 0.2 s")
+        assert node.replicas.made[0].in_flight == 0
+
+
+async def cancels_inside(prompt, endpoint):
+    await ask(prompt, endpoint)
+    part = asyncio.ensure_future(asyncio.sleep(60))
+    part.cancel()
+    await part
+
+
+async def exits(prompt, endpoint):
+    sys.exit(3)
+
+
+async def cancels_itself(prompt, endpoint):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def exits_in_a_group(prompt, endpoint):
+    raise BaseExceptionGroup("parts", [SystemExit(3)])
+
+
+@pytest.mark.parametrize("agent", [cancels_inside, cancels_itself, exits, exits_in_a_group])
+async def test_what_ends_an_agent_ends_no_run(agent):
+    async with agents(agent, [ANSWER]) as node:
+        word = "cancelled" if "cancel" in agent.__name__ else "SystemExit: 3"
+        assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), word)
+
+
+async def test_an_agent_that_keeps_its_stop_to_itself_is_stopped_all_the_same():
+    started = asyncio.Event()
+
+    async def agent(prompt, endpoint):
+        started.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "42"
+
+    async with agents(agent) as node, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(node.rollouts.run(a_prompt(), 0, 0))
+        await started.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+
+@pytest.mark.parametrize("answer", [42, {"a": 1}, b"42"])
+async def test_an_answer_that_is_no_text_is_refused_by_name(answer):
+    async def agent(prompt, endpoint):
+        await ask(prompt, endpoint)
+        return answer
+
+    async with agents(agent, [ANSWER]) as node:
+        assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), repr(answer))
+
+
+async def test_waiting_for_a_place_is_not_the_agents_time():
+    async with agents(partial(ask, times=2), [ANSWER], [ANSWER], deadline_s=0.5) as node:
+        node.fleet.hold(True)
+        running = asyncio.ensure_future(node.rollouts.run(a_prompt(), 0, 0))
+        done, _ = await asyncio.wait([running], timeout=0.8)
+        assert not done
+        node.fleet.hold(False)
+        trajectory = await running
+        assert (trajectory.stop, trajectory.error, len(trajectory.turns)) == (StopReason.ANSWER, None, 2)
+
+
+async def test_agents_beyond_those_that_may_run_at_once_wait_and_lose_no_time():
+    running, most = set(), []
+
+    async def agent(prompt, endpoint):
+        running.add(endpoint.key)
+        most.append(len(running))
+        await asyncio.sleep(0.15)
+        answer = await ask(prompt, endpoint)
+        running.discard(endpoint.key)
+        return answer
+
+    async with agents(agent, [ANSWER], deadline_s=1.0, at_once=2) as node, asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(node.rollouts.run(a_prompt(), sample, 0)) for sample in range(12)]
+    assert max(most) == 2
+    assert {task.result().stop for task in found} == {StopReason.ANSWER}
+
+
+async def test_requests_that_were_refused_are_counted_and_the_last_one_is_in_the_error(caplog):
+    async def agent(prompt, endpoint):
+        with suppress(Exception):
+            await ask(prompt, endpoint, presence_penalty=1.5)
+
+    async with agents(agent) as node:
+        for _ in range(3):
+            assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "without a finished turn", "presence_penalty")
+        assert node.gateway.counts.refused == 3
+        assert "3 for 'presence_penalty'" in node.gateway.refused_line()
+    assert sum("refused" in record.message for record in caplog.records) == 1, "the first of a kind only"
+
+
+async def test_any_name_of_a_model_means_the_one_that_is_trained():
+    async def agent(prompt, endpoint):
+        return await ask(prompt, replace(endpoint, model="gpt-4o-mini"))
+
+    async with agents(agent, [ANSWER]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, node.gateway.counts.renamed) == (StopReason.ANSWER, 1)
+
+
+async def test_agents_elsewhere_come_with_a_token():
+    async with agents(ask, [ANSWER], token="secret") as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.error) == (StopReason.ANSWER, None)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +326,36 @@ async def test_a_program_that_fails_is_named_with_its_last_line():
         assert "no luck today" in trajectory.error.message
     async with agents(Command(argv=("/no/such/program",))) as node:
         assert "/no/such/program" in (await node.rollouts.run(a_prompt(), 0, 0)).error.message
+
+
+@pytest.mark.parametrize("outlives", ["sleep 300 &", "setsid sleep 3 &"])
+async def test_a_program_that_leaves_a_process_with_its_output_has_ended(outlives):
+    script = f"{shlex.join([sys.executable, '-c', PROGRAM])}; {outlives} echo 42"
+    async with agents(Command(argv=("sh", "-c", script)), [ANSWER], deadline_s=30.0) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWER, "42")
+        assert trajectory.finished_at - trajectory.started_at < 20
+
+
+async def test_a_program_is_told_its_task_and_its_model_in_its_arguments():
+    show = "import os, sys; print(*sys.argv[1:], os.environ['OPENAI_MODEL'], os.environ['ANTHROPIC_MODEL'])"
+    argv = (sys.executable, "-c", show, "-p", "{prompt}", "{model}", "{openai_url}", "{other}")
+    prompt = a_prompt(text="what is {model}?")
+    endpoint = Endpoint(openai_url="http://x/v1", anthropic_url="http://x", key="k", model="m")
+    assert await Command(argv=argv)(prompt, endpoint) == "-p what is {model}? m http://x/v1 {other} m m"
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "x" * 3_000_000])
+async def test_a_program_that_cannot_start_has_failed(argument):
+    endpoint = Endpoint(openai_url="", anthropic_url="", key="", model="")
+    with pytest.raises(AgentFailed, match="does not start"):
+        await Command(argv=(sys.executable, "-c", "{prompt}"))(a_prompt(text=argument), endpoint)
+
+
+async def test_a_program_that_prints_without_end_and_reads_nothing_holds_no_memory():
+    script = "for i in range(300): print('x' * 100_000)\nprint('end')"
+    endpoint = Endpoint(openai_url="", anthropic_url="", key="", model="")
+    assert await Command(argv=(sys.executable, "-c", script))(a_prompt(text="y" * 1_000_000), endpoint) == "end"
 
 
 async def test_a_program_ends_with_its_children_when_its_rollout_is_cancelled(tmp_path):

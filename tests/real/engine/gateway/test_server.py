@@ -296,11 +296,14 @@ async def test_the_key_of_a_session_may_be_the_api_key():
 )
 async def test_a_wrong_request_is_refused_in_the_dialects_form(body, status, named):
     async with served() as node, aiohttp.ClientSession() as client:
-        async with client.post(f"{node.address}/v1/chat/completions", data=io.BytesIO(body)) as response:
+        headers = {"Content-Type": "application/json"}
+        async with client.post(
+            f"{node.address}/v1/chat/completions", data=io.BytesIO(body), headers=headers
+        ) as response:
             error = (await response.json())["error"]
             assert (response.status, error.keys()) == (status, {"message", "type", "param", "code"})
             assert named in error["message"]
-        async with client.post(f"{node.address}/v1/messages", data=io.BytesIO(body)) as response:
+        async with client.post(f"{node.address}/v1/messages", data=io.BytesIO(body), headers=headers) as response:
             found = await response.json()
             assert (response.status in (status, 400), found["type"]) == (True, "error")
             assert found["error"].keys() == {"type", "message"}

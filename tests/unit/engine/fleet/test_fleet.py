@@ -128,11 +128,15 @@ async def test_a_turn_whose_replica_dies_samples_what_it_would_have_sampled():
 async def test_a_turn_under_which_two_replicas_died_is_not_given_to_a_third(after):
     replicas, found = Replicas(draws_from_the_start=True), []
     async with fleet_of(replicas, 3, restarts=0) as fleet, asyncio.TaskGroup() as group:
-        with pytest.raises(DeadlyTurn, match=r"replica \d and then replica \d died"):
+
+        async def sample():
             async for replica, delta in fleet.turn(1, 0, [2, 3], sampling()):
-                found += delta.token_ids
+                found.extend(delta.token_ids)
                 if len(found) >= after[len(fleet.live) == 2]:
                     replicas.made[replica].die()
+
+        with pytest.raises(DeadlyTurn, match=r"replica \d and then replica \d died"):
+            await sample()
         fleet.trajectory_ended(1, 2 + len(found), finished=False)
         assert sum(len(replica.requests) for replica in replicas.made) == 2
         other = group.create_task(play(fleet, 2))

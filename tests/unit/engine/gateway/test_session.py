@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.gateway.gateway import Gateway, GatewayConfig, TooManySessions
-from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Knobs, Text, TextRequest
+from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Knobs, Text, TextRequest, TooLong
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.rollout.python_tool import PythonTool, schema
@@ -265,7 +265,7 @@ async def test_budgets_refuse_a_turn_and_say_which_it_was():
         prompt = len(CHAT.prompt_ids([QUESTION]))
         tight = gateway.open("tight", SessionRules(max_tokens=prompt + 3, seed=0))
         first = await say(tight, QUESTION, tools=())
-        with pytest.raises(BadRequest, match="context_length_exceeded"):
+        with pytest.raises(TooLong):
             await say(tight, QUESTION, first.message, QUESTION, tools=())
         once = gateway.open("once", SessionRules(max_tokens=400, max_turns=1, seed=0))
         first = await say(once, QUESTION)
