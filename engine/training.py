@@ -67,6 +67,7 @@ from engine.fleet.fleet import Fleet
 from engine.gateway.agent import Agent, AgentRollouts
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
+from engine.gateway.program import PROGRAMS, Command
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
@@ -253,6 +254,9 @@ class TrainingConfig:
         return tolerance_of(self.checkpoint, "bfloat16" if "bfloat16" in dtypes else "float32")
 
 
+EVERY_ADDRESS = ("", "0.0.0.0", "::")
+
+
 @dataclass(kw_only=True)
 class ScheduledEvaluation:
     """An evaluation and the steps that it is due at: each multiple of `every`, 0 included, and the last one.
@@ -305,7 +309,7 @@ class Training:
         self._sandbox: Sandbox | None = None
         self._prompts: Iterator[Prompt] = iter(())
         self._rollouts: list[RolloutSource] = []
-        self._gateway: tuple[Gateway, str] | None = None  # and the address at which agents reach it
+        self._gateways: dict[tuple[str, str], tuple[Gateway, str]] = {}  # by host and token, with their addresses
         self._evaluations: Sequence[ScheduledEvaluation] = ()
         self._train: TrainStage | None = None
         self._display: Display | None = None
@@ -326,15 +330,33 @@ class Training:
         self._rollouts.append(made)
         return made
 
-    async def agents(self, agent: Agent) -> AgentRollouts:
-        """Trajectories that an agent of its own makes with the run's replicas, through a gateway on this machine."""
-        if self._gateway is None:
-            gateway = Gateway(self.fleet, self.chat, self.timeline, GatewayConfig(max_sessions=1 << 20))
-            server = ServerConfig(model=self.config.checkpoint.name)
-            self._gateway = gateway, await self._stack.enter_async_context(serve(gateway, server))
-        gateway, address = self._gateway
+    async def agents(
+        self, agent: Agent, *, at_once: int | None = None, host: str = "127.0.0.1", token: str = ""
+    ) -> AgentRollouts:
+        """Trajectories that an agent of its own makes with the run's replicas, through a gateway on this machine.
+
+        at_once: agents that run at once; None: 64 programs (`Command`), any number of coroutines. host: this machine's
+        address for agents in containers or on other machines, which then need a token; it is the key of their endpoint.
+        """
+        if host in EVERY_ADDRESS:
+            raise ValueError(f"host must be the address at which agents reach this machine, got {host!r}")
         model, seed = self.config.checkpoint.name, self.config.seed
-        made = AgentRollouts(agent, self.config.rollout, gateway, address=address, model=model, seed=seed)
+        if (host, token) not in self._gateways:
+            config = GatewayConfig(max_sessions=1 << 20)
+            gateway = Gateway(self.fleet, self.chat, self.timeline, config, self.run_folder.note)
+            server = serve(gateway, ServerConfig(model=model, host=host, token=token))
+            self._gateways[host, token] = gateway, await self._stack.enter_async_context(server)
+        gateway, address = self._gateways[host, token]
+        made = AgentRollouts(
+            agent,
+            self.config.rollout,
+            gateway,
+            address=address,
+            model=model,
+            seed=seed,
+            token=token,
+            at_once=PROGRAMS if at_once is None and isinstance(agent, Command) else at_once,
+        )
         self._rollouts.append(made)
         return made
 
@@ -479,6 +501,9 @@ class Training:
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
             say(self.console, str(self.nothing_left))
+        for gateway, _ in self._gateways.values():
+            if refused := gateway.refused_line():
+                say(self.console, refused)
         return summary
 
     async def _run(self, pipeline: Pipeline) -> None:
@@ -653,6 +678,7 @@ class Training:
             "canary_max_abs": self.fleet.canary_max_abs,
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,
+            "requests_refused": sum(gateway.counts.refused for gateway, _ in self._gateways.values()),
             "loop_lag_p99_ms": float(np.percentile(self._display.lags_s or [0.0], 99)) * 1e3,
             "versions": versions(),
         }

@@ -46,7 +46,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options. SystemExit for wrong ones."""
     parser = argparse.ArgumentParser(prog="python -m engine.gateway", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--checkpoint", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--served-name", help="what clients call the model (default: the folder's name)")
+    parser.add_argument(
+        "--served-name",
+        nargs="+",
+        help="what clients call the model, the first name being what they are told (default: the folder's name)",
+    )
     parser.add_argument("--replicas", type=int, default=1, help="vLLM engines (default: %(default)s)")
     parser.add_argument("--devices", default="", help="GPUs, by commas (default: none, the CPU)")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of a replica (default: %(default)s)")
@@ -157,9 +161,9 @@ async def run(options: argparse.Namespace) -> str | None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-    model = options.served_name or options.checkpoint.resolve().name
+    model, *also = options.served_name or [options.checkpoint.resolve().name]
     try:
-        server = ServerConfig(model=model, host=options.host, port=options.port, token=options.token)
+        server = ServerConfig(model=model, also=tuple(also), host=options.host, port=options.port, token=options.token)
         config = serving_config(options)
         parts = "vLLM engine" if options.replicas == 1 else f"{options.replicas} vLLM engines"
         print(f"starting {parts} with {options.checkpoint}{' and the sandbox' if options.tools else ''}", flush=True)

@@ -161,6 +161,7 @@ class AgentRollouts:
             prompt_id=prompt.id,
             sample=sample,
             temperature=config.temperature,
+            top_p=config.top_p,
             max_tokens=config.max_tokens,
             max_response_tokens=config.max_response_tokens,
             max_turns=config.max_turns,

@@ -47,14 +47,25 @@ class TooManySessions(RuntimeError):
 
 
 class Gateway:
-    """`open` and `close` are for who owns a session, `session` and `alone` for requests that name one or none."""
+    """`open` and `close` are for who owns a session, `session` and `alone` for requests that name one or none.
 
-    def __init__(self, fleet: Fleet, chat: ChatTemplate, timeline: Timeline, config: GatewayConfig) -> None:
+    note: told in a line what the user should know.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        chat: ChatTemplate,
+        timeline: Timeline,
+        config: GatewayConfig,
+        note: Callable[[str], None] = log.warning,
+    ) -> None:
         self.fleet = fleet
         self.chat = chat
         self.timeline = timeline
         self.config = config
         self.counts = Counts()
+        self._note = note
         self.refusals: Counter[str] = Counter()
         """Requests that were refused, by the part of the request that was wrong."""
         self._chats = Chats(chat)
@@ -117,7 +128,7 @@ class Gateway:
         if kind not in self.refusals and len(self.refusals) >= KINDS:
             kind = "others"
         if not self.refusals[kind]:
-            log.warning("a client's request was refused: %r; more of this kind are only counted", message[:300])
+            self._note(f"a client's request was refused: {message[:300]!r}; more of this kind are only counted")
         self.refusals[kind] += 1
         if session is None:
             self.counts.refused += 1

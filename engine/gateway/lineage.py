@@ -102,7 +102,9 @@ def _answered(result: Message, place: str, ids: Sequence[Any], results: Mapping[
 
 
 def is_malformed(call: Any) -> bool:
-    """Whether a call names a function, and has arguments that are text but not that of a JSON object."""
+    """Whether a call names a function, and has arguments that are text but not that of a JSON object, or of one with
+    half of a surrogate pair, which is no text.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return False  # not a call at all, which `normalize` says
@@ -110,9 +112,11 @@ def is_malformed(call: Any) -> bool:
     if not isinstance(arguments, str):
         return False
     try:
-        return not isinstance(decoded_arguments(arguments), dict)
+        value = decoded_arguments(arguments)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return True
+    return not isinstance(value, dict)
 
 
 def malformed_text(name: str, arguments: str) -> str:

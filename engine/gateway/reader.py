@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from engine.gateway.lineage import CalledTool
 from engine.gateway.requests import Call, Event, Text
@@ -139,7 +138,7 @@ class TurnReader:
     def _call(self, found: ToolCall | MalformedCall, now: float) -> list[Call]:
         """The call as the client gets it, if it does."""
         if isinstance(found, ToolCall):
-            name, arguments, malformed = _whole(found.name), json.dumps(_whole(found.arguments)), False
+            name, arguments, malformed = found.name, json.dumps(found.arguments), False
         else:
             named = _NAME.search(found.text)
             name, arguments, malformed = named[1] if named else "", _raw_arguments(found.text), True
@@ -160,15 +159,6 @@ class TurnReader:
             return []
         self.calls.append(Call(index=index, id=call_id, name=name, arguments=arguments))
         return self.calls[-1:]
-
-
-def _whole(value: Any) -> Any:
-    """The same without halves of surrogate pairs, which JSON escapes can say and no message can carry."""
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_whole(name): _whole(each) for name, each in value.items()}
-    return [_whole(each) for each in value] if isinstance(value, list) else value
 
 
 def _raw_arguments(text: str) -> str:

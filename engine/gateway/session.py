@@ -57,6 +57,7 @@ class SessionRules:
     prompt_id: str = ""
     sample: int = 0
     temperature: float = 1.0
+    top_p: float = 1.0
     max_response_tokens: int | None = None
     max_turns: int | None = None
     fixed: bool = False
@@ -260,7 +261,7 @@ class Session:
         return Sampling(
             max_tokens=left if knobs.max_tokens is None else min(left, knobs.max_tokens),
             temperature=rules.temperature if rules.fixed or knobs.temperature is None else knobs.temperature,
-            top_p=1.0 if rules.fixed or knobs.top_p is None else knobs.top_p,
+            top_p=rules.top_p if rules.fixed or knobs.top_p is None else knobs.top_p,
             seed=self._seed(lineage, knobs),
             stop_token_ids=(lineage.chat.end_of_turn,),
             deliver_at=None if each else frozenset(),
@@ -276,7 +277,7 @@ class Session:
 
     def _count(self, opened: Opened, knobs: Knobs) -> None:
         self.count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
-        asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, 1.0))
+        asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, self.rules.top_p))
         self.count_up(overruled=self.rules.fixed and any((*asked, knobs.seed is not None)))
 
     def count_up(self, **found: int) -> None:

@@ -138,14 +138,14 @@ async def _rolled_out(rollouts: Rollouts, prompt: Prompt, sample: int, group: in
 
 
 def _budget(config: RolloutConfig, knobs: Knobs) -> RolloutConfig:
-    """What a request may ask for, within what the server allows. Raises BadRequest."""
-    if knobs.top_p not in (None, 1.0):
-        raise BadRequest("top_p", f"must be 1 where the server calls the tools, got {knobs.top_p}")
+    """What a request may ask for, within what the server allows."""
     if knobs.max_tokens is not None:
         allowed = config.max_response_tokens or knobs.max_tokens
         config = replace(config, max_response_tokens=min(knobs.max_tokens, allowed))
     if knobs.temperature is not None:
         config = replace(config, temperature=knobs.temperature)
+    if knobs.top_p is not None:
+        config = replace(config, top_p=knobs.top_p)
     return config
 
 

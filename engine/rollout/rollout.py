@@ -62,6 +62,8 @@ class RolloutConfig:
     """
     temperature: float = 1.0
     """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.make_batch`)."""
+    top_p: float = 1.0
+    """Another one is for evaluations and answers too."""
     deadline_s: float = 120.0
     """From the trajectory's start to its end, without its waits for a place on a replica, for which the model can do
     nothing.
@@ -76,6 +78,8 @@ class RolloutConfig:
             raise ValueError(f"surplus_calls must be one of {get_args(SurplusCalls)}, got {self.surplus_calls!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
 
     def limited_for(self, prompt: Prompt) -> RolloutConfig:
         """With the limits of the prompt. Raises ValueError for more tokens than the run has room for.
@@ -350,6 +354,7 @@ class _Rollout:
         sampling = Sampling(
             max_tokens=self.longest - start,
             temperature=self.config.temperature,
+            top_p=self.config.top_p,
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
             deliver_at=closing,

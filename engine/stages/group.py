@@ -203,6 +203,9 @@ class MakesGroups:
     timeline: Timeline
 
     def __post_init__(self) -> None:
+        top_p = getattr(getattr(self.rollouts, "config", None), "top_p", 1.0)
+        if top_p != 1.0:  # the log-probabilities of replicas are those of top_p 1, and no check could see another
+            raise ValueError(f"only what top_p 1 sampled can be trained (RolloutConfig.top_p), got {top_p}")
         self._grading = asyncio.Semaphore(self.config.graders)
         self._numbers = count()  # not the lease: the siblings of a refill have another prompt
 

@@ -10,6 +10,7 @@ import numpy as np
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.session import SessionRules
+from engine.gateway.tool_loop import ToolLoop
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
@@ -79,10 +80,20 @@ def check(trajectory):
 
 
 @asynccontextmanager
-async def served(*turns, token="", rules=SessionRules(max_tokens=400, seed=3), **options):  # noqa: B008  frozen
+async def served(
+    *turns,
+    token="",
+    also=(),
+    tools=False,
+    connections=None,
+    rules=SessionRules(max_tokens=400, seed=3),  # noqa: B008  frozen
+    **options,
+):
     """The gateway before such a node, on a port of its own: `node.address`."""
     async with Setup(*turns, **options) as node:
         gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(rules=rules))
-        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
+        config = ServerConfig(model="tiny", also=also, token=token)
+        loop = ToolLoop(node.rollouts) if tools else None
+        async with serve(gateway, config, tool_loop=loop, connections=connections) as address:
             node.gateway, node.address = gateway, address
             yield node

@@ -3,7 +3,8 @@
 import asyncio
 import io
 import json
-from contextlib import aclosing
+import re
+from contextlib import aclosing, suppress
 from types import SimpleNamespace
 
 import aiohttp
@@ -23,7 +24,8 @@ from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights, StopReason
-from tests.support.fakes import Gate, ScriptedReplica, a_prompt, settle
+from sandbox.http.connections import Connections
+from tests.support.fakes import Die, Gate, ScriptedReplica, a_prompt, settle
 from tests.support.node import CHAT, END, call, served
 
 RULES = SessionRules(max_tokens=400, seed=3)
@@ -41,6 +43,7 @@ ANTHROPIC_TOOL = {
     "description": "Runs Python.",
     "input_schema": TOOL["function"]["parameters"],
 }
+TURNS_OF_AGENT = ([call("1") + END], [f"It is 42.{END}"])
 TURNS = (["I compute. " + call("1") + END], [f"It is 42.{END}"])
 
 
@@ -144,26 +147,27 @@ async def test_a_stream_of_anthropics_client_is_the_same_message():
         assert counted.input_tokens == len(CHAT.prompt_ids([QUESTION]))
 
 
-async def test_a_malformed_call_goes_on_in_each_dialect_as_the_client_sends_it_back():
-    bad = '<tool_call>{"name": "python", "arguments": {"code": }}</tool_call>'
+@pytest.mark.parametrize("arguments", ['{"code": }', '{"code": "half of \\ud83d"}'])
+async def test_a_malformed_call_goes_on_in_each_dialect_as_the_client_sends_it_back(arguments):
+    bad = f'<tool_call>{{"name": "python", "arguments": {arguments}}}</tool_call>'
     async with served([bad + END], [f"Sorry.{END}"]) as node:
         async with of_openai(node, path="/sessions/one") as client:
             first = await client.chat.completions.create(model="tiny", messages=[QUESTION], tools=[TOOL])
             [called] = first.choices[0].message.tool_calls
-            assert called.function.arguments == '{"code": }'
+            assert called.function.arguments == arguments
             reply = {"role": "tool", "tool_call_id": called.id, "content": "no JSON"}
             messages = [QUESTION, first.choices[0].message, reply]
             await client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
         async with of_anthropic(node, path="/sessions/two") as client:
-            arguments = {"model": "tiny", "max_tokens": 100, "tools": [ANTHROPIC_TOOL]}
-            first = await client.messages.create(messages=[QUESTION], **arguments)
+            options = {"model": "tiny", "max_tokens": 100, "tools": [ANTHROPIC_TOOL]}
+            first = await client.messages.create(messages=[QUESTION], **options)
             assert [block.type for block in first.content] == ["text"]
             messages = [
                 QUESTION,
                 {"role": "assistant", "content": first.content},
                 {"role": "user", "content": "no JSON"},
             ]
-            await client.messages.create(messages=messages, **arguments)
+            await client.messages.create(messages=messages, **options)
         for key in ("one", "two"):
             trajectory = node.gateway.session(key).trajectory(a_prompt(), StopReason.ANSWER)
             assert trajectory.segments == (), key
@@ -314,6 +318,237 @@ async def test_fields_that_clients_send_by_habit_are_taken():
         await client.chat.completions.create(
             model="tiny", messages=[QUESTION], user="me", metadata={"a": "b"}, store=False, presence_penalty=0
         )
+
+
+async def answer_of(node, path, body, **headers):
+    """(status, body, headers) of a request as any program may send it."""
+    headers = {"Content-Type": "application/json", **headers}
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{node.address}{path}", data=data, headers=headers) as response,
+    ):
+        return response.status, await response.read(), response.headers
+
+
+CHATS = ("/v1/chat/completions", {"messages": [QUESTION]})
+COMPLETIONS = ("/v1/completions", {"prompt": "go"})
+MESSAGES = ("/v1/messages", {"messages": [QUESTION], "max_tokens": 9})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", 1 << 64),
+        ("seed", 1 << 63),
+        ("seed", -(1 << 64)),
+        ("temperature", 1e308),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("n", 1 << 64),
+    ],
+)
+@pytest.mark.parametrize("route", [CHATS, COMPLETIONS, MESSAGES], ids=["chat", "completion", "message"])
+async def test_a_number_that_no_engine_takes_is_refused_and_named(route, field, value):
+    path, body = route
+    if path == "/v1/messages" and field in ("seed", "n"):
+        pytest.skip("no field of this dialect")
+    async with served([f"hi{END}"]) as node:
+        status, answer, _ = await answer_of(node, path, {**body, field: value})
+        assert (status, node.replicas.made[0].requests) == (400, [])
+        assert field in json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.parametrize("seed", [0, (1 << 63) - 1, -(1 << 63), -1])
+async def test_every_seed_of_64_bits_is_one_for_each_sample(seed):
+    async with served([f"hi{END}"]) as node:
+        status, _, _ = await answer_of(node, CHATS[0], {**CHATS[1], "seed": seed, "n": 3})
+        seeds = {sampling.seed for _, sampling, _ in node.replicas.made[0].requests}
+        assert (status, len(seeds)) == (200, 3)
+        assert all(0 <= each < 1 << 63 for each in seeds)
+
+
+async def test_a_request_that_kills_replicas_gets_no_third_one_and_is_not_sent_again():
+    def prepare(replica):
+        replica._script = lambda token_ids, sampling: [Die()] if sampling.seed == 7 else [f"hi{END}"]
+
+    async with served(prepare=prepare, replicas=3) as node:
+        status, answer, headers = await answer_of(node, CHATS[0], {**CHATS[1], "seed": 7})
+        assert (status, headers["x-should-retry"]) == (422, "false")
+        assert "died" in json.loads(answer)["error"]["message"]
+        assert (await answer_of(node, CHATS[0], CHATS[1]))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_conversation_that_is_too_long_is_refused_in_the_words_that_clients_look_for(path):
+    async with served() as node:
+        long = [{"role": "user", "content": "long " * 900}]
+        status, answer, _ = await answer_of(node, path, {"messages": long, "max_tokens": 9})
+        error = json.loads(answer)["error"]
+        assert status == 400
+        if path == "/v1/messages":
+            assert re.fullmatch(r"prompt is too long: \d+ tokens > 400 maximum", error["message"])
+        else:
+            assert error["code"] == "context_length_exceeded"
+            assert re.search(r"maximum context length is 400 tokens.*resulted in \d+ tokens", error["message"])
+
+
+async def test_anthropics_stream_says_at_its_start_how_long_the_prompt_is():
+    async with served([f"hi{END}"]) as node:
+        body = {**MESSAGES[1], "stream": True}
+        _, answer, _ = await answer_of(node, MESSAGES[0], body)
+        events = [json.loads(line[6:]) for line in answer.decode().splitlines() if line.startswith("data: ")]
+        usage = events[0]["message"]["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(CHAT.prompt_ids([QUESTION]))
+
+
+async def test_system_messages_are_taken_where_they_stand_and_bills_are_left_out():
+    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=57f;"}
+    rule = {"type": "text", "text": "Be brief."}
+    async with served([f"hi{END}"], [f"ho{END}"]) as node:
+        middle = {"role": "system", "content": [bill, {"type": "text", "text": "Use metric units."}]}
+        body = {"system": [bill, rule], "messages": [QUESTION, middle, QUESTION], "max_tokens": 9}
+        assert (await answer_of(node, MESSAGES[0], body))[0] == 200
+        read = CHAT.decode(node.replicas.made[0].requests[0][0])
+        assert "billing" not in read
+        assert 0 <= read.index("Be brief.") < read.index("6 * 7") < read.index("metric") < read.rindex("6 * 7")
+        only_bill = {**MESSAGES[1], "system": [bill]}
+        assert (await answer_of(node, MESSAGES[0], only_bill))[0] == 200
+        assert CHAT.decode(node.replicas.made[0].requests[1][0]) == CHAT.decode(CHAT.prompt_ids([QUESTION]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ignore_eos", False),
+        ("min_tokens", 0),
+        ("skip_special_tokens", True),
+        ("use_beam_search", False),
+        ("priority", 0),
+        ("request_id", "mine"),
+        ("cache_salt", "mine"),
+        ("prompt_cache_retention", "24h"),
+        ("functions", []),
+        ("never_heard_of", {}),
+        ("never_heard_of", None),
+    ],
+)
+async def test_a_field_that_changes_nothing_is_taken(field, value):
+    async with served([f"hi{END}"]) as node:
+        assert (await answer_of(node, CHATS[0], {**CHATS[1], field: value}))[0] == 200
+        assert (await answer_of(node, CHATS[0], {**CHATS[1], field: [1]}))[0] in (200, 400)
+        assert (await answer_of(node, CHATS[0], {**CHATS[1], "never_heard_of": 1}))[0] == 400
+
+
+async def test_the_bytes_of_tokens_are_those_of_the_text():
+    async with served([f"a \N{GRINNING FACE}\N{ROMAN NUMERAL ONE}{END}"]) as node:
+        _, answer, _ = await answer_of(node, CHATS[0], {**CHATS[1], "logprobs": True})
+        tokens = json.loads(answer)["choices"][0]["logprobs"]["content"]
+        assert len(tokens) > 5
+        text = b"".join(bytes(token["bytes"]) for token in tokens)
+        assert text.decode() == f"a \N{GRINNING FACE}\N{ROMAN NUMERAL ONE}{END}"
+
+
+async def test_each_answer_has_the_id_of_its_request_and_a_busy_server_says_when_to_ask_again():
+    async with served([f"hi{END}"]) as node:
+        for body in (CHATS[1], {**CHATS[1], "stream": True}, {"messages": 1}):
+            assert (await answer_of(node, CHATS[0], body, **{"x-request-id": "mine"}))[2]["x-request-id"] == "mine"
+            assert (await answer_of(node, CHATS[0], body))[2]["x-request-id"].startswith("req_")
+        node.fleet.on_none_left(ReplicaDied("all gone"))
+        status, _, headers = await answer_of(node, CHATS[0], CHATS[1])
+        assert (status, int(headers["Retry-After"]) > 0) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:80"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Host": "localhost:1"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ],
+)
+async def test_what_a_web_page_can_send_is_refused_where_there_is_no_token(headers, status):
+    async with served([f"hi{END}"]) as node:
+        assert (await answer_of(node, CHATS[0], CHATS[1], **headers))[0] == status
+        assert len(node.replicas.made[0].requests) == (status == 200)
+    async with served([f"hi{END}"], token="secret") as node:
+        with_token = {**headers, "Authorization": "Bearer secret"}
+        assert (await answer_of(node, CHATS[0], CHATS[1], **with_token))[0] == 200
+
+
+async def closed(reader):
+    """What comes until the server closes the connection."""
+    async with asyncio.timeout(20):
+        with suppress(ConnectionResetError):
+            return await reader.read()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/messages HTTP/1.1\r\nHost: localh",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["nothing", "half of the headers", "half of a body", "one request"],
+)
+async def test_a_client_that_does_not_go_on_is_closed(sent):
+    async with served(connections=Connections(most=100, patience_s=0.2)) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(node.address.rpartition(":")[2]))
+        writer.write(sent)
+        await closed(reader)
+        writer.close()
+
+
+async def test_silent_strangers_keep_no_client_out_and_a_slow_turn_is_not_silence():
+    gate = Gate()
+    connections = Connections(most=8, patience_s=0.3)
+    async with served(["one", gate, f" two{END}"], [f"hi{END}"], connections=connections) as node:
+        port = int(node.address.rpartition(":")[2])
+        slow = asyncio.ensure_future(answer_of(node, CHATS[0], CHATS[1]))
+        await gate.started.wait()
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        for _, writer in strangers:
+            writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: local")
+        history = [QUESTION, {"role": "assistant", "content": "x"}, QUESTION]
+        assert (await answer_of(node, CHATS[0], {"messages": history}))[0] == 200
+        await asyncio.gather(*(closed(reader) for reader, _ in strangers))
+        gate.release()
+        assert (await slow)[0] == 200
+        for _, writer in strangers:
+            writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_whole_agents_answer_has_usage_and_trace_in_each_form(stream):
+    async with served(*TURNS_OF_AGENT, tools=True) as node, of_anthropic(node) as client:
+        arguments = {"model": "tiny", "max_tokens": 100, "messages": [QUESTION]}
+        if not stream:
+            found = (await client.messages.create(**arguments)).model_dump()
+            usage, trace, text = found["usage"], found["trace"], found["content"][0]["text"]
+        else:
+            _, answer, _ = await answer_of(node, MESSAGES[0], {**arguments, "stream": True})
+            events = [json.loads(line[6:]) for line in answer.decode().splitlines() if line.startswith("data: ")]
+            [end] = [event for event in events if event["type"] == "message_delta"]
+            usage, trace = end["usage"], end["trace"]
+            text = "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta")
+        assert text == "It is 42."
+        assert [turn["tokens"] for turn in trace["turns"]] == [len(CHAT._encode(each[0])) for each in TURNS_OF_AGENT]
+        assert usage["output_tokens"] == sum(turn["tokens"] for turn in trace["turns"])
+
+
+async def test_another_name_of_the_model_is_known_where_it_was_given():
+    async with served([f"hi{END}"], also=("other",)) as node:
+        assert (await answer_of(node, CHATS[0], {**CHATS[1], "model": "other"}))[0] == 200
+        assert (await answer_of(node, CHATS[0], {**CHATS[1], "model": "third"}))[0] == 404
 
 
 async def test_a_token_keeps_others_out_and_a_bind_beyond_loopback_needs_one():

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -124,6 +125,11 @@ async def test_text_and_calls_come_as_they_are_sampled_without_tags_and_the_end_
     [
         ('<tool_call>{"name": "python", "arguments": {"code": }}</tool_call>', "python", '{"code": }'),
         ('<tool_call>{"name": "python", "arguments": 7}</tool_call>', "python", "7"),
+        (
+            '<tool_call>{"name": "python", "arguments": {"code": "\\ud800"}}</tool_call>',
+            "python",
+            '{"code": "\\ud800"}',
+        ),
         ("<tool_call>what</tool_call>", None, None),
         ('<tool_call>{"name": "python", "arguments": {"code": "1"', "python", '{"code": "1"'),
     ],
@@ -153,6 +159,102 @@ async def test_a_call_without_arguments_in_a_history_is_an_empty_object_to_the_m
         shown = CHAT.decode(finished.prompt_ids)
         parser = ToolCallParser()
         assert parser.feed(shown) == [ToolCall(name="python", arguments={})]
+        session.close()
+
+
+def results(finished, order, ids=None):
+    """Results of the calls of a turn, which come in this order."""
+    ids = ids or [each["id"] for each in finished.message["tool_calls"]]
+    return [{"role": "tool", "tool_call_id": ids[at], "content": f"result {at}"} for at in order]
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3)), (2, 0), (2,)])
+async def test_the_model_reads_results_in_the_order_of_its_calls(order):
+    turn = call("a") + call("b") + call("c") + END
+    async with Setup([turn], ["done" + END], ["more" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        first = await say(session, QUESTION)
+        history = [QUESTION, first.message, *results(first, order)]
+        second = await say(session, *history)
+        in_order = [QUESTION, {"role": "assistant", "content": turn.removesuffix(END)}]
+        in_order += [{"role": "tool", "content": f"result {at}"} for at in sorted(order)]
+        assert CHAT.decode(second.prompt_ids) == CHAT._render(in_order, generate=True)
+        again = [*history[:2], *reversed(history[2:]), second.message, QUESTION]
+        await say(session, *again)
+        trajectory = session.trajectory(a_prompt(), StopReason.ANSWER)
+        assert trajectory.segments == (), "a history whose results come in another order is the same"
+        told = [(use.response, use.outcome) for use in trajectory.tool_uses]
+        assert told == [(f"result {at}", "ok") if at in order else ("", "killed") for at in range(3)]
+        session.close()
+
+
+async def test_results_are_of_the_calls_as_the_client_names_them():
+    async with Setup([call("a") + call("b") + END], ["done" + END], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        first = await say(session, QUESTION)
+        mine = [{**each, "id": f"mine{number}"} for number, each in enumerate(first.message["tool_calls"])]
+        renamed = {**first.message, "tool_calls": mine}
+        for order in ((0, 1), (1, 0)):
+            await say(session, QUESTION, renamed, *results(first, order, ["mine0", "mine1"]))
+        one, other = session.trajectory(a_prompt(), StopReason.ANSWER).parts
+        assert one.token_ids_T[: one.turns[0].start].tolist() == other.token_ids_T[: other.turns[-1].start].tolist()
+        session.close()
+
+
+@pytest.mark.parametrize(
+    "ids", [["call_of_nobody", None], ["first", "first"], [3, None], [["a"], None], [None, None, None]]
+)
+async def test_a_result_of_no_call_and_a_second_one_are_refused(ids):
+    async with Setup([call("a") + call("b") + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        first = await say(session, QUESTION)
+        given = [first.message["tool_calls"][0]["id"] if each == "first" else each for each in ids]
+        replies = [{"role": "tool", "content": "x", "tool_call_id": each} for each in given]
+        with pytest.raises(BadRequest, match=r"message \d"):
+            await say(session, QUESTION, first.message, *replies)
+        session.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "<think>\n\nhmm\n\n</think>\n\n\n\nI add.",
+        "<think>hmm</think>I add.",
+        "\n<think>\nhmm\n</think>\n\nI add.\n",
+    ],
+)
+async def test_thoughts_that_a_client_puts_together_anew_are_the_same_turn(sent):
+    async with Setup(["<think>\nhmm\n</think>\n\nI add." + END], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        await say(session, QUESTION)
+        second = await say(session, QUESTION, {"role": "assistant", "content": sent}, QUESTION)
+        assert "<think>\nhmm\n</think>\n\nI add." in CHAT.decode(second.prompt_ids), "as it was sampled"
+        assert session.trajectory(a_prompt(), StopReason.ANSWER).segments == ()
+        session.close()
+
+
+async def test_another_thought_is_another_turn():
+    async with Setup(["<think>\nhmm\n</think>\n\nI add." + END], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        await say(session, QUESTION)
+        await say(session, QUESTION, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nI add."}, QUESTION)
+        assert len(session.trajectory(a_prompt(), StopReason.ANSWER).parts) == 2
+        session.close()
+
+
+async def test_a_wait_for_a_place_is_told_to_the_owner_of_the_session():
+    waits = []
+
+    @contextmanager
+    def waiting():
+        waits.append("begins")
+        yield
+        waits.append("ends")
+
+    async with Setup(["a" + END]) as node:
+        session = gateway_of(node).open("s", RULES, waiting=waiting)
+        await say(session, QUESTION)
+        assert waits == ["begins", "ends"]
         session.close()
 
 

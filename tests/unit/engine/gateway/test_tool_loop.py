@@ -211,9 +211,8 @@ async def test_the_number_of_samples_is_bounded(n):
     assert refused.value.field == "n"
 
 
-async def test_what_would_not_be_sampled_as_asked_is_refused():
-    async with Setup([ANSWER]) as node:
-        with pytest.raises(BadRequest) as refused:
-            await answers(node, asking(top_p=0.9))
-        assert len(await answers(node, asking(top_p=1.0))) == 1
-    assert refused.value.field == "top_p"
+async def test_turns_are_sampled_as_the_request_asks():
+    async with Setup([call("1") + END], [ANSWER]) as node:
+        await answers(node, asking(top_p=0.9, temperature=0.5))
+        sampled = [(sampling.top_p, sampling.temperature) for _, sampling, _ in node.replicas.made[0].requests]
+    assert sampled == [(0.9, 0.5)] * 2
