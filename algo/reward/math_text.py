@@ -182,6 +182,7 @@ _CURRENCY_BEHIND = re.compile(r"(?<=[\d}]) ?(?:\\?(\$)|([€£¥₹]))\Z")
 _DEGREE = re.compile(rf"\s*\^\\circ\s*(?:{OPEN}?([CF]){CLOSE}?)?\Z")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _MODULUS = re.compile(r"\s*\\pmod\s*\{\s*(\d+)\s*\}\Z")
+_PER_CENT = re.compile(rf"{OPEN}per{CLOSE} ?{OPEN}cent{CLOSE}", re.IGNORECASE)
 _PERCENT = re.compile(rf"\s*(?:\\?%|{OPEN}(?:percent|percentage|pct){CLOSE})\s*\Z")
 
 _PERCENT_SIGN = re.compile(r" ?\\%\Z")
@@ -566,6 +567,7 @@ def _based(text: str) -> tuple[str, int] | None:
 
 def _measured(text: str) -> tuple[str, Unit | None]:
     """Value and unit."""
+    text = _PER_CENT.sub(f"{OPEN}percent{CLOSE}", text)
     unit = None
     currency = _CURRENCY.match(text)
     if currency:

@@ -92,7 +92,7 @@ _PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.(
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"\s*{OPEN}({'|'.join(_SCALES)}){CLOSE}", re.IGNORECASE)
 # What may stand among the last words of a text; the first group may stand before them, the second is a word.
-_PIECE = re.compile(rf"(\s|\(|\\cdot)|({WORD})|[/.)]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)")
+_PIECE = re.compile(rf"(\s|[(/]|\\cdot)|({WORD})|[.)]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
