@@ -39,6 +39,7 @@ ANSWERS = ("reward_model.ground_truth", "answer", "target")
 # What else rows of that release hold. Other files have none of it.
 REWARD, SOURCE, METADATA = "reward_model.style", "data_source", ("ability", "extra_info")
 
+DEEPEST = 100  # lists and objects within each other in what a prompt keeps
 _CHECKED = 8  # rows that are looked at before the stream begins, besides the last one
 
 
@@ -364,8 +365,13 @@ def _text(value: Any) -> str | None:
     return None
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it, which a journal can hold: dates, decimals and integers of more than 64 bits become text."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """As JSON has it, which a journal can hold: dates, decimals and integers of more than 64 bits become text.
+
+    Raises TypeError for what a journal cannot hold, or what would overflow the stack of whoever walks it.
+    """
+    if depth > DEEPEST:
+        raise TypeError(f"is nested more than {DEEPEST} deep")
     match value:
         case None | bool() | str():
             return value
@@ -378,9 +384,9 @@ def _plain(value: Any) -> Any:
         case decimal.Decimal():
             return str(value)
         case Mapping():
-            return {str(name): _plain(part) for name, part in value.items()}
+            return {str(name): _plain(part, depth + 1) for name, part in value.items()}
         case list() | tuple():
-            return [_plain(part) for part in value]
+            return [_plain(part, depth + 1) for part in value]
     raise TypeError(f"cannot be kept with the prompt, being of type {type(value).__name__}")
 
 

@@ -346,5 +346,8 @@ def _locate(ends: Sequence[int], number: int) -> tuple[int, int]:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested very deep"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -327,6 +327,64 @@ def test_whatever_json_a_row_holds_is_refused_at_once_or_survives_the_journal(va
         assert Journal(Path(folder) / "journal").draw(0, 0, iter(())) == prompt
 
 
+# JSON of what no data set should hold, and some do: each where text, a number, a list or an object is expected.
+DEEP = "[" * 900 + "]" * 900
+DIGITS = "9" * 5000
+odd_json = st.one_of(
+    json_values.map(json.dumps),
+    st.sampled_from(
+        [
+            r'"\ud83d"',
+            r'"a\udc00b"',
+            r'"\u0000"',
+            '" "',
+            '""',
+            "NaN",
+            "-Infinity",
+            "1e999",
+            "-0.0",
+            "18446744073709551616",
+        ]
+    ),
+    st.sampled_from(
+        [DIGITS, f"-{DIGITS}", f"[{DIGITS}]", DEEP, "[" * 3000 + "]" * 3000, "[" * 600 + "]" * 600, f'{{"a": {DEEP}}}']
+    ),
+    st.lists(st.fixed_dictionaries({"role": json_values, "content": json_values}), max_size=2).map(json.dumps),
+    st.dictionaries(st.sampled_from(["max_tokens", "max_turns", "\ud83d"]), json_values, max_size=2).map(json.dumps),
+)
+COLUMNS = {"question": "q", "answer": "1", "tools": ["python"], "reward": "r", "source": "s", "more": 1, "limits": {}}
+
+
+@examples(150)
+@given(st.dictionaries(st.sampled_from(list(COLUMNS)), st.none() | odd_json, min_size=1, max_size=3))
+@example({"answer": DIGITS})
+@example({"more": DIGITS})
+@example({"more": DEEP})
+@example({"question": DEEP})
+@example({"more": "[" * 600 + "]" * 600})
+@example({"question": "[" * 800 + "]" * 800})
+@example({"tools": "[" * 800 + "]" * 800})
+@example({"limits": '{"max_tokens": ' + DIGITS + "}"})
+def test_whatever_a_row_holds_is_named_by_file_row_and_field_or_taken(changed):
+    """changed: the JSON of some of a good row's fields; None leaves one out."""
+    texts = {**{name: json.dumps(value) for name, value in COLUMNS.items()}, **changed}
+    line = ", ".join(f'"{name}": {text}' for name, text in texts.items() if text is not None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text(json.dumps(COLUMNS) + "\n{" + line + "}\n")
+        fields = {name: name for name in ("tools", "reward", "source", "limits")}
+        try:
+            [_, prompt], refused = read_prompts(path, **fields, metadata=["more"]), ""
+        except ValueError as error:
+            refused = str(error)
+        if refused:
+            assert "rows.jsonl, line 2: " in refused
+            assert any(name in refused for name in (*changed, "messages", "metadata", "not JSON")), refused
+        else:
+            Journal(Path(folder) / "journal").draw(0, 0, iter([prompt]))
+            assert Journal(Path(folder) / "journal").draw(0, 0, iter(())) == prompt
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -376,6 +434,8 @@ GOOD = {"question": "q", "answer": "1"}
         ({"question": "q"}, {"answer": lambda row: row["answer"]}, ["answer", "KeyError", "'answer'"]),
         ({**GOOD, "uses": "python"}, {"tools": "uses"}, ["tools", "uses", "'python'"]),
         ({**GOOD, "uses": [5]}, {"tools": "uses"}, ["tools", "5"]),
+        ({**GOOD, "more": json.loads("[" * 600 + "]" * 600)}, {"metadata": ["more"]}, ["more", "deep"]),
+        ({**GOOD, "more": json.loads("[" * 600 + "]" * 600)}, {"answer": "more"}, ["more", "[[[["]),
         ({**GOOD, "reward_model": "x"}, {"answer": "reward_model.ground_truth"}, ["ground_truth", "'x'"]),
     ],
 )
