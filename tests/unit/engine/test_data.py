@@ -355,7 +355,7 @@ odd_json = st.one_of(
 COLUMNS = {"question": "q", "answer": "1", "tools": ["python"], "reward": "r", "source": "s", "more": 1, "limits": {}}
 
 
-@examples(150)
+@examples(80)
 @given(st.dictionaries(st.sampled_from(list(COLUMNS)), st.none() | odd_json, min_size=1, max_size=3))
 @example({"answer": DIGITS})
 @example({"more": DIGITS})

@@ -17,15 +17,19 @@ from engine.nodes.ledger import KEPT_BEATS, SILENT_BEATS, Key, Ledger
 from engine.nodes.messages import (
     PROTOCOL,
     Announce,
+    Ask,
     BadMessage,
     Build,
     Fenced,
     FileInfo,
+    Gone,
     Grant,
+    Happened,
     Hello,
     Job,
     NodeBeat,
     Numbered,
+    Pull,
     Record,
     Refused,
     decode_order,
@@ -34,6 +38,7 @@ from engine.nodes.messages import (
     encode,
 )
 from engine.nodes.node_protocol import MAX_PAUSE, NodeProtocol
+from engine.nodes.pulls import FileServer
 from engine.pipeline.leases import Leases
 from tests.support.examples import examples
 
@@ -606,6 +611,78 @@ def test_garbage_is_no_message(data):
         decode_to_lead(data)
     with pytest.raises(BadMessage):
         decode_to_node(data)
+
+
+numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 3)
+sessions = st.sampled_from([b"session 1", b"session 2", HERE, b"old"]) | st.binary(max_size=20)
+names = st.text(max_size=5) | st.sampled_from(["node-0", "\x00", "a\nb"])
+keys = st.lists(st.tuples(numbers, numbers), max_size=2)
+records = st.builds(Record, lease=numbers, attempt=numbers, epoch=numbers, record=st.binary(max_size=8)).map(encode)
+builds = st.just(BUILD) | st.builds(
+    Build, protocol=numbers, code=names, versions=st.dictionaries(names, names, max_size=2)
+)
+of_a_node = st.one_of(
+    st.builds(Hello, session=sessions, name=names, build=builds, capacity_tokens=numbers, replicas=numbers, kept=keys),
+    st.builds(
+        NodeBeat, session=sessions, ack=numbers, version=numbers, pulled=numbers, free_tokens=numbers, tokens=numbers
+    ),
+    st.builds(Happened, session=sessions, epoch=st.floats(), segment=st.binary(max_size=8)),
+    st.builds(Numbered, session=sessions, seq=numbers, ack=numbers, body=records | st.binary(max_size=8)),
+)
+
+
+@st.composite
+def frames(draw):
+    """Bytes of a node: a message, one of which some bytes are others, or any."""
+    data = bytearray(draw(of_a_node.map(encode) | st.binary(max_size=60)))
+    for at, byte in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=3)):
+        if data:
+            data[at % len(data)] = byte
+    return bytes(data)
+
+
+@examples(50, search=500)
+@given(st.lists(frames() | of_a_node.map(encode), max_size=12))
+def test_whatever_a_node_sends_nothing_raises_in_the_lead(sent):
+    """The two groups that were granted stay wanted, and the lead still serves a node that comes then."""
+    world = a_world()
+    world.record = lambda key, record: None  # what a record holds is the journal's to check
+    world.group = lambda key, records, name: None
+    [node] = world.nodes
+    join(world, node)
+    world.admit()
+    world.post = lambda address, message: encode(message)
+    world.lead._post = world.post
+    for data in sent:
+        try:
+            message = decode_to_lead(data)
+        except BadMessage:
+            continue
+        if not isinstance(message, Ask | Pull):  # which the door answers
+            world.lead.receive(b"0", message)
+        world.lead.tick()
+    world.admit()
+    newcomer = Hello(session=b"newcomer", name="n", build=BUILD, capacity_tokens=100, replicas=1)
+    world.lead.receive(b"0", newcomer)
+    assert b"newcomer" in world.lead.ledger.members
+
+
+@examples(60)
+@given(name=names | st.just("a"), offset=numbers, size=numbers)
+@example(name="a", offset=2**63 - 1, size=1)
+@example(name="a", offset=2**64 - 1, size=1)
+@example(name="a", offset=0, size=2**64 - 1)
+def test_any_part_of_a_file_that_a_node_asks_for_is_given_or_gone(tmp_path_factory, name, offset, size):
+    path = tmp_path_factory.mktemp("offered") / "a"
+    path.write_bytes(b"content")
+    files = FileServer()
+    files.offer("a", path)
+    try:
+        message = decode_to_lead(encode(Pull(name=name, offset=offset, size_bytes=size)))
+        answer = decode_to_node(encode(files.answer(message)))
+    finally:
+        files.close()
+    assert isinstance(answer, Gone) or answer.data == b"content"[offset:][:size]
 
 
 def test_a_node_that_tells_what_is_no_record_is_fenced_by_name():
