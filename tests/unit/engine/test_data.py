@@ -441,7 +441,8 @@ GOOD = {"question": "q", "answer": "1"}
 )
 def test_a_bad_row_is_named_when_it_is_reached(tmp_path, row, options, named):
     """Far behind the rows that are looked at first, and before the last one."""
-    first = {**GOOD, "answer": "#### 1", "uses": ["a"], "reward_model": {"ground_truth": "1", "style": "rule"}}
+    first = {**GOOD, "answer": "#### 1", "uses": ["a"], "more": "1"}
+    first["reward_model"] = {"ground_truth": "1", "style": "rule"}
     path = jsonl(tmp_path / "a.jsonl", [*[first] * 20, row, first])
     prompts = read_prompts(path, **{"answer": "answer", "reward": lambda row: "rule", **options})
     assert prompts.skip(20) == 20
