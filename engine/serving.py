@@ -31,6 +31,7 @@ from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
+from engine.wiring import check_tools
 from sandbox import Sandbox, SandboxConfig
 
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
@@ -107,6 +108,7 @@ class Serving:
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
         """Trajectories on these replicas, with these tools; `Rollouts.with_config` gives them another budget."""
+        check_tools(tools)
         return Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
 
 

@@ -592,7 +592,7 @@ class Training:
             paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
             on_update="finish" if self.config.devices.adapters else "continue",
         )
-        return Fleet(config, make, self._make_balancer(), timeline, self._canary)
+        return Fleet(config, make, self._make_balancer(), timeline, self._canary, self._note)
 
     def _canary_ids(self) -> list[list[int]]:
         texts = [({"role": "user", "content": text},) for text in CANARY]

@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from engine.fleet.supervisor import MakeReplica, Supervisor
 from engine.replica.port import SEEDS, Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
 from engine.types import Placement, PublishedWeights
+
+log = logging.getLogger(__name__)
 
 
 class Superseded(RuntimeError):
@@ -74,7 +77,9 @@ class Fleet:
         balancer: Balancer,
         timeline: Timeline,
         canary: Sequence[Sequence[int]] = (),
+        note: Callable[[str], None] = log.warning,
     ) -> None:
+        """note: told of each replica that dies or comes back."""
         self.config = config
         self.last: dict[int, KvSample] = {}
         self.kv_peak: dict[int, float] = {}  # largest share of blocks in use, until the reader clears it
@@ -83,7 +88,7 @@ class Fleet:
         self.moves = 0
         self._balancer = balancer
         self._timeline = timeline
-        self._supervisor = Supervisor(config, make_replica, timeline, canary, self)
+        self._supervisor = Supervisor(config, make_replica, timeline, canary, self, note)
         self._turns: dict[int, _Turn] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
         self._born: dict[int, int] = {}  # the version of its first token, where that binds it

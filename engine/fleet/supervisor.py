@@ -4,8 +4,9 @@ Invariants
 - While weights are updated on all replicas at once `weights_current` is clear; after an update every live replica has
   passed the canary. After one that failed it is clear until one succeeds. Where old versions stay (`on_update` is
   "finish") nothing waits, and a version is that of new trajectories once every live replica has it.
-- A replica that dies is replaced in the background, unless it died too often, which the timeline says; the new one gets
-  the current weights and passes the canary first. One that dies while it starts is started again in the same way.
+- A replica that dies is replaced in the background, unless it died too often; the new one gets the current weights and
+  passes the canary first. One that dies while it starts is started again in the same way. Each death, with its cause,
+  and each return is told to `note`.
 - All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
 - When no replica is left and none will come, everybody who waits is told so.
 """
@@ -13,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -27,6 +29,7 @@ from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, Rep
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 
+log = logging.getLogger(__name__)
 STEADY_S = 600.0  # a replica that dies after that died of something new
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
 
@@ -67,12 +70,16 @@ class Supervisor:
         timeline: Timeline,
         canary: Sequence[Sequence[int]],
         listener: Listener,
+        note: Callable[[str], None] = log.warning,
     ) -> None:
+        """note: for the user."""
         self.config = config
         self.canary = [list(ids) for ids in canary]
         self.canary_max_abs: float | None = None  # the largest so far; None: nothing was compared
         self.deaths = 0
         self._heard = ""  # why one died, where it was said
+        self._causes: dict[ReplicaPort, str] = {}  # why they died: what was heard first
+        self._note = note
         self.live: dict[int, ReplicaPort] = {}
         self.weights: PublishedWeights | None = None
         self.weights_current = asyncio.Event()
@@ -234,6 +241,8 @@ class Supervisor:
                         if not replica.died.is_set():
                             self._admit(replica)
                             since = self._timeline.now()
+                            if deaths:
+                                self._tell(f"replica {index} is up again")
                 if not up.done():
                     up.set_result(None)
                 await self._watch(replica)
@@ -248,12 +257,19 @@ class Supervisor:
                 return
             self.deaths += 1
             deaths = 1 if self._timeline.now() - since > STEADY_S else deaths + 1
-        self._timeline.instant("fleet", f"replica {index} died {deaths} times and is given up")
+            cause = self._causes.pop(replica, "it did not say why")
+            if deaths <= self.config.restarts:
+                self._tell(f"replica {index} died: {cause}; restart {deaths} of {self.config.restarts} begins")
+        self._tell(f"replica {index} died {deaths} times and is given up; the last time: {cause}")
         self._supervised.remove(index)
         if not self._supervised:
             end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
             self._listener.on_none_left(end)
             raise end
+
+    def _tell(self, line: str) -> None:
+        self._timeline.instant("fleet", line)
+        self._note(line)
 
     async def _stop(self, replica: ReplicaPort) -> None:
         try:
@@ -275,7 +291,7 @@ class Supervisor:
         A look that comes late by as much is passed over: where this process stood still (Ctrl-Z, fg), what the engine
         said meanwhile has not been read.
         """
-        clock = asyncio.get_running_loop().time
+        clock, stalled = asyncio.get_running_loop().time, None
         while not replica.died.is_set():
             began = clock()
             try:
@@ -283,9 +299,9 @@ class Supervisor:
                     await replica.died.wait()
             except TimeoutError:
                 if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
-                    self._timeline.instant("fleet", f"replica {replica.index} stalled or dead: killed")
+                    stalled = ReplicaDied(f"replica {replica.index} stalled or dead: killed")
                     replica.kill()
-        self.mark_dead(replica)
+        self.mark_dead(replica, stalled)
 
     def fail(self, error: Exception) -> None:
         """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
@@ -294,8 +310,9 @@ class Supervisor:
     def mark_dead(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
         """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
+        if said := replica.cause or (str(error) if error is not None else ""):
+            self._heard = f"; last heard: {self._causes.setdefault(replica, said)}"
         if error is not None:
-            self._heard = f"; last heard: {error}"
             self._timeline.instant("fleet", str(error))
         if self.live.get(replica.index) is replica:  # else not admitted, or down already
             del self.live[replica.index]

@@ -117,6 +117,11 @@ class ReplicaPort(Protocol):
     @property
     def usable_blocks(self) -> int: ...
 
+    @property
+    def cause(self) -> str:
+        """Why it died, as far as that is known; empty where it is not. Not after `shutdown`."""
+        ...
+
     async def start(self) -> None:
         """Raises ReplicaMisconfigured where another attempt would fail in the same way."""
         ...

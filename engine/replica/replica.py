@@ -26,6 +26,7 @@ import numpy as np
 from engine.errors import first_error
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
+from engine.process.last_words import LastWords
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
@@ -58,10 +59,12 @@ class Replica:
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.process.forks`).
         self._thread = DaemonThread(f"replica-{index}")
         self._forks: Forks | None = None  # while the engine starts
+        self._words = LastWords("vllm.v1.engine.core")
+        self._killed = False  # by us
 
     async def start(self) -> None:
         """Raises ReplicaDied when the engine does not come up within the deadline, ReplicaMisconfigured when it never
-        would.
+        would: it says itself why it cannot run the model.
         """
         try:
             async with asyncio.timeout(self.config.start_deadline_s) as budget:
@@ -78,12 +81,24 @@ class Replica:
                     await self._engine.get_supported_tasks()
         except Exception as failure:
             error = first_error(failure) if isinstance(failure, ExceptionGroup) else failure
+            words = self._words.read()
             await self.shutdown()
-            kind = ReplicaMisconfigured if isinstance(error, (ValueError, ImportError)) else ReplicaDied
-            cause = str(error) or type(error).__name__
+            wrong = words or isinstance(error, (ValueError, ImportError))
+            kind = ReplicaMisconfigured if wrong else ReplicaDied
+            cause = words or str(error) or type(error).__name__
             if budget.expired():
                 cause = f"it was not up within {self.config.start_deadline_s:g} s"
             raise kind(f"replica {self.index} did not start: {cause}") from error
+
+    @property
+    def cause(self) -> str:
+        """Why the engine died, as far as it said so itself, or the system did; empty where nobody did."""
+        if words := self._words.read():
+            return words
+        if self._engine is None or not self.pid or self._killed:
+            return ""
+        code = self._engine.engine_core.resources.engine_manager.processes[0].exitcode
+        return _ended_by(code)
 
     def _watch(self, process: int) -> None:
         """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
@@ -133,7 +148,8 @@ class Replica:
         assert engine.replica.weight_transfer.register is not None
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
-        with forks_die_with_us(alone=not self.config.devices) as self._forks:  # on a GPU vLLM may spawn
+        alone = not self.config.devices  # on a GPU vLLM may spawn
+        with self._words.kept(), forks_die_with_us(alone=alone) as self._forks:
             if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
                 raise RuntimeError("given up")
             tap = kv_stats_logger(self._stepped)
@@ -201,7 +217,8 @@ class Replica:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
             self._fail()
-            raise ReplicaDied(f"replica {self.index}: {str(error) or type(error).__name__}") from error
+            cause = self.cause or str(error) or type(error).__name__
+            raise ReplicaDied(f"replica {self.index}: {cause}") from error
         finally:
             self.in_flight -= 1
             self._using[version] -= 1
@@ -271,12 +288,15 @@ class Replica:
         """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
         self._updating = True
         try:
-            async with asyncio.timeout(self.config.update_deadline_s), self._alive():
+            async with asyncio.timeout(self.config.update_deadline_s) as budget, self._alive():
                 yield
         except Exception as error:
             self._fail()
             first = first_error(error) if isinstance(error, ExceptionGroup) else error
-            cause = str(first) or type(first).__name__
+            cause = self.cause or str(first) or type(first).__name__
+            if budget.expired():
+                deadline = f"{self.config.update_deadline_s:g} s (ReplicaConfig.update_deadline_s)"
+                cause = f"it was not done within {deadline}. Fix: a machine with less to do, or a longer deadline"
             raise ReplicaDied(f"replica {self.index}: {what} failed: {cause}") from error
         finally:
             self._updating = False
@@ -367,6 +387,7 @@ class Replica:
 
     def kill(self) -> None:
         """Ends a hanging engine process; its callers get ReplicaDied."""
+        self._killed = True
         self._fail()
         if self._forks is not None:
             self._forks.end()
@@ -378,6 +399,7 @@ class Replica:
         """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
         self._unwatch()
         self._fail()
+        self._words.close()
         if self._forks is not None:  # else the thread waits for an engine that does not come up
             self._forks.end()
         engine, self._engine = self._engine, None
@@ -395,6 +417,18 @@ class Replica:
 
 
 def _nothing() -> None: ...
+
+
+def _ended_by(code: int | None) -> str:
+    """How a process ended, by its exit code; empty while it runs, and where it ended by itself.
+
+    >>> _ended_by(-9)
+    'its process was ended by SIGKILL, as by the system where memory is short'
+    """
+    if code is None or code >= 0:
+        return ""
+    name = signal.Signals(-code).name
+    return f"its process was ended by {name}" + ", as by the system where memory is short" * (name == "SIGKILL")
 
 
 def _spans(ends: Sequence[tuple[int, float]], total: int) -> list[tuple[int, int, int]]:

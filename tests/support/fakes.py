@@ -104,6 +104,7 @@ class ScriptedReplica:
         self.died = asyncio.Event()
         self.in_flight = 0
         self.pid = 1000 + index
+        self.cause = ""
         self.usable_blocks = blocks
         self.version = 0  # what the node knows, as on each delta
         self.engine_version: int | None = None  # what the engine really samples with, as in the last delta's spans
@@ -297,12 +298,19 @@ class Replicas:
 
 
 def fleet_of(
-    replicas: Replicas, count: int = 1, *, balancer=None, timeline: Timeline | None = None, canary=(), **config
+    replicas: Replicas,
+    count: int = 1,
+    *,
+    balancer=None,
+    timeline: Timeline | None = None,
+    canary=(),
+    note=lambda line: None,
+    **config,
 ) -> Fleet:
     """A fleet of scripted replicas with the node's own balancer."""
     settings = FleetConfig(replicas=count, **config)
     balancer = balancer or KvAware(max_tokens=1000)
-    return Fleet(settings, replicas, balancer, timeline or Timeline(Clock(tick=0.001)), canary)
+    return Fleet(settings, replicas, balancer, timeline or Timeline(Clock(tick=0.001)), canary, note)
 
 
 class ScriptedRunner:

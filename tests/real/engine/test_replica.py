@@ -1,8 +1,10 @@
 """The end of an engine's process is seen whenever it comes; what else a replica does is tested on real engines."""
 
 import asyncio
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -71,6 +73,18 @@ async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
     replica = Replica(ReplicaConfig(checkpoint=str(tmp_path)), 3, None, lambda *_: None)
     with pytest.raises(ReplicaMisconfigured, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
         await replica.start()
+
+
+async def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path):
+    shutil.copytree(AGENT, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "intermediate_size": 2 * fields["intermediate_size"]}))
+    config = ReplicaConfig(checkpoint=str(tmp_path / "model"), max_model_len=256)
+    replica = Replica(config, 3, None, lambda *_: None)
+    with pytest.raises(ReplicaMisconfigured, match=r"replica 3 did not start: \w*Error: ") as failure:
+        await replica.start()
+    assert "root cause" not in str(failure.value)
 
 
 async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):

@@ -474,7 +474,43 @@ async def test_a_replica_that_served_for_long_may_die_as_often_again_and_the_tim
             await settle()
             assert fleet.live == live
     said = [instant.name for instant in timeline.drain().instants]
-    assert [name for name in said if "given up" in name] == ["replica 1 died 2 times and is given up"]
+    assert [name.partition(";")[0] for name in said if "given up" in name] == ["replica 1 died 2 times and is given up"]
+
+
+async def test_each_death_is_told_with_its_cause_and_each_return():
+    told = []
+    replicas = Replicas()
+    async with fleet_of(replicas, restarts=2, note=told.append):
+        replicas.made[0].cause = "MemoryError: out of it"
+        replicas.made[0].die()
+        await settle()
+        replicas.made[1].die()
+        await settle()
+    assert told == [
+        "replica 0 died: MemoryError: out of it; restart 1 of 2 begins",
+        "replica 0 is up again",
+        "replica 0 died: it did not say why; restart 2 of 2 begins",
+        "replica 0 is up again",
+    ]
+
+
+async def test_the_cause_that_was_heard_first_stands_in_the_last_line():
+    def prepare(replica):
+        if len(replicas.made) > 1:
+            replica.start_error = ReplicaDied("replica 0 did not start: no memory")
+
+    told = []
+    replicas = Replicas(prepare)
+
+    async def run():
+        async with fleet_of(replicas, restarts=1, note=told.append) as fleet:
+            replicas.made[0].die()
+            await play(fleet)
+
+    with pytest.raises(ReplicaDied, match="no memory"):
+        await run()
+    assert sum("no memory" in line for line in told) == 1
+    assert "given up" in told[-1]
 
 
 async def died(fleet, message):

@@ -1,0 +1,67 @@
+"""Why a forked process died, in its own words: its parent sees that it is gone, and no more.
+
+words = LastWords("vllm.v1.engine.core")
+with words.kept():
+    fork()  # whose child logs the exception that it dies of
+words.read()  # "RuntimeError: size mismatch for lm_head.weight"
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+LONGEST = 500  # characters of a message
+_here = threading.local()  # words: of the thread that forks, and so of its child
+
+
+class LastWords:
+    """Of what one thread forks. logger: the name of the one that the child logs its end with.
+
+    A child that is spawned or that is killed leaves none.
+    """
+
+    def __init__(self, logger: str) -> None:
+        self._file: IO[bytes] | None = None
+        log = logging.getLogger(logger)
+        if not any(isinstance(handler, _Handler) for handler in log.handlers):
+            log.addHandler(_Handler(logging.ERROR))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What this thread forks meanwhile writes here. Once."""
+        assert self._file is None
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (shared with the child, and gone with both)
+        _here.words = self
+        try:
+            yield
+        finally:
+            _here.words = None
+
+    def write(self, error: BaseException) -> None:
+        cause = " ".join(str(error).split())
+        line = f"{type(error).__name__}: {cause}"[:LONGEST] if cause else type(error).__name__
+        assert self._file is not None
+        os.pwrite(self._file.fileno(), line.encode(errors="replace"), 0)
+
+    def read(self) -> str:
+        """Empty where nothing was said."""
+        if self._file is None or self._file.closed:
+            return ""
+        return os.pread(self._file.fileno(), 4 * LONGEST, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        words: LastWords | None = getattr(_here, "words", None)
+        if words is not None and record.exc_info is not None and record.exc_info[1] is not None:
+            words.write(record.exc_info[1])
