@@ -114,6 +114,8 @@ async def _begin(
     console = Console()
     values = {**flat(invocation), **flat(config)}
     if not run.resumed:
+        if run.busy is not None:
+            say(console, f"{run.busy} is written by another process with the same options; this is a run of its own")
         if run.unfinished:
             say(console, _another(run.unfinished, run.path, invocation, type(config)))
         steps = "" if config.steps is None else f" of {config.steps} steps"
@@ -131,7 +133,7 @@ def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_
 
 def _interrupted(run: RunFolder | None, invocation: Invocation, config: Any) -> str:
     if run is None or not run.path.exists():
-        return "interrupted before anything was measured; nothing is kept"
+        return "interrupted before anything was measured; what runs before it have measured is as it was"
     again = _command({**flat(invocation), **flat(config)}, type(config))
     return f"interrupted; what was measured is in {run.path}. To go on: {again}"
 

@@ -87,8 +87,10 @@ def parse_all(config_classes: Sequence[type[Any]], argv: Sequence[str]) -> list[
 def usage(*config_classes: type[Any]) -> str:
     """What `--help` prints."""
     lines = [f"usage: python {sys.argv[0]} [field=value ...]", ""]
-    for config_class in config_classes:
-        for option in _options(config_class):
+    shared = {item.name for item in fields(Machines)}  # that few runs need: last
+    listed = [(config_class, option) for config_class in config_classes for option in _options(config_class)]
+    for last in (False, True):
+        for option in [option for owner, option in listed if (owner is Invocation and option.name in shared) is last]:
             lines.append(f"  {option.name}: {type_name(option.kind)}, default {_show(option.default)}")
             lines += [f"      {option.doc}"] if option.doc else []
     return "\n".join(lines)
@@ -324,8 +326,8 @@ def _overrides(known: Mapping[str, _Option], argv: Sequence[str]) -> dict[str, A
             if value is None:
                 raise ValueError(f"field {name!r} has no value; write {name}=value")
             text = value
-        if name in given:
-            raise ValueError(f"field {name!r} is given twice")
+        if name in given:  # as where a command is repeated with another value at its end
+            print(f"{name} is given twice; {name}={text} counts", file=sys.stderr)
         kind = known[name].kind
         try:
             given[name] = convert(text, kind)

@@ -14,6 +14,7 @@ from rich.panel import Panel
 
 from engine.console.options import parse
 from engine.console.shown import shown
+from engine.rollout.tool_call_parser import CLOSE
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from sandbox.printable import printable
 
@@ -47,13 +48,25 @@ def panel(row: Rollout) -> Panel:
     trained = (
         f"advantage {row.advantage:+.2f}" if row.advantage is not None else f"not trained ({row.drop or 'not kept'})"
     )
-    calls = [f"[dim]{shown(call.name)} ({shown(call.outcome)}):[/] {shown(call.reply)}" for call in row.calls]
     scores = [f"{name} {'-' if score is None else f'{score:g}'}" for name, score in row.scores.items()]
-    body = [f"[bold]{shown(row.question)}[/]  [dim]answer: {shown(row.answer)}[/]", shown(row.text.strip()), *calls]
+    body = [f"[bold]{shown(row.question)}[/]  [dim]answer: {shown(row.answer)}[/]", *_text(row)]
     if scores:
         body.append(shown("scores: " + ", ".join(scores)))
     title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
     return Panel(Group(*body), title=shown(title), title_align="left")
+
+
+def _text(row: Rollout) -> Iterator[str]:
+    """What the model wrote, with each reply below the call that it answers."""
+    replies = [f"[dim]{shown(call.name)} ({shown(call.outcome)}):[/] {shown(call.reply)}" for call in row.calls]
+    written, *rest = row.text.strip().split(CLOSE)
+    for part, reply in zip(rest, replies, strict=False):
+        yield shown((written + CLOSE).strip())
+        yield reply
+        written = part
+    left = [written, *rest[len(replies) :]]
+    yield from filter(None, [shown(CLOSE.join(left).strip())])
+    yield from replies[len(rest) :]
 
 
 def main(argv: list[str]) -> int:

@@ -50,12 +50,22 @@ class RunFolder:
     """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
 
     resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
-    name that did not end and is not gone on with, since its configuration is another one. opener: opens the run's parts
+    name that did not end and is not gone on with, since its configuration is another one. busy: of a new run, the one
+    that would be gone on with, were it not written by another process. opener: opens the run's parts
     in place of `engine.training.training`, as one machine of several.
     """
 
-    def __init__(self, path: Path, lock: int, *, resumed: bool = False, unfinished: Unfinished | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lock: int,
+        *,
+        resumed: bool = False,
+        unfinished: Unfinished | None = None,
+        busy: Path | None = None,
+    ) -> None:
         self.path, self.resumed, self.unfinished, self._lock = path, resumed, unfinished, lock
+        self.busy = busy
         self.opener: Callable[..., AbstractAsyncContextManager[Any]] | None = None
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
@@ -79,8 +89,11 @@ class RunFolder:
         if there:
             _check_configuration(there[-1])
         same = [path for path in there if config and not _differences(path, config)]
-        if same and _goes_on(same[-1], steps) and (lock := _locked(same[-1])) is not None:
-            return cls(same[-1], lock, resumed=True)
+        busy = None
+        if same and _goes_on(same[-1], steps):
+            if (lock := _locked(same[-1])) is not None:
+                return cls(same[-1], lock, resumed=True)
+            busy = same[-1]
         unfinished = _unfinished(there, config) if config and not same else None
         for path in _paths(parent, name):
             try:
@@ -89,12 +102,14 @@ class RunFolder:
                     sync_folder(parent)
                     lock = _locked(path)
                     assert lock is not None, "somebody else's lock in a new folder"
-                    return cls(path, lock, unfinished=unfinished)
+                    return cls(path, lock, unfinished=unfinished, busy=busy)
                 except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
                     shutil.rmtree(path, ignore_errors=True)
                     raise
             except OSError as error:
                 if isinstance(error, FileExistsError) and parent.is_dir():  # not so: a link to what is not there
+                    if (lock := _of_nobody(path)) is not None:
+                        return cls(path, lock, unfinished=unfinished, busy=busy)
                     continue
                 raise CannotWrite(f"cannot write to {path}: {error.strerror}") from error
         raise AssertionError
@@ -283,6 +298,14 @@ def _unfinished(there: list[Path], config: Mapping[str, Any]) -> Unfinished | No
             continue
         os.close(lock)
         return Unfinished(path=path, config=made, differences=_differences(path, config))
+    return None
+
+
+def _of_nobody(path: Path) -> int | None:
+    """The lock of a folder that holds nothing else and that nobody writes: its process was killed as it made it."""
+    with suppress(OSError):
+        if [each.name for each in path.iterdir()] == ["lock"]:
+            return _locked(path)
     return None
 
 

@@ -62,9 +62,10 @@ def dump(stats: Callable[[], list[StageStats]]) -> None:
 
 def end_on_signals(task: asyncio.Task[Any]) -> None:
     """SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A run under nohup,
-    which ignores SIGHUP, goes on.
+    which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait.
     """
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: dump(list))  # a run that has stages says more
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, task.cancel)

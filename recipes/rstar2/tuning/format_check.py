@@ -115,7 +115,9 @@ async def ask(
             finish = delta.finish
     text = chat.decode(ids)
     parser = ToolCallParser()
-    found = [*parser.feed(text), *parser.finish()]
+    found = list(parser.feed(text))
+    if finish == "stop":  # else what is open at the end was cut off, which is not the model's form
+        found += parser.finish()
     calls = [each for each in found if isinstance(each, ToolCall)]
     known = [call for call in calls if call.name in question.tools]
     return Reply(

@@ -90,7 +90,7 @@ import os, sys
 from pathlib import Path
 from engine.run.run_folder import RunFolder, versions
 with RunFolder.open(Path(sys.argv[1]), "run", {"steps": 3}) as run:
-    print(run.path.name, run.resumed)
+    print(run.path.name, run.resumed, run.busy and run.busy.name)
 """
 
 
@@ -103,10 +103,10 @@ def test_two_processes_never_write_in_one_folder(tmp_path):
     with RunFolder.open(tmp_path, "run", {"steps": 3}) as run:
         run.json("config.json", {"steps": 3})
         run.step(0, {})
-        assert elsewhere() == "run-2 False\n"
+        assert elsewhere() == "run-2 False run\n"
     assert not (tmp_path / "run-2" / "config.json").exists()
     (tmp_path / "run-2").rename(tmp_path / "elsewhere")
-    assert elsewhere() == "run True\n"
+    assert elsewhere() == "run True None\n"
 
 
 def test_the_versions_that_decide_a_result_are_recorded():

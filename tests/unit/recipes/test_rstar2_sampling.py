@@ -168,7 +168,9 @@ async def test_a_job_ends_when_no_replica_is_left(tmp_path):
 
 def test_a_folder_goes_on_with_the_same_values_only(tmp_path):
     folder = tmp_path / "made" / "out"
-    open_output(folder, {"temperature": 1.0, "sets": ("a", "b")})
+    open_output(folder, {"temperature": 2.0, "sets": ("a", "b")})
+    open_output(folder, {"temperature": 1.0, "sets": ("a", "b")})  # the first one failed before its first row
+    (folder / "a.samples.jsonl").write_text("{}\n")
     open_output(folder, {"temperature": 1.0, "sets": ("a", "b")})
     with pytest.raises(BadInput, match=r"temperature \(1.0 there, 0.5 now\)"):
         open_output(folder, {"temperature": 0.5, "sets": ("a", "b")})

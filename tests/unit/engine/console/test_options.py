@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from engine.console.options import flat, overrides, parse
+from engine.console.options import Invocation, flat, overrides, parse, usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,6 @@ def test_defaults_and_the_dashed_form():
         (["clip=1"], ["'clip'", "tuple[float, float]", "'1'"]),
         (["steps"], ["'steps'", "steps=value"]),
         (["--steps"], ["'steps'", "steps=value"]),
-        (["steps=1", "steps=2"], ["'steps'", "twice"]),
         (["steps=0"], ["steps must be at least 1, not 0"]),
     ],
 )
@@ -184,7 +183,6 @@ def test_fields_within_are_set_at_once():
         (["threads=3"], ["'threads'", "learner.threads", "sampler.threads"]),
         (["learner.lr=2"], ["learner", "lr x threads", "4.0"]),
         (["learner.made_of=3"], ["'learner.made_of'"]),
-        (["lr=0.1", "learner.lr=0.2"], ["'learner.lr'", "twice"]),
     ],
 )
 def test_a_wrong_field_within_is_named(words, told, capsys):
@@ -205,3 +203,14 @@ def test_help_shows_how_the_program_is_called(capsys):
     with pytest.raises(SystemExit):
         parse(Training, ["--help"])
     assert sys.argv[0] in capsys.readouterr().out.splitlines()[0]
+
+
+def test_the_value_that_was_given_last_counts_and_is_said(capsys):
+    assert parse(Training, ["lr=0.1", "learner.lr=0.2"]).learner.lr == 0.2
+    assert "learner.lr=0.2 counts" in capsys.readouterr().err
+
+
+def test_help_lists_the_options_of_other_machines_last():
+    shown = usage(Invocation, Training)
+    places = [shown.index(f"  {name}:") for name in ("name", "learner.lr", "nodes", "dry_run")]
+    assert places == sorted(places)

@@ -313,3 +313,11 @@ def test_a_note_is_a_line_of_a_file_and_never_an_error(tmp_path):
         (run.path / "notes.log").symlink_to("/dev/full")
         run.note("third")
         run.step(0, {})
+
+
+def test_a_folder_that_holds_nothing_but_a_free_lock_is_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").touch()
+    with RunFolder.open(tmp_path, "run", {"seed": 0}, steps=1) as run:
+        assert run.path == tmp_path / "run"
+        assert not run.resumed

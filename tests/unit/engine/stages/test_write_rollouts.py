@@ -9,7 +9,7 @@ import pytest
 from engine.console.rollouts import Config, main, rollouts
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.stages.write_rollouts import path_of, read_rollouts, rows, steps_of, write_rollouts
+from engine.stages.write_rollouts import Call, path_of, read_rollouts, rows, steps_of, write_rollouts
 from engine.types import Group
 from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_trajectory
@@ -133,3 +133,16 @@ def test_the_scores_of_a_reward_are_written_and_shown(tmp_path, capsys):
     assert main([str(tmp_path), "step=1"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("style 0.25, words -") == 1
+
+
+def test_replies_stand_below_the_calls_that_they_answer(tmp_path, capsys):
+    [row] = rows(1, [a_group(0, [1.0])])
+    text = "first<tool_call>{}</tool_call>then<tool_call>{}</tool_call><|im_end|>last"
+    calls = tuple(Call(name="run", arguments="{}", outcome="ok", reply=f"reply {n}") for n in range(3))
+    path_of(tmp_path, 1).parent.mkdir(parents=True)
+    path_of(tmp_path, 1).write_bytes(msgspec.json.encode(msgspec.structs.replace(row, text=text, calls=calls)) + b"\n")
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    pieces = ["first", "reply 0", "then", "reply 1", "last", "reply 2"]
+    places = [shown.index(piece) for piece in pieces]
+    assert places == sorted(places)
