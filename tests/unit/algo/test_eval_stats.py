@@ -36,7 +36,7 @@ KINDS = [(30, 16, 0.05, 0.3), (30, 16, 0.02, 1.0), (30, 64, 0.05, 0.1), (30, 1, 
 @pytest.mark.parametrize(("problems", "samples", "score", "counts"), KINDS)
 def test_the_interval_covers_the_mean_of_all_problems_of_the_kind(problems, samples, score, counts):
     """Problems of very different difficulty: an interval that takes samples for independent covers half the time."""
-    rng, trials = np.random.default_rng(5), 300
+    rng, trials = np.random.default_rng(5), 150
     difficulty = rng.beta(counts * score, counts * (1 - score), (trials, problems))
     found = [avg_at_k(rng.random((problems, samples)) < difficulty_P[:, None]) for difficulty_P in difficulty]
     covered = sum(interval.low <= score <= interval.high for interval in found) / trials
