@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from algo.reward.answers import answers, boxed_answer
@@ -15,6 +15,7 @@ from algo.reward.math_compare import compare
 from algo.reward.math_reward import MathReward
 from algo.reward.math_unit import unit_of, without_unit
 from tests.support.answer_texts import ATOMS, repeated
+from tests.support.examples import examples
 from tests.support.golden import over
 
 INTEGERS, LOOSE = MathReward(integers_only=True), MathReward(percent_is_optional=True)
@@ -63,14 +64,13 @@ def test_an_atom_again_and_again_takes_no_time(atom: str) -> None:
     assert slow(list(repeated(atom, ""))[3]) == []
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15, search=400)
 @given(st.sampled_from(ATOMS), st.sampled_from(ATOMS), st.integers(0, 7))
 def test_a_pair_of_atoms_again_and_again_takes_no_time(first: str, second: str, form: int) -> None:
-    """tests/slow/test_readers.py looks at many more."""
     assert slow(list(repeated(first, second))[form]) == []
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100, search=1000)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(ATOMS), max_size=12).map("".join)))
 @example(r"5\text{ cm}^9^9^9^9^9^9^9^9")
 @example(r"5 feet^9^9^9^9^9^9^9^9^9^9")
