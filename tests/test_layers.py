@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "engine/pipeline": ("engine.errors",),
     "engine/run": ("engine.types", "engine.data", "engine.atomic_files", "sandbox.printable"),
     "engine/recording": (
+        "engine.numbered_files",
         "engine.types",
         "engine.errors",
         "engine.process.daemon_thread",

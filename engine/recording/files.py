@@ -11,17 +11,20 @@ A frame is that of the journal (`engine.run.journal_records`): length, CRC-32, p
 from __future__ import annotations
 
 import os
+import stat
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from engine.atomic_files import append
+from engine.numbered_files import numbered
 from engine.recording.records import Record, decode, encode
+from engine.recording.soundness import is_sound
 from engine.run.journal_records import HEADER, frame, frames
 
+STEP, TIMELINE = "step-{:06d}.rec", "step-{:06d}.seg"
+RECORD_BYTES = 1 << 28  # of one record: what would unpack to more was not written by a run
 LEVEL = 1  # of zlib: others are a few per cent smaller, and several times as slow
 
 
@@ -30,11 +33,11 @@ def folder_of(run: Path) -> Path:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    return folder / "steps" / f"step-{step:06d}.rec"
+    return folder / "steps" / STEP.format(step)
 
 
 def timeline_path(folder: Path, step: int) -> Path:
-    return folder / "timeline" / f"step-{step:06d}.seg"
+    return folder / "timeline" / TIMELINE.format(step)
 
 
 def rows_path(folder: Path) -> Path:
@@ -51,20 +54,22 @@ def tokenizer_path(folder: Path) -> Path:
 
 def steps_in(folder: Path) -> dict[int, int]:
     """{step: bytes} of the steps that are kept whole, ascending."""
-    return _sizes(folder / "steps", "step-*.rec")
+    return _sizes(folder / "steps", STEP)
 
 
 def timeline_in(folder: Path) -> dict[int, int]:
     """{step: bytes} of the steps whose timeline is there, ascending."""
-    return _sizes(folder / "timeline", "step-*.seg")
+    return _sizes(folder / "timeline", TIMELINE)
 
 
 def _sizes(folder: Path, pattern: str) -> dict[int, int]:
     found = {}
-    for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # the run deletes while others read
-            found[int(path.stem[5:])] = path.stat().st_size
-    return dict(sorted(found.items()))
+    for step, path in numbered(folder, pattern).items():
+        with suppress(OSError):  # the run deletes while others read
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found[step] = status.st_size
+    return found
 
 
 def number_of(path: Path) -> int:
@@ -79,12 +84,15 @@ def packed(record: Record) -> bytes:
     return frame(zlib.compress(encode(record), LEVEL))
 
 
-def unpacked(payload: bytes) -> Record | None:
-    """None for a record of another version, or bytes that are none."""
+def unpacked(payload: bytes, most: int = RECORD_BYTES) -> Record | None:
+    """None for a record of another version, for one of more than `most` bytes, and for what no run has written."""
     try:
-        return decode(zlib.decompress(payload))
-    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # msgspec lets the last two through
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(payload, most)
+        record = decode(data) if unpacking.eof else None
+    except (zlib.error, ValueError, TypeError, RecursionError):  # msgspec lets through what is not its own
         return None
+    return record if record is not None and is_sound(record) else None
 
 
 def write(path: Path, parts: Iterable[bytes]) -> int:

@@ -20,6 +20,7 @@ import msgspec
 
 from engine.recording import files
 from engine.recording.records import GroupRecord, GroupTokens, Index, Segment, StepRow
+from engine.recording.soundness import belong
 
 
 class RecordedRun:
@@ -39,7 +40,7 @@ class RecordedRun:
     @property
     def index(self) -> Index | None:
         """The policy, what is kept, and what went wrong. None where there is none yet."""
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, ValueError, RecursionError):  # msgspec lets through what is not its own
             return msgspec.json.decode(files.index_path(self.folder).read_bytes(), type=Index)
         return None
 
@@ -66,17 +67,23 @@ class RecordedRun:
     def groups(self, step: int) -> list[GroupRecord]:
         """The groups of a step in admission order, without tokens; none where it is not kept whole."""
         found = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
-        return [record for record in found if isinstance(record, GroupRecord)]
+        return [record for record in found if isinstance(record, GroupRecord) and record.step == step]
 
     def tokens(self, step: int, group: int) -> GroupTokens | None:
         """The tokens of one group of a step (its number within it); None where they are not there."""
-        first = 1 + self._groups_of(step) + group
-        found = files.read_frames(files.step_path(self.folder, step), first, 1)
-        return found[0] if found and isinstance(found[0], GroupTokens) else None
+        path, groups = files.step_path(self.folder, step), self._groups_of(step)
+        if not 0 <= group < groups:
+            return None
+        of, found = files.read_frames(path, 1 + group, 1), files.read_frames(path, 1 + groups + group, 1)
+        if not of or not found or not isinstance(of[0], GroupRecord) or not isinstance(found[0], GroupTokens):
+            return None
+        return found[0] if belong(of[0], found[0]) else None
 
     def _groups_of(self, step: int) -> int:
         found = files.read_frames(files.step_path(self.folder, step), 0, 1)
-        return len(found[0].groups) if found and isinstance(found[0], StepRow) else 0
+        if not found or not isinstance(found[0], StepRow) or found[0].step != step:  # of a file that was renamed, say
+            return 0
+        return len(found[0].groups)
 
     @property
     def timeline_steps(self) -> list[int]:
@@ -92,7 +99,7 @@ class RecordedRun:
     def timeline_after(self, step: int, offset: int) -> tuple[list[Segment], int]:
         """What a step's timeline has after an offset, and the offset to go on from, for a run that is under way."""
         found, end = files.read_after(files.timeline_path(self.folder, step), offset)
-        return [record for record in found if isinstance(record, Segment)], end
+        return [record for record in found if isinstance(record, Segment) and record.step == step], end
 
     def newest(self, events: int) -> list[Segment]:
         """The timeline of the newest steps, as many as hold about so many events, in order."""

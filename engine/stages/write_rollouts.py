@@ -15,9 +15,12 @@ import msgspec
 import numpy as np
 
 from engine.atomic_files import write_whole
+from engine.numbered_files import numbered
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.types import Group, Ids
+
+FILE = "step-{:06d}.jsonl"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +86,12 @@ _row = msgspec.json.Decoder(Rollout)
 
 def path_of(run: Path, step: int) -> Path:
     """The file of a step, from 1."""
-    return run / "rollouts" / f"step-{step:06d}.jsonl"
+    return run / "rollouts" / FILE.format(step)
 
 
 def steps_of(run: Path) -> list[int]:
     """The steps whose rollouts a run has written, ascending."""
-    return sorted(int(path.stem[5:]) for path in (run / "rollouts").glob("step-*.jsonl"))
+    return list(numbered(run / "rollouts", FILE))
 
 
 def read_rollouts(path: Path) -> Iterator[Rollout]:

@@ -71,11 +71,20 @@ def recorded(run: Path, place: Place) -> Trajectory:
     if place.sample not in numbers:
         raise CannotGoOn(f"the group has no sample {place.sample}. Fix: one of {sorted(numbers)}")
     number = numbers[place.sample]
-    tokenizer = Tokenizer.from_file(str(record.tokenizer)) if record.tokenizer is not None else None
+    tokenizer = _tokenizer(record.tokenizer) if record.tokenizer is not None else None
     found = trajectory_of(prompt_of(group), group.trajectories[number], tokens.trajectories[number], tokenizer)
     if not 0 <= place.turn < len(found.turns):
         raise CannotGoOn(f"the trajectory has no turn {place.turn}. Fix: one of 0 to {len(found.turns) - 1}")
     return found
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # it raises nothing narrower for a file that is none of its own
+        raise CannotGoOn(
+            f"{path} is no tokenizer: {error}. Fix: copy tokenizer.json of the checkpoint there"
+        ) from error
 
 
 def before(trajectory: Trajectory, turn: int) -> Piece | None:

@@ -51,7 +51,13 @@ class Questions:
         if asked is None:
             raise NotThere(f"there is no question {name!r}")
         with self._lock:
-            return asked(words)
+            try:
+                return asked(words)
+            except (ValueError, MemoryError):
+                raise
+            except Exception as error:  # files of a run are anybody's; the page goes on with the rest of it
+                cause = f"{type(error).__name__}: {error}"
+                raise ValueError(f"{name}: the run's files are damaged, or not those of a run ({cause})") from error
 
     def run(self, words: Words) -> RunFiles:
         """Raises NotThere."""
