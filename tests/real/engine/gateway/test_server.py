@@ -483,6 +483,29 @@ async def test_what_a_web_page_can_send_is_refused_where_there_is_no_token(heade
         assert (await answer_of(node, CHATS[0], CHATS[1], **with_token))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        (b'{"messages": [{"role": "user", "content": "\xff"}], "max_tokens": 9}', {}),
+        (b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}], "max_tokens": 9}', {}),
+        (b"no gzip at all", {"Content-Encoding": "gzip"}),
+        (b"nor deflate", {"Content-Encoding": "deflate"}),
+        (b"[]", {}),
+        (b'"text"', {}),
+        (b"null", {}),
+        (b"", {}),
+    ],
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"]
+)
+async def test_a_body_that_cannot_be_read_is_the_clients_error(path, data, headers, caplog):
+    async with served() as node:
+        status, answer, _ = await answer_of(node, path, data, **headers)
+        assert (status, "message" in json.loads(answer)["error"]) == (400, True)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 async def closed(reader):
     """What comes until the server closes the connection."""
     async with asyncio.timeout(20):
