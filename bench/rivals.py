@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from bench.fleet.baselines import StaticSplit, ThunderLike
+from bench.report import say
 from bench.sim_fleet.costs import Costs, Machine, Values, fit
 from bench.sim_fleet.run import Result, Simulation
 from bench.sim_fleet.sim_fleet import MakePolicy
@@ -147,7 +148,10 @@ def _features(segments: Sequence[Segment]) -> tuple[Values, Values]:
 
 def compare(step: Recorded) -> dict[str, object]:
     """A row for each policy, the run's own first."""
-    results = {name: simulated(step, name) for name in POLICIES}
+    results = {}
+    for name in POLICIES:
+        say(f"simulating the policy {name}")
+        results[name] = simulated(step, name)
     ours = results[OURS]
     rows = [
         {
@@ -159,10 +163,10 @@ def compare(step: Recorded) -> dict[str, object]:
         }
         for name, result in results.items()
     ]
-    levers = [
-        {"lever": name, "ratio": simulated(changed).makespan_s / ours.makespan_s}
-        for name, changed in changes(step).items()
-    ]
+    levers = []
+    for name, changed in changes(step).items():
+        say(f"simulating the lever: {name}")
+        levers.append({"lever": name, "ratio": simulated(changed).makespan_s / ours.makespan_s})
     levers.sort(key=lambda lever: lever["ratio"])
     fidelity = ours.makespan_s / step.makespan_s
     others = ", ".join(f"{row['policy']} {row['ratio']:.2f}x" for row in rows[1:])

@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 from tokenizers import Tokenizer
 
-from bench.report import table
+from bench.report import say, table
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
 from engine.recording.as_run import group_of
 from engine.recording.reader import RecordedRun
@@ -79,7 +79,9 @@ async def measure(stage: StageFunction, feed: Sequence[Group], times: int) -> Fo
     """The groups so many times through the stage."""
 
     async def source(inbox: Inbox, outbox: Outbox) -> None:
-        for _ in range(times):
+        for number in range(times):
+            if number % max(1, times // 10) == 0:
+                say(f"{number} of {times} times through the stage")
             for group in feed:
                 await outbox.put(group)
 
@@ -122,6 +124,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         stage = load(options.stage)
+        say(f"reading the groups of {options.feed}")
         feed = list(groups(RecordedRun(options.feed), options.step))
     except Unusable as error:
         print(f"error: {error}", file=sys.stderr)

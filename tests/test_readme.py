@@ -65,6 +65,7 @@ def solved(answer: str, reward: float | None = None, sampled: int = 5) -> Trajec
         "judge",
         "loss",
         "selector",
+        "advantage",
         "data",
     ],
 )
@@ -157,6 +158,14 @@ def test_the_selector() -> None:
     check_selector(selector, [group, group[:1], []])
 
 
+def test_the_advantage() -> None:
+    made = defined("advantage")
+    members = tuple(solved("42", reward) for reward in (1.0, 0.0))
+    groups = [made["select"](Group(prompt=members[0].prompt, trajectories=members, lease=lease)) for lease in (0, 1)]
+    batch = made["join_batch"](1, groups)
+    assert batch.advantages_B.tolist() == pytest.approx([3**0.5 / 2, -(3**0.5) / 2] * 2, abs=1e-3)
+
+
 def test_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(name: str, rows: list[dict]) -> None:
         (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -202,7 +211,7 @@ async def test_the_agents_of_the_recipes_page_are_agents() -> None:
 def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
-    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 15, "sandbox/README.md": 3}
+    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 16, "sandbox/README.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:

@@ -19,8 +19,8 @@ FULL = 0.9  # of a KV cache
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """An alarm or a piece of advice. figures: what it is founded on, by the names of metrics and limits. option: what
-    changes it, as on the command line; where the recipe has none, the field's name; empty where it is no option's
-    matter. value: that it has now, None where the run's configuration does not say.
+    changes it, as on the command line; empty where it is no option's matter, or the recipe has none for it. value: that
+    it has now, None where the run's configuration does not say.
     """
 
     text: str
@@ -103,6 +103,8 @@ def advice(seen: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Itera
 
 def _finding(seen: StepWindow, text: str, figures: Mapping[str, float], option: str) -> Finding:
     name = seen.option(option) if option else ""
+    if seen.config and name not in seen.config:
+        name = ""  # the recipe has no such option
     return Finding(text=text, figures=figures, option=name, value=seen.config.get(name))
 
 
@@ -140,7 +142,7 @@ _ADVICE: dict[Limit, Callable[[StepWindow], tuple[str, str]]] = {
     Limit.TOOL: _faster_tools,
     Limit.KV: lambda seen: ("a larger KV cache lets more trajectories run at once", "kv_blocks"),
     Limit.TAIL: _shorter_tail,
-    Limit.REWARD: lambda seen: ("more trajectories graded at once", "graders"),
+    Limit.REWARD: lambda seen: ("more trajectories graded at once, GroupConfig(graders=...) in the recipe", "graders"),
     Limit.LEARNER: _faster_learner,
     Limit.SYNC: _faster_transfer,
     Limit.STALENESS: lambda seen: ("one version more lets replicas and learner work at once", "max_staleness"),

@@ -37,10 +37,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import parse
+from engine.console.progress import Bar
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.watchdog import exit_process
 from recipes.rstar2.analysis import report_curves
@@ -183,9 +184,9 @@ def analyze(config: Config, console: Console) -> dict[str, Any]:
     return _write(config, figures, shown[max(shown)])
 
 
-def _progress(console: Console) -> Progress:
+def _progress(console: Console) -> Bar:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    return Bar(*columns, TimeRemainingColumn(), console=console)
 
 
 def _shown(

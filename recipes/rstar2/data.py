@@ -32,11 +32,12 @@ from sandbox.printable import printable
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import flat, parse
+from engine.console.progress import Bar
 from engine.data import read_prompts
 from engine.errors import BadInput
 from engine.tables import shown
@@ -281,8 +282,8 @@ def read_answers(path: Path) -> dict[str, list[str | None]]:
     return found
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
+def _progress(console: Console) -> Bar:
+    return Bar(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
 

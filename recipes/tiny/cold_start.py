@@ -38,7 +38,7 @@ prepare_environment()
 
 import torch
 import transformers
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from algo.eval_stats import avg_at_k
@@ -47,6 +47,7 @@ from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
 from engine.console.options import parse
+from engine.console.progress import Bar
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.replica.port import ReplicaDied
@@ -207,8 +208,8 @@ async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, targe
     return [round(fmean(losses[at : at + width]), 4) for at in range(0, len(losses), width)]
 
 
-def _progress() -> Progress:
-    return Progress(
+def _progress() -> Bar:
+    return Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -115,7 +115,8 @@ def test_the_newest_steps_count_and_those_without_a_pace_do_not():
         (CASES["tail"][0], {"extra_samples": 4}, "rollout.max_tokens", 230, Limit.TAIL),
         (CASES["kv"][0], {}, "kv_blocks", 64, Limit.KV),
         (CASES["loading weights"][0], {}, "learner.weights_dtype", "float32", Limit.SYNC),
-        (CASES["reward"][0], {}, "graders", None, Limit.REWARD),
+        (CASES["reward"][0], {}, "", None, Limit.REWARD),
+        (CASES["reward"][0], {"graders": 4}, "graders", 4, Limit.REWARD),
         (
             CASES["half of the time is the learner's"][0] | {"learner/tokens": 9000, "learner/trajectories": 3},
             {},
@@ -149,10 +150,12 @@ def test_the_first_advice_names_the_option_that_changes_the_limit(row, config, o
     ],
 )
 def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, names, option):
-    found = diagnose([HEALTHY | figures], CONFIG)
+    found = diagnose([HEALTHY | figures], CONFIG | {"refills": 0, "deadline_s": 120.0})
     [alarm] = found.alarms
     assert set(alarm.figures) == names
     assert alarm.option == option
+    [without] = diagnose([HEALTHY | figures], {"replicas": 2}).alarms
+    assert without.option == "", "the recipe has none"
     assert found.limit == Limit.NONE
     assert not found.healthy
 
