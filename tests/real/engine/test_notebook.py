@@ -33,6 +33,8 @@ async def test_a_notebook_in_the_real_sandbox():
         assert [*responses[:5], responses[6]] == [
             "",
             "42",
+            "Traceback (most recent call last):\n"
+            '  File "<cell 3>", line 2, in <module>\n'
             "AttributeError: 'int' object has no attribute 'y'",
             f"Error: exit code 3{rebuilt}",
             "7\n'x'",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -91,3 +93,30 @@ async def test_help_names_the_exit_codes() -> None:
     assert [
         word for word in ("124", "125", "137", "--wall-s", "--memory-mb", "--json") if word not in ended.stdout
     ] == []
+
+
+async def test_a_terminal_gets_no_orders_and_a_pipe_gets_what_was_written() -> None:
+    code = "import sys\nprint('\\x1b[2J\\x9b\\u202e')\nprint('\\x1b]0;t\\x07', file=sys.stderr)"
+    ended = await sandboxed("-", stdin=code.encode())
+    assert ended.stdout == "\x1b[2J\x9b\u202e\n"
+    ours, terminal = pty.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "sandbox",
+            "-",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=ROOT,
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            await process.communicate(code.encode())
+        shown = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    assert "\\x1b[2J\\x9b\\u202e" in shown
+    assert "\\x1b]0;t\\x07" in shown
+    assert not {"\x1b", "\x9b", "\u202e", "\x07"} & set(shown)
