@@ -28,14 +28,15 @@ class LastWords:
 
     def __init__(self, logger: str) -> None:
         self._file: IO[bytes] | None = None
-        log = logging.getLogger(logger)
-        if not any(isinstance(handler, _Handler) for handler in log.handlers):
-            log.addHandler(_Handler(logging.ERROR))
+        self._logger = logging.getLogger(logger)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """What this thread forks meanwhile writes here. Once."""
         assert self._file is None
+        # Only now: a library that configures its logging when it is imported takes handlers away.
+        if not any(isinstance(handler, _Handler) for handler in self._logger.handlers):
+            self._logger.addHandler(_Handler(logging.ERROR))
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (shared with the child, and gone with both)
         _here.words = self
         try:

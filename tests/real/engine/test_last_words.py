@@ -1,6 +1,7 @@
 """A forked process says why it died; one that is killed says nothing."""
 
 import logging
+import logging.config
 import os
 import signal
 
@@ -74,3 +75,9 @@ def test_each_child_has_its_own(words):
 def test_what_this_process_logs_itself_is_nobodys(words):
     dies_of(RuntimeError("here"))()
     assert words.read() == ""
+
+
+def test_a_library_that_configures_its_logging_late_takes_nothing_away(words):
+    parent = LOGGER.partition(".")[0]
+    logging.config.dictConfig({"version": 1, "loggers": {parent: {}}, "disable_existing_loggers": False})
+    assert forked(words, dies_of(RuntimeError("as it is"))) == "RuntimeError: as it is"
