@@ -231,6 +231,16 @@ class Facts:
 Round = tuple[Facts, dict[str, float]]  # seconds by part or contender
 
 
+def time_contender(name: str, work: dict[str, Callable[[], None]], clock: Clock) -> None:
+    """Times one of them; what runs out of memory beside the learner is left out of `work` from then on."""
+    try:
+        clock.time(name, work[name])
+    except torch.OutOfMemoryError:
+        say(f"{name} runs out of memory beside the learner: it is left out")
+        del work[name]
+        torch.cuda.empty_cache()
+
+
 def measure(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
     source = model_of(options, folder / "model")
     config = LearnerConfig(
@@ -256,7 +266,11 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
         step_flops=trainer.cost.of(targets=packed.loss_tokens, lengths=packed.lengths),
         peak_bytes=peak_bytes(options.device),  # before the contenders are there
     )
-    work = contenders(source, options, load)
+    try:
+        work = contenders(source, options, load)
+    except torch.OutOfMemoryError:
+        say("there is no memory for a bare model beside the learner: it is measured alone")
+        work = {}
     for number in range(options.rounds + 1):
         say(f"round {number} of {options.rounds}")
         clock = Clock(options)
@@ -264,7 +278,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
             if name == "learner":
                 learner_step(trainer, load, clock, number + 2)
             else:
-                clock.time(name, work[name])
+                time_contender(name, work, clock)
         if number:  # the first one warms up
             yield facts, clock.seconds
 
@@ -282,13 +296,14 @@ def device_peak(options: argparse.Namespace) -> float | None:
 
 
 def figures(rounds: Sequence[Round], peak_flops: float | None) -> dict[str, Any]:
-    """Medians over rounds."""
+    """Medians over rounds, of what was timed in all of them."""
     facts = rounds[0][0]
-    middle = {name: statistics.median(seconds[name] for _, seconds in rounds) for name in rounds[0][1]}
+    names = [name for name in rounds[0][1] if all(name in seconds for _, seconds in rounds)]
+    middle = {name: statistics.median(seconds[name] for _, seconds in rounds) for name in names}
     ours = middle["forward and backward"]
     theirs = {name: seconds for name, seconds in middle.items() if name not in PARTS}
     return {
-        "bare_fraction": theirs["bare"] / ours,
+        "bare_fraction": theirs["bare"] / ours if "bare" in theirs else None,
         "padded_speedup": theirs["padded"] / ours if "padded" in theirs else None,
         "mfu": facts.step_flops / (ours + middle["clip and optimizer"]) / peak_flops if peak_flops else None,
         "peak_bytes": facts.peak_bytes,

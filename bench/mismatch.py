@@ -7,7 +7,7 @@ learner scores the same tokens of the same trajectories. One row is |learner - s
 sampled tokens in one slice: all of them, a range of positions in the trajectory, a turn. kl is the mean of
 r - 1 - log r with r = learner / sampler (k3), in nats per token. A pair is sampler/learner.
 
-mismatch_max_<pair> is what `LearnerConfig.mismatch_tolerance` has to hold. Where float32/float32 grows with the
+mismatch_mean_<pair> is what `LearnerConfig.mismatch_tolerance` has to hold. Where float32/float32 grows with the
 position or the turn, something is wrong with the cache, the positions or the packing; noise does not grow.
 """
 

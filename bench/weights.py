@@ -8,7 +8,7 @@ them and pass the canary. No request is in flight. Then the same again while one
 longest time between two of its tokens less the usual one. MB is what a version takes: all weights; with `adapter` a
 LoRA adapter of rank 32, which is loaded beside the older ones; with `delta` the changed bytes of all weights, written
 and applied as for nodes (`engine.nodes.deltas`), then loaded as with shm. With `--device` learner and one engine share
-a GPU in bfloat16, and weights go by ipc.
+a GPU in bfloat16, and weights go by shm.
 
 The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was written
 before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is the
@@ -62,8 +62,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
 FLOOR_BYTES = 256 << 20
-TRANSPORTS = ("shm", "gloo", "adapter", "delta", "ipc")
-ON_GPU = ("ipc", "adapter")
+TRANSPORTS = ("shm", "gloo", "adapter", "delta")
+ON_GPU = ("shm", "adapter")
 LORA_RANK = 32
 UNDER_WAY = 200  # tokens of the request that an update meets
 CANARY = [[3 + 7 * number + index for index in range(9)] for number in range(2)]  # 16 rows: MKL takes twice for 14
@@ -368,7 +368,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=at_least(1), default=1, help="of the learner")
     parser.add_argument("--rounds", type=int, choices=range(1, 8), metavar="1..7")
     options = parser.parse_args(given)
-    ways = list(ON_GPU) if options.device is not None else [way for way in TRANSPORTS if way != "ipc"]
+    ways = list(TRANSPORTS if options.device is None else ON_GPU)
     fill(options, sizes=(["tiny"], ["tiny", "97m"]), rounds=(3, 7), transports=(ways, ways))
     return options
 

@@ -97,10 +97,12 @@ class DevicePlan:
 
     @property
     def weight_transfer(self) -> str:
-        """shm on the CPU; ipc within a GPU, nccl between GPUs; adapters always as files in memory."""
+        """nccl between GPUs of their own; else files in host memory, so that on a GPU that is shared no copy of the
+        weights takes room beside those of learner and replica. Adapters are always such files.
+        """
         if self.adapters:
             return "adapter"
-        return ("ipc" if self.shared else "nccl") if self.devices else "shm"
+        return "nccl" if self.devices and not self.shared else "shm"
 
     @property
     def rests(self) -> bool:

@@ -360,7 +360,7 @@ class PublishedWeights:
     """Weights that the learner has published, and the log-probabilities that it computes with them for the canary
     sequences.
 
-    path: where they are, in the learner's words: a file (shm) or an address (gloo, nccl, ipc).
+    path: where they are, in the learner's words: a file (shm) or an address (gloo, nccl).
     """
 
     path: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Schedule = Literal["constant", "linear", "cosine"]
-TRANSFERS = ("shm", "gloo", "adapter", "ipc", "nccl")
+TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # Mean |learner - sampler| of sampled tokens' log-probabilities, with room: measured were up to 1e-6 in float32, and in
 # bfloat16 0.002 to 0.03.
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
@@ -106,7 +106,7 @@ class LearnerConfig:
     peak_flops: float | None = None
     """Peak of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
     weight_transfer: str = "shm"
-    """How weights reach the replicas, as in ReplicaConfig: shm, gloo, ipc or nccl; or "adapter", which hands on
+    """How weights reach the replicas, as in ReplicaConfig: shm, gloo or nccl; or "adapter", which hands on
     the adapter alone, megabytes that no replica pauses for."""
     weights_dtype: str = "float32"
     """Dtype in which weights are published, the replicas' own."""

@@ -56,14 +56,12 @@ def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transp
     """The transport of this rank; folder: private, on a memory file system, for files and sockets; peft: an adapter's
     settings.
     """
-    if name in ("ipc", "nccl"):
-        from algo.weights.transport_gpu import Ipc, Nccl
-
-        if name == "ipc":
-            return Ipc(layout)
-        return Nccl(layout, folder) if dist.get_rank() == 0 else Silent()
     if dist.get_rank() != 0:
         return Silent()
+    if name == "nccl":
+        from algo.weights.transport_gpu import Nccl
+
+        return Nccl(layout, folder)
     if name == "adapter":
         return Shm(folder, layout, peft)
     return Shm(folder, layout) if name == "shm" else Gloo(layout, folder)

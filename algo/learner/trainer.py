@@ -37,7 +37,7 @@ from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model import Scorer, choose_device, copies_of, load, reshard, reshard_between_passes
-from algo.learner.offload import Moved, offload, onload
+from algo.learner.offload import Offloader
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.publish import Publisher
@@ -123,7 +123,7 @@ class Trainer:
         self.heap = Heap()
         self.noted: dict[str, NDArray[np.float32]] = {}  # of the rows that the last step was asked about
         self._notes: TokenNotes | None = None
-        self.offloaded: Moved = []  # the optimizer's state while replicas have the device
+        self.offloader = Offloader(self.optimizer)  # while replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(
             self.scorer, weights_dir, config.weight_transfer, config.weights_dtype, peft_settings(config)
@@ -143,7 +143,7 @@ class Trainer:
         """
         started = time.perf_counter()
         self._notes = TokenNotes(batch.lengths_B, rows) if rows else None
-        onload(self.offloaded)
+        self.offloader.onload()
         minibatches = self._plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
@@ -348,7 +348,7 @@ class Trainer:
     def release_gpu(self) -> None:
         """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""
         if self.config.offload_optimizer:
-            self.offloaded += offload(self.optimizer)
+            self.offloader.offload()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # what PyTorch keeps for itself would be missing to the replicas
 

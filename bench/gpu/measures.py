@@ -104,7 +104,6 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
         kv_blocks=None if on_gpu else 64,
         dtype="bfloat16" if on_gpu else "float32",
         devices=(int(options.device),) if on_gpu else (),
-        weight_transfer="ipc" if on_gpu else "shm",
         sleeps=on_gpu,
     )
 

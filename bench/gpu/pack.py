@@ -22,9 +22,12 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from bench.report import existing, say
 
@@ -122,7 +125,36 @@ def _tracked(sources: Path) -> list[str]:
 def versions(lock: Path) -> dict[str, str]:
     """Of each package in a lock file, by its name in lower case with dashes."""
     found = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;\\+]+)", lock.read_text(), re.MULTILINE)
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+    return {canonical(name): version for name, version in found}
+
+
+def canonical(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def required(wheel: Path, python: str) -> dict[str, SpecifierSet]:
+    """Which versions of others a wheel asks for on Linux, by name."""
+    with zipfile.ZipFile(wheel) as opened:
+        [name] = [each for each in opened.namelist() if each.endswith(".dist-info/METADATA")]
+        lines = opened.read(name).decode().partition("\n\n")[0].splitlines()
+    there = {"python_version": python, "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
+    there["platform_machine"] = "x86_64"
+    found: dict[str, SpecifierSet] = {}
+    for line in lines:
+        if line.startswith("Requires-Dist:"):
+            wanted = Requirement(line.removeprefix("Requires-Dist:").strip())
+            if wanted.marker is None or wanted.marker.evaluate(there):
+                found[canonical(wanted.name)] = wanted.specifier
+    return found
+
+
+def chosen(package: str, pinned: Mapping[str, str], asked: Mapping[str, SpecifierSet]) -> str:
+    """What to download: our own version where vLLM takes it, else what vLLM asks for. Ours are of another vLLM."""
+    key = canonical(package)
+    takes = asked.get(key, SpecifierSet())
+    if key in pinned and takes.contains(pinned[key]):
+        return f"{package}=={pinned[key]}"
+    return f"{package}{takes}"
 
 
 def download(folder: Path, python: str) -> list[str]:
@@ -133,13 +165,18 @@ def download(folder: Path, python: str) -> list[str]:
     common += [f"--abi={tag}" for tag in (f"cp{python.replace('.', '')}", "abi3", "none")]
     common += [f"--platform={name}" for name in PLATFORMS] + ["--dest", str(folder)]
     missing = []
-    for package in [VLLM, *CARRIED]:
-        key = re.sub(r"[-_.]+", "-", package).lower()
-        wanted = f"{package}=={pinned[key]}" if key in pinned else package
+
+    def get(wanted: str) -> None:
         say(wanted)
         done = subprocess.run([*common, wanted], capture_output=True, text=True, check=False)
         if done.returncode:
             missing.append(wanted)
+
+    get(VLLM)
+    wheel = next(folder.glob("vllm-*.whl"), None)
+    asked = required(wheel, python) if wheel else {}
+    for package in CARRIED:
+        get(chosen(package, pinned, asked))
     return missing
 
 

@@ -64,11 +64,12 @@ def quickstart(result: Result) -> Figures:
 
 
 def learner(result: Result) -> Figures:
-    metrics = result["metrics"]
+    metrics, share = result["metrics"], result["metrics"]["bare_fraction"]
+    bare = "no memory for bare" if share is None else f"{share:.2f} of bare"
     found: Figures = {
         "training_tgs": metrics["tokens_per_s"]["learner"],
         "policy training s": sum(metrics["part_s"].values()),
-        "remark": f"{metrics['bare_fraction']:.2f} of bare, peak {metrics['peak_bytes'] / 1e9:.1f} GB",
+        "remark": f"{bare}, peak {metrics['peak_bytes'] / 1e9:.1f} GB",
     }
     return found | ({"MFU": metrics["mfu"]} if metrics["mfu"] else {})
 
@@ -78,8 +79,11 @@ def attention(result: Result) -> Figures:
 
 
 def mismatch(result: Result) -> Figures:
-    maxima = {name.removeprefix("mismatch_max_"): value for name, value in result["metrics"].items() if "_max_" in name}
-    return {"remark": ", ".join(f"{name} {value:.1e}" for name, value in maxima.items())}
+    found = result["metrics"]
+    pairs = [name.removeprefix("mismatch_mean_") for name in found if name.startswith("mismatch_mean_")]
+    shown = [f"{pair} {metric(result, f'mismatch_mean_{pair}'):.1e}" for pair in pairs]
+    largest = max(value for name, value in found.items() if name.startswith("mismatch_max_"))
+    return {"remark": f"mean {', '.join(shown)}, largest {largest:.1e}"}
 
 
 def weights(result: Result) -> Figures:
@@ -157,12 +161,12 @@ def parts() -> list[Part]:
                 read=mismatch,
             )
         )
-    for way in ("ipc", "adapter"):
+    for way in ("shm", "adapter"):
         found.append(
             Part(
                 name=f"weights_{way}",
                 full=bench("weights", "--device", "0", "--sizes", "600m", "--transports", way, "--rounds", "3"),
-                rehearsal=bench("weights", "--sizes", "tiny", "--transports", _on_cpu(way), "--rounds", "1"),
+                rehearsal=bench("weights", "--sizes", "tiny", "--transports", way, "--rounds", "1"),
                 limit_s=180,
                 read=weights,
             )
@@ -202,10 +206,6 @@ def parts() -> list[Part]:
             )
         )
     return found
-
-
-def _on_cpu(way: str) -> str:
-    return "shm" if way == "ipc" else way
 
 
 def figures(part: Part, file: Path) -> Figures:

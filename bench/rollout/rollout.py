@@ -152,6 +152,7 @@ class Load:
             max_num_seqs=max(256, self.options.concurrent),
             kv_blocks=2048 if self.options.device is None else None,
             devices=() if self.options.device is None else (self.options.device,),
+            dtype="float32" if self.options.device is None else "bfloat16",
         )
         self.replicas.append(Replica(config, index, core, on_step))
         return self.replicas[-1]

@@ -17,6 +17,7 @@ from msgspec import structs
 from rich.console import Console
 
 from engine.balancing.balancer import Balancer
+from engine.devices import DevicePlan
 from engine.errors import BadInput
 from engine.learner.process import LearnerProcessConfig
 from engine.nodes.config import LeadConfig, NodeConfig, launcher
@@ -112,6 +113,19 @@ class LeadTraining(Training):
         return super()._tokens_sampled() + self.lead.protocol.tokens
 
 
+def check_devices(lead: LeadConfig, devices: DevicePlan) -> None:
+    """Raises BadInput for weights that nodes, or the learner's other hosts, cannot have."""
+    if devices.weight_transfer == "nccl":
+        raise BadInput(
+            "nodes cannot be used where weights go from GPU to GPU: nodes pull files. Fix: devices by turns "
+            "(learner_ranks and replicas as many as devices, max_staleness=0), or no nodes"
+        )
+    if devices.adapters:
+        raise BadInput("nodes cannot be used with adapters yet. Fix: adapters=false, and nodes_deltas=true")
+    if lead.learner is not None and devices.devices:
+        raise BadInput("learner_hosts must be 1 with devices: weights of GPUs are not gathered over hosts yet")
+
+
 @asynccontextmanager
 async def lead_training(
     lead: LeadConfig,
@@ -123,12 +137,7 @@ async def lead_training(
     console: Console,
 ) -> AsyncIterator[Training]:
     """On the lead. Raises ListenFailed, KeysUnusable, and what `training` raises."""
-    if config.devices.devices:
-        raise BadInput("nodes cannot be used with devices: weights of GPUs are not pulled yet. Fix: leave out one")
-    if config.devices.adapters:
-        raise BadInput("nodes cannot be used with adapters yet. Fix: adapters=false, and nodes_deltas=true")
-    if lead.learner is not None and config.devices.learner_fields["weight_transfer"] != "shm":
-        raise BadInput("learner_hosts must be 1 with devices: weights of GPUs are not gathered over hosts yet")
+    check_devices(lead, config.devices)
     job = LeadTraining(config, run, make_balancer=make_balancer, sinks=sinks, console=console)
     job.lead_config = with_learner(lead, config, run)
     door = Door(job.lead_config, checkpoint=config.checkpoint, note=job.note)

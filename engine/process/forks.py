@@ -107,6 +107,12 @@ def forks_die_with_us(*, alone: bool = False) -> Iterator[Forks]:
         forks.close()
 
 
+def leave_terminal() -> None:
+    """This process leads a session of its own: Ctrl-C is the node's to handle. Nothing where it does so already."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+
+
 def die_with(parent: int) -> None:
     """SIGKILL for this process when the thread that forked it ends; at once where that has happened before."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

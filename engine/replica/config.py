@@ -27,8 +27,8 @@ ENVIRONMENT = {
 # listen on the interface that the machine's name or these variables mean, without a key.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 _M_ARENA_MAX = -8  # malloc.h
-# Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 and the published ones in
-# bf16 (6 bytes a parameter; training takes 20 and more).
+# Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 (4 bytes a parameter, over
+# its ranks; training takes 18 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
 STEP_TOKENS = 8192  # computed in one engine step at most; vLLM itself takes 2,048 on a GPU where none is given
 CPU_KV_BLOCKS = 1024
@@ -62,7 +62,7 @@ class ReplicaConfig:
     kv_offload_bytes: int = 0
     """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
-    """As the learner's: "shm" (one host) or "gloo"; on GPUs also "ipc" (those of the learner) or "nccl". "adapter":
+    """As the learner's: "shm" (one host) or "gloo"; between GPUs also "nccl". "adapter":
     only the adapter of a LoRA run leaves the learner, and its versions are served side by side."""
     lora_rank: int = 0
     """Of these adapters, as the learner's."""
@@ -102,7 +102,7 @@ class ReplicaConfig:
             raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
-        known = ("shm", "gloo", "adapter", "ipc", "nccl") if self.devices else ("shm", "gloo", "adapter")
+        known = ("shm", "gloo", "adapter", "nccl") if self.devices else ("shm", "gloo", "adapter")
         if self.weight_transfer not in known:
             raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
         if (self.weight_transfer == "adapter") != (self.lora_rank > 0):

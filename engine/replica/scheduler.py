@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -15,6 +16,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
+from engine.process.forks import leave_terminal
 from engine.replica.output_bundler import OutputBundler
 
 
@@ -23,6 +25,8 @@ class BundlingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if multiprocessing.parent_process() is not None:  # with several GPUs the workers are other processes than this
+            leave_terminal()
         self._bundler = OutputBundler()
         self._pausing = False
 

@@ -2,7 +2,7 @@
 
 Runs inside the engine process. Here are what the backends share and "shm": the learner publishes a
 safetensors file on a memory file system, each replica maps it and loads it by name. The learner's half is
-`algo.weights.transport`; gloo is in `engine.replica.weight_transfer_gloo`, nccl and ipc are in
+`algo.weights.transport`; gloo is in `engine.replica.weight_transfer_gloo`, nccl in
 `engine.replica.weight_transfer_gpu`.
 
 Invariants
@@ -32,7 +32,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from engine.process.forks import die_with
+from engine.process.forks import die_with, leave_terminal
 from engine.process.heap import Heap
 from engine.replica.cpu_weight_loader import Direct, fits
 
@@ -155,7 +155,7 @@ class WorkerExtension:
         The wake-up socket of the node's event loop came along with the fork: a signal here would be seen there.
         """
         signal.set_wakeup_fd(-1)
-        os.setsid()
+        leave_terminal()
         if niceness:
             _yield_cores(niceness)
         die_with(os.getppid())
@@ -163,13 +163,12 @@ class WorkerExtension:
 
 
 def register() -> None:
-    """Called at import, which is before the fork. Names of their own: vLLM has an "ipc" and an "nccl" too."""
+    """Called at import, which is before the fork. Names of their own: vLLM has an "nccl" too."""
     factory = WeightTransferEngineFactory
     if "rocstar-shm" not in factory._registry:
         factory.register_engine("rocstar-shm", ShmWeightTransfer)
         factory.register_engine("rocstar-gloo", "engine.replica.weight_transfer_gloo", "GlooWeightTransfer")
         factory.register_engine("rocstar-nccl", "engine.replica.weight_transfer_gpu", "NcclWeightTransfer")
-        factory.register_engine("rocstar-ipc", "engine.replica.weight_transfer_gpu", "IpcWeightTransfer")
 
 
 register()

@@ -1,7 +1,7 @@
 """How much memory a run needs: numbers in, bytes out, no torch. **None of it has been compared with a GPU.**
 
 What the learner keeps is read off `algo/learner/`: float32 master weights, two float32 moments of AdamW, float32
-gradients, sharded over the ranks; weights gathered in the dtype of the passes; one published copy. Parameters, these
+gradients, sharded over the ranks; weights gathered in the dtype of the passes; what is published. Parameters, these
 tensors, the activations that PyTorch saves and the KV cache are exact (tests/unit/recipes/test_rstar2_fit.py). What the
 backward pass needs for a moment, and what CUDA, NCCL and vLLM take for themselves, are estimates. On the CPU the
 learner's measured peak was 0.90 to 1.09 of the sum (SmolLM2-135M, and a small Qwen3 with a vocabulary of 152 K; float32
@@ -20,7 +20,7 @@ from typing import Any
 
 from algo.learner.config import LearnerConfig
 from engine.devices import DevicePlan
-from engine.replica.config import MEMORY_SHARE, MEMORY_SHARE_BY_TURNS
+from engine.replica.config import MEMORY_SHARE, MEMORY_SHARE_BY_TURNS, STEP_TOKENS
 
 GIB = 1 << 30
 FLOAT32, BFLOAT16 = 4, 2
@@ -31,7 +31,6 @@ RESERVE_BYTES = 2 * GIB
 FRAGMENTATION = 0.05  # of what the learner allocates beyond its weights
 ASLEEP_BYTES = 3 * GIB // 2  # of a replica that sleeps: its context and CUDA graphs
 ENGINE_BYTES = 2 * GIB  # of a replica that serves: its context and CUDA graphs
-PREFILL_TOKENS = 8192  # vLLM's largest step
 PROCESS_BYTES = 3 * GIB  # host memory of a rank or an engine: libraries, CUDA's host side
 CPU_PROCESS_BYTES = 4 * GIB // 10  # of a rank without CUDA: the libraries
 
@@ -276,7 +275,7 @@ def learner_parts(plan: Plan, tokens: int | None = None) -> dict[str, int]:
         "backward pass": max(head_moment, layer_moment, root_moment),
     }
     parts = {name: size for name, size in parts.items() if size}
-    moving = sum(parts.values()) - parts["weights (float32)"] - parts["published weights"]
+    moving = sum(parts.values()) - parts["weights (float32)"] - parts.get("published weights", 0)
     gaps = int(FRAGMENTATION * moving)
     if not plan.on_gpu:
         return parts | {"process and gaps": CPU_PROCESS_BYTES + gaps}
@@ -284,17 +283,29 @@ def learner_parts(plan: Plan, tokens: int | None = None) -> dict[str, int]:
 
 
 def _published(plan: Plan) -> int:
-    """On rank 0, which has most: one copy on each of its GPUs (ipc, nccl); on the CPU two files in shared memory."""
-    if plan.on_gpu:
-        return BFLOAT16 * plan.shape.parameters
-    return 2 * (FLOAT32 if plan.learner.weights_dtype == "float32" else BFLOAT16) * plan.shape.parameters
+    """On rank 0, which has most: nccl keeps one copy on its GPU. Everything else are files in host memory, which is the
+    learner's memory on the CPU.
+    """
+    if not plan.on_gpu:
+        return _published_files(plan)
+    return BFLOAT16 * plan.shape.parameters if plan.learner.weight_transfer == "nccl" else 0
+
+
+def _published_files(plan: Plan) -> int:
+    """Two versions in shared memory, of the adapters alone where these are published."""
+    shape, learner = plan.shape, plan.learner
+    if learner.weight_transfer == "nccl":
+        return 0
+    adapters = learner.weight_transfer == "adapter"
+    count = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) if adapters else shape.parameters
+    return 2 * (FLOAT32 if learner.weights_dtype == "float32" else BFLOAT16) * count
 
 
 def replica_parts(plan: Plan) -> dict[str, int]:
     """Parts of one GPU of a replica, in bytes; the KV cache gets what is left of its share, which may be negative."""
     shape, ranks = plan.shape, plan.devices.tensor_parallel
     logits = 3 * FLOAT32 * plan.max_num_seqs * shape.vocabulary
-    prefill = PREFILL_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * shape.intermediate // ranks)
+    prefill = STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * shape.intermediate // ranks)
     parts = {
         "weights (bfloat16)": BFLOAT16 * shape.parameters // ranks,
         "largest step": max(logits, prefill),
@@ -318,6 +329,7 @@ def host_parts(plan: Plan) -> dict[str, int]:
     processes = plan.devices.ranks + plan.devices.replicas * plan.devices.tensor_parallel + 2
     return {
         "processes": processes * PROCESS_BYTES,
+        "published weights": _published_files(plan),
         "AdamW moments while replicas sample": 2 * FLOAT32 * trained if plan.devices.shared else 0,
         "activations": inputs if learner.activation_offload else 0,
         "checkpoint": FLOAT32 * (shape.parameters + adapters) + 2 * FLOAT32 * trained,
@@ -327,7 +339,7 @@ def host_parts(plan: Plan) -> dict[str, int]:
 def memory_of(plan: Plan) -> Memory:
     """All of it, with what does not fit as sentences."""
     learner, shape = learner_parts(plan), plan.shape
-    rest = learner["weights (float32)"] + learner.get("reference (float32)", 0) + learner["published weights"]
+    rest = learner["weights (float32)"] + learner.get("reference (float32)", 0) + learner.get("published weights", 0)
     replica = replica_parts(plan) if plan.on_gpu else {}
     host = host_parts(plan) if plan.on_gpu else {}
     kv_tokens = max(0, replica["KV cache"]) // kv_bytes_per_gpu(plan) if replica else 0

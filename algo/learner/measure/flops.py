@@ -15,7 +15,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 # Dense bf16, from the datasheets; the first name that a device's own contains.
-PEAKS = (("H100 PCIe", 756e12), ("H100", 989e12), ("H200", 989e12), ("B200", 2250e12), ("A100", 312e12))
+PEAKS = (
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("B200", 2250e12),
+    ("A100", 312e12),
+    ("H20", 148e12),
+    ("L40S", 362e12),
+    ("MI300X", 1307e12),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,7 +78,6 @@ async def check_format(
         block_size=BLOCK,
         devices=() if device is None else (device,),
         dtype="float32" if device is None else "bfloat16",
-        weight_transfer="shm" if device is None else "ipc",
     )
     async with AsyncExitStack() as stack:
         replica = Replica(config, index=0, core=None, on_step=lambda index, sample: None)

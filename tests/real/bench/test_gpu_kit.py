@@ -137,7 +137,7 @@ def test_a_part_that_has_a_result_is_passed_over_and_none_begins_that_cannot_end
 def test_parts_are_told_by_their_beginnings(capsys):
     assert {one.name for one in gpu.arguments(["--parts", "sleep,weights"]).wanted} == {
         "sleep",
-        "weights_ipc",
+        "weights_shm",
         "weights_adapter",
     }
     assert len({one.name for one in parts()}) == len(parts())

@@ -27,10 +27,10 @@ ONE, EIGHT = (0,), tuple(range(8))
     [
         ({}, "shm", (), (), False),
         ({"max_staleness": 2, "ranks": 2}, "shm", (), (), False),
-        ({"devices": ONE, "replicas": 1}, "ipc", ONE, ONE, True),
+        ({"devices": ONE, "replicas": 1}, "shm", ONE, ONE, True),
         ({"devices": (0, 1), "replicas": 1, "max_staleness": 1}, "nccl", (0,), (1,), False),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 8}, "ipc", EIGHT, EIGHT, True),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 4, "tensor_parallel": 2}, "ipc", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 8}, "shm", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "ranks": 8, "replicas": 4, "tensor_parallel": 2}, "shm", EIGHT, EIGHT, True),
         ({"devices": EIGHT, "ranks": 2, "replicas": 6, "max_staleness": 1}, "nccl", (0, 1), EIGHT[2:], False),
         ({"devices": (4, 6, 7), "ranks": 1, "tensor_parallel": 1}, "nccl", (4,), (6, 7), False),
     ],

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from algo.loss.policy_losses import Correction, PpoClip
+from engine.console.main import identity_of
 from engine.console.options import parse
 from engine.devices import DevicePlan
+from engine.fleet.canary import tolerance_of
 from recipes.quickstart import ADVANTAGES, Config
 
 
@@ -52,6 +54,24 @@ def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsy
         replace(learner, lora_targets=("q_proj", "lm_head"))
     with pytest.raises(ValueError, match="lora_rank must be positive with weight_transfer 'adapter', got 0"):
         replace(learner, lora_rank=0)
+
+
+def test_deadlines_and_tolerances_are_options_and_a_run_that_one_has_ended_goes_on_with_another() -> None:
+    words = ["step_deadline_s=7", "start_deadline_s=9", "canary_tolerance=0.5", "mismatch_tolerance=none"]
+    config = parse(Config, words)
+    made = config.training()
+    assert (made.step_deadline_s, made.start_deadline_s, made.replicas_config.start_deadline_s) == (7, 9, 9)
+    assert (made.canary_bound, made.learner.mismatch_bound) == (0.5, None)
+    assert parse(Config, ["canary_tolerance=none"]).training().canary_bound is None
+    assert identity_of(config) == identity_of(parse(Config, []))
+
+
+def test_on_gpus_tolerances_are_those_of_bfloat16_and_the_kv_cache_is_what_they_hold() -> None:
+    on_cpu, on_gpu = (parse(Config, words).training() for words in ([], ["devices=0", "replicas=1"]))
+    assert on_gpu.canary_bound == tolerance_of(on_gpu.checkpoint, "bfloat16") > 1e3 * (on_cpu.canary_bound or 1)
+    assert parse(Config, ["learner.dtype=bfloat16"]).training().canary_bound == on_gpu.canary_bound
+    assert (on_cpu.replicas_config.blocks, on_gpu.replicas_config.blocks) == (2048, None)
+    assert parse(Config, ["devices=0", "replicas=1", "kv_blocks=99"]).training().replicas_config.blocks == 99
 
 
 def test_quantised_replicas_need_a_loss_that_corrects_and_a_tolerance() -> None:

@@ -6,24 +6,27 @@ import torch
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
-from algo.learner.offload import offload, onload
+from algo.learner.offload import Offloader
 from algo.learner.trainer import Trainer
 
 
 class OnDevice(torch.Tensor):
     """Stands for a tensor on a GPU."""
 
-    device = torch.device("cuda", 1)
+    device = torch.device("privateuseone", 1)
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     def to(self, device):
         assert device == "cpu"
-        return self.as_subclass(OnHost)
+        return self.clone().as_subclass(OnHost)
 
 
 class OnHost(torch.Tensor):
-    def to(self, device):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def to(self, device, non_blocking):
         assert device == OnDevice.device
-        return self.as_subclass(OnDevice)
+        return self.clone().as_subclass(OnDevice)
 
 
 def stepped():
@@ -35,31 +38,45 @@ def stepped():
     return optimizer, optimizer.state[weight]
 
 
-def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
-    optimizer, state = stepped()
-    before = {name: value.clone() for name, value in state.items()}
-    assert offload(optimizer) == [], "nothing is on a device"
+def moved(state):
+    """The state's moments are on a device now."""
     for name in ("exp_avg", "exp_avg_sq"):
         state[name] = state[name].as_subclass(OnDevice)
-    moved = offload(optimizer)
-    assert sorted(name for _, name, _ in moved) == ["exp_avg", "exp_avg_sq"]
-    assert {type(value) for value in state.values()} == {OnHost, torch.Tensor}
-    onload(moved)
-    assert {type(value) for value in state.values()} == {OnDevice, torch.Tensor}
-    assert moved == []
-    for name, value in before.items():
-        assert torch.equal(state[name].as_subclass(torch.Tensor), value)
+
+
+def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
+    optimizer, state = stepped()
+    offloader = Offloader(optimizer)
+    assert offloader.offload() == 0, "nothing is on a device"
+    moved(state)
+    memory = {}
+    for step in range(3):
+        before = {name: value.as_subclass(torch.Tensor).clone() for name, value in state.items()}
+        assert offloader.offload() == 2 * 3 * 4
+        assert {type(value) for value in state.values()} == {OnHost, torch.Tensor}
+        own = {name: state[name].data_ptr() for name in ("exp_avg", "exp_avg_sq")}
+        assert memory in ({}, own), "the same host memory each time"
+        memory = own
+        offloader.onload()
+        assert {type(value) for value in state.values()} == {OnDevice, torch.Tensor}
+        for name, value in before.items():
+            assert torch.equal(state[name].as_subclass(torch.Tensor), value)
+        state["exp_avg"].as_subclass(torch.Tensor).add_(step + 1)  # the next step's
+    offloader.onload()
+    assert {type(value) for value in state.values()} == {OnDevice, torch.Tensor}, "nothing is away"
 
 
 def test_a_trainer_releases_the_gpu_where_it_was_told_to_and_forgets_nothing():
     for told in (False, True):
         optimizer, state = stepped()
-        state["exp_avg"] = state["exp_avg"].as_subclass(OnDevice)
+        moved(state)
         config = LearnerConfig(offload_optimizer=told)
-        trainer = SimpleNamespace(config=config, optimizer=optimizer, offloaded=[], device=torch.device("cpu"))
+        trainer = SimpleNamespace(config=config, offloader=Offloader(optimizer), device=torch.device("cpu"))
         Trainer.release_gpu(trainer)
         Trainer.release_gpu(trainer)
-        assert [name for _, name, _ in trainer.offloaded] == ["exp_avg"] * told
+        assert type(state["exp_avg"]) is (OnHost if told else OnDevice)
+        trainer.offloader.onload()
+        assert type(state["exp_avg"]) is OnDevice
 
 
 class Rank:

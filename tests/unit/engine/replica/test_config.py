@@ -25,7 +25,7 @@ def config(**options):
         ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
         ({"devices": (0, 0)}, r"devices must differ, got \(0, 0\)"),
         ({"weight_transfer": "nccl"}, "weight_transfer must be one of shm, gloo, adapter here, got 'nccl'"),
-        ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, adapter, ipc, nccl here, got 'disk'"),
+        ({"weight_transfer": "disk", "devices": (0,)}, "one of shm, gloo, adapter, nccl here, got 'disk'"),
         ({"weight_transfer": "adapter"}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 0'),
         ({"lora_rank": 8}, 'lora_rank must be positive with weight_transfer "adapter" alone, got 8'),
         ({"weight_transfer": "adapter", "lora_rank": 8}, "lora_targets must name the layers .* got ()"),
