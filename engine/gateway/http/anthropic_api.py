@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
-from engine.gateway.http.openai_api import Share, Temperature, Tokens, is_neutral
+from engine.gateway.http.openai_api import Share, Temperature, Tokens, check_stops, is_neutral
 from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, Knobs, Text
 from engine.gateway.tool_loop import Answer as AgentAnswer
@@ -53,6 +53,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not messages:
             raise BadRequest("messages", "must have at least one message")
         tools = () if kind == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
+        check_stops("stop_sequences", self.stop_sequences or ())
         knobs = Knobs(
             max_tokens=self.max_tokens,
             temperature=self.temperature,

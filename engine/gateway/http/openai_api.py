@@ -57,6 +57,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 EMPTY: tuple[Any, ...] = (False, {}, [])  # a field that is switched off, known or not
 MOST_CHOICES = 256  # of one request
+MOST_STOPS, STOP_CHARS = 32, 256
 N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=-SEEDS, le=SEEDS - 1)]
@@ -86,6 +87,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def knobs(self, sample: int, max_tokens: int | None) -> Knobs:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        check_stops("stop", stops)
         return Knobs(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -167,6 +169,15 @@ def _parse(data: bytes, body: type[Any]) -> Any:
         else:
             raise BadRequest(name, "this field is not supported")
     return msgspec.convert(fields, body)
+
+
+def check_stops(field: str, stops: Sequence[str]) -> None:
+    """Each is looked for after each token. Raises BadRequest for more, or longer ones, than a server has time for."""
+    if len(stops) > MOST_STOPS:
+        raise BadRequest(field, f"must be at most {MOST_STOPS} texts, got {len(stops)}")
+    longest = max(map(len, stops), default=0)
+    if longest > STOP_CHARS:
+        raise BadRequest(field, f"must have at most {STOP_CHARS} characters each, got {longest}")
 
 
 def is_neutral(value: Any, neutral: Sequence[Any] = ()) -> bool:

@@ -362,6 +362,15 @@ async def test_a_number_that_no_engine_takes_is_refused_and_named(route, field, 
         assert field in json.loads(answer)["error"]["message"]
 
 
+@pytest.mark.parametrize("stops", [["x"] * 33, ["x" * 257]])
+@pytest.mark.parametrize("route", [CHATS, COMPLETIONS, MESSAGES], ids=["chat", "completion", "message"])
+async def test_stop_texts_are_bounded(route, stops):
+    field = "stop_sequences" if route is MESSAGES else "stop"
+    async with served([f"hi{END}"]) as node:
+        status, answer, _ = await answer_of(node, route[0], {**route[1], field: stops})
+        assert (status, field in json.loads(answer)["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("seed", [0, (1 << 63) - 1, -(1 << 63), -1])
 async def test_every_seed_of_64_bits_is_one_for_each_sample(seed):
     async with served([f"hi{END}"]) as node:
