@@ -72,6 +72,7 @@ from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
+from engine.pipeline.whereabouts import GroupVanished
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.recording.policy import RecordConfig
 from engine.recording.recording import Recording
@@ -85,7 +86,7 @@ from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder, versions
 from engine.run.step_history import StepHistory
 from engine.run.workspace import workspace
-from engine.stages.admit import admit
+from engine.stages.admit import AdmittedPrompt, admit
 from engine.stages.batch import batch_groups
 from engine.stages.empty_batches import NothingLeft, NothingToTrain
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
@@ -120,6 +121,7 @@ EXPECTED = (
     BudgetTooSmall,
     CanaryFailed,
     CannotWrite,
+    GroupVanished,
     LearnerDied,
     NothingToTrain,
     ReplicaDied,
@@ -408,7 +410,7 @@ class Training:
         """A group of graded trajectories per prompt, and what is trained of it. The prompts of `admit` refill it."""
         self._check_group(rollouts, reward, select)
         run = groups(rollouts, reward, select, self._refills(), self.config.group, self.timeline, self.journal)
-        return Stage(name="groups", run=run, workers=self.config.prompts_per_step)
+        return Stage(name="groups", run=run, workers=self.config.prompts_per_step, takes=AdmittedPrompt)
 
     def _refills(self) -> Iterator[Prompt]:
         """The prompts of `admit`, which may be called later."""
@@ -424,12 +426,12 @@ class Training:
 
     def batch(self) -> Stage:
         """The groups of a step, together."""
-        return Stage(name="batch", run=batch_groups(self.leases))
+        return Stage(name="batch", run=batch_groups(self.leases), takes=Group, collects=True)
 
     def write_rollouts(self, *, every: int) -> Stage:
         """Writes the rollouts of each `every`th step to rollouts/, for people. After `batch`."""
         folder = self.run_folder.path / "rollouts"
-        return Stage(name="write_rollouts", run=write_rollouts(folder, self.leases, every=every))
+        return Stage(name="write_rollouts", run=write_rollouts(folder, self.leases, every=every), takes=list)
 
     def train(
         self,
@@ -462,7 +464,7 @@ class Training:
             enough=lambda: enough(self.steps()),
             recording=self.recording,
         )
-        return Stage(name="learn", run=self._train)
+        return Stage(name="learn", run=self._train, takes=list)
 
     def check_has_run(self) -> None:
         """Raises BadInput where a recipe made the stage that trains, and ends without running it."""
@@ -473,7 +475,7 @@ class Training:
         """Runs the stages to their end, saves the checkpoint, writes the run's files and returns the summary."""
         wiring.check_stages(stages)
         self._has_run = True
-        pipeline = Pipeline(stages)
+        pipeline = Pipeline(stages, leases=self.leases)
         self.stats = pipeline.stats
         title = f"rocstar {self.run_folder.path}"
         with Display(title, self.config.steps, self.fleet, self.console, self.timeline.lag) as self._display:
@@ -482,10 +484,12 @@ class Training:
                 async with asyncio.TaskGroup() as tasks:
                     ticking = tasks.create_task(self._display.tick(), name="display")
                     watching = tasks.create_task(self._watch(), name="watch")
+                    following = tasks.create_task(pipeline.watch(), name="vanished")
                     metering = tasks.create_task(self.host.run(), name="host")
                     await self._run(pipeline)
                     ticking.cancel()
                     watching.cancel()
+                    following.cancel()
                     metering.cancel()
             except BaseExceptionGroup as failures:  # the caller waits for the error of a part as it is
                 raise first_error(failures) from failures

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.pipeline.whereabouts import Whereabouts
+
 
 class Leases:
     """groups_per_step is B, max_staleness is S (0: strictly on-policy). Capacity as in AReaL (arXiv 2505.24298).
@@ -36,6 +38,8 @@ class Leases:
         self._released: set[int] = set()
         self._floor = self._next  # all leases below are released
         self._change = asyncio.Event()
+        self.waiting = False  # somebody waits for a lease
+        self.whereabouts = Whereabouts()  # of the groups whose lease is out
 
     @property
     def capacity(self) -> int:
@@ -57,15 +61,21 @@ class Leases:
         """Waits until `take` succeeds."""
         while (lease := self.take()) is None:
             self._change.clear()
-            await self._change.wait()
+            self.waiting = True
+            try:
+                await self._change.wait()
+            finally:
+                self.waiting = False
         return lease
 
     def release(self, lease: int) -> None:
         """Raises ValueError for a lease that is not out."""
         if not self._floor <= lease < self._next or lease in self._released:
             raise ValueError(f"lease {lease} is not out")
+        self.whereabouts.forget(lease)
         self._released.add(lease)
         while self._floor in self._released:
             self._released.remove(self._floor)
             self._floor += 1
+        self.waiting = False  # who does will look
         self._change.set()

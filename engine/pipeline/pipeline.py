@@ -7,6 +7,8 @@ Invariants
 - A stage that has enough calls `inbox.finish()`: the stages before it are cancelled, what waits for it is discarded,
   and the stages after it end as usual.
 - An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
+- With leases, a group is never lost: a stage that ends with groups that it did not put out raises GroupVanished, and so
+  does `watch` as soon as nothing can move any more.
 - For each worker: busy + blocked on input + blocked on output = the time since it started.
 """
 
@@ -15,12 +17,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import first_error
 from engine.pipeline.channel import Channel, ChannelClosed
+from engine.pipeline.leases import Leases
+from engine.pipeline.own_tasks import OwnTasks, tasks_noted
+from engine.pipeline.whereabouts import FIX, GroupVanished, StageState, is_dead, missing
+
+LOOK_S = 1.0
+LOOKS = 3  # that must find the same dead state: a callback of the loop may be about to act
 
 
 class Port:
@@ -32,15 +41,21 @@ class Port:
         self.items = 0
         self._blocked_s = 0.0
         self._pending = 0  # a stage may use its port from several tasks of its own
+        self._waiting: asyncio.Task[Any] | None = None  # the last of them that came
         self._since = 0.0
 
     def blocked_s(self, now: float) -> float:
         return self._blocked_s + (now - self._since if self._pending else 0.0)
 
+    def holds_up(self, task: asyncio.Task[Any]) -> bool:
+        """Whether this task waits here, alone."""
+        return self._pending == 1 and self._waiting is task
+
     async def _timed(self, operation: Awaitable[Any]) -> Any:
         if not self._pending:
             self._since = self._clock()
         self._pending += 1
+        self._waiting = asyncio.current_task()
         try:
             item = await operation
         finally:
@@ -54,16 +69,24 @@ class Port:
 class Inbox(Port):
     """`async for item in inbox`, or `await inbox.get()`, which raises ChannelClosed at the end."""
 
-    def __init__(self, channel: Channel[Any], clock: Callable[[], float], finish: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel[Any],
+        clock: Callable[[], float],
+        finish: Callable[[], None],
+        taken: Callable[[Any], None] = lambda item: None,
+    ) -> None:
         super().__init__(channel, clock)
-        self._finish = finish
+        self._finish, self._taken = finish, taken
 
     def finish(self) -> None:
         """Nothing more is wanted: cancels the stages before this one, and discards what waits in the inbox."""
         self._finish()
 
     async def get(self) -> Any:
-        return await self._timed(self._channel.get())
+        item = await self._timed(self._channel.get())
+        self._taken(item)
+        return item
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         with contextlib.suppress(ChannelClosed):
@@ -74,7 +97,15 @@ class Inbox(Port):
 class Outbox(Port):
     """`await outbox.put(item)` waits for room downstream."""
 
+    def __init__(
+        self, channel: Channel[Any], clock: Callable[[], float], check: Callable[[Any], None] = lambda item: None
+    ) -> None:
+        super().__init__(channel, clock)
+        self._check = check
+
     async def put(self, item: Any) -> None:
+        """Raises ValueError for an item that the next stage cannot take, or a group that this stage does not have."""
+        self._check(item)
         await self._timed(self._channel.put(item))
 
 
@@ -83,12 +114,17 @@ StageFunction = Callable[[Inbox, Outbox], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A stage of a pipeline: `workers` concurrent copies of `run`, and room for `capacity` items in its inbox."""
+    """A stage of a pipeline: `workers` concurrent copies of `run`, and room for `capacity` items in its inbox.
+
+    takes: the type of the items that it can work on. collects: it holds groups until others have come.
+    """
 
     name: str
     run: StageFunction
     workers: int = 1
     capacity: int = 16
+    takes: type = object
+    collects: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -110,10 +146,18 @@ class StageStats:
 
 
 class _Worker:
+    """Made by its own task."""
+
     def __init__(self, inbox: Inbox, outbox: Outbox, now: float) -> None:
         self.inbox, self.outbox = inbox, outbox
         self.started_at = now
         self.ended_at: float | None = None
+        self.own = OwnTasks()
+
+    @property
+    def waits(self) -> bool:
+        """It has ended, or waits for an item."""
+        return self.ended_at is not None or self.inbox.holds_up(self.own.worker)
 
 
 class Pipeline:
@@ -132,11 +176,20 @@ class Pipeline:
     2
     """
 
-    def __init__(self, stages: Sequence[Stage], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        leases: Leases | None = None,
+    ) -> None:
+        """leases: of the groups that go through the stages, which are followed then."""
         names = [stage.name for stage in stages]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
         self.stages = list(stages)
+        self._leases = leases
+        self._finished = False  # a stage has had enough
         self._clock = clock  # not the loop's: uvloop counts in whole milliseconds
         self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
         self._channels.append(_Sink())
@@ -147,28 +200,99 @@ class Pipeline:
     async def run(self) -> None:
         """Returns when the last stage has ended; raises the first exception of a stage (ExceptionGroup unwrapped)."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for index, stage in enumerate(self.stages):
-                    for number in range(stage.workers):
-                        task = group.create_task(self._work(index), name=f"{stage.name}[{number}]")
-                        self._tasks[index].append(task)
+            with tasks_noted():
+                await self._run()
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
 
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index, stage in enumerate(self.stages):
+                for number in range(stage.workers):
+                    task = group.create_task(self._work(index), name=f"{stage.name}[{number}]")
+                    self._tasks[index].append(task)
+
+    async def watch(self, look_s: float = LOOK_S) -> None:
+        """Until cancelled, beside `run`. Raises GroupVanished when nothing can move any more (`whereabouts.is_dead`)."""
+        seen, looks = self._passed(), 0
+        while True:
+            await asyncio.sleep(look_s)
+            looks = looks + 1 if self._is_dead() and self._passed() == seen else 0
+            seen = self._passed()
+            if looks == LOOKS:
+                raise GroupVanished(f"{self._missing() or 'no stage can move any more'}. {FIX}")
+
+    def states(self) -> list[StageState]:
+        """What each stage is at now, for `whereabouts.is_dead`."""
+        return [self._state(index) for index in range(len(self.stages))]
+
+    def _state(self, index: int) -> StageState:
+        stage, workers = self.stages[index], self._workers[index]
+        holds = len(self._leases.whereabouts.within(stage.name)) if self._leases is not None else 0
+        return StageState(
+            name=stage.name,
+            queue=len(self._channels[index]),
+            waits=len(workers) == stage.workers and all(worker.waits for worker in workers),
+            holds=holds,
+            may_act=holds > 0 and any(worker.own.under_way for worker in workers),
+        )
+
+    def _is_dead(self) -> bool:
+        leases = self._leases
+        return leases is not None and leases.waiting and is_dead(self.states(), waits_for_lease=True)
+
+    def _passed(self) -> list[tuple[int, int]]:
+        """Items in and out of each stage."""
+        return [(row.items_in, row.items_out) for row in self.stats()]
+
+    def _missing(self) -> str:
+        """Which stages have swallowed groups; a stage that collects them waits for those of others."""
+        rows = [row for row, stage in zip(self.stats(), self.stages, strict=True) if not stage.collects]
+        return "; ".join(filter(None, map(self._swallowed, rows)))
+
+    def _swallowed(self, row: StageStats) -> str:
+        prompts = self._leases.whereabouts.within(row.name) if self._leases is not None else []
+        if not prompts:
+            return ""
+        return missing(row.name, items_in=row.items_in, items_out=row.items_out, prompts=prompts)
+
+    def _taken(self, index: int, item: Any) -> None:
+        if self._leases is not None:
+            self._leases.whereabouts.taken(self.stages[index].name, item)
+
+    def _check(self, index: int, item: Any) -> None:
+        """Raises ValueError unless the stage may put this out."""
+        name = self.stages[index].name
+        if index + 1 < len(self.stages) and not isinstance(item, (following := self.stages[index + 1]).takes):
+            raise ValueError(
+                f"stage {name} put out {item!r:.100} ({type(item).__name__}), and stage {following.name} takes a "
+                f"{following.takes.__name__}. Fix: put out what {following.name} can take"
+            )
+        if self._leases is not None:
+            self._leases.whereabouts.put(name, item, source=index == 0)
+
     async def _work(self, index: int) -> None:
-        inbox = Inbox(self._channels[index], self._clock, finish=lambda: self._finish(index))
-        outbox = Outbox(self._channels[index + 1], self._clock)
+        inbox = Inbox(
+            self._channels[index],
+            self._clock,
+            finish=lambda: self._finish(index),
+            taken=lambda item: self._taken(index, item),
+        )
+        outbox = Outbox(self._channels[index + 1], self._clock, check=lambda item: self._check(index, item))
         worker = _Worker(inbox, outbox, self._clock())
         self._workers[index].append(worker)
         await self.stages[index].run(worker.inbox, worker.outbox)
         worker.ended_at = self._clock()
         peers = self._workers[index]
         if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):
+            if not self._finished and (swallowed := self._swallowed(self.stats()[index])):
+                raise GroupVanished(f"{swallowed}, and the stage has ended. {FIX}")
             self._channels[index + 1].close()
             if not self._channels[index].closed or len(self._channels[index]):
                 raise RuntimeError(f"stage {self.stages[index].name} ended before its inbox was closed and drained")
 
     def _finish(self, index: int) -> None:
+        self._finished = True
         for tasks in self._tasks[:index]:
             for task in tasks:
                 task.cancel()

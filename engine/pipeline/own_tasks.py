@@ -1,0 +1,83 @@
+"""What a worker of a stage has under way beside itself: tasks that it started, and timers that will wake it up.
+
+Invariant: a worker for which `under_way` is False, and which waits for an item, can only be moved by somebody else.
+(Or by a callback of a thread or of the loop that it keeps nowhere; that is no way to hold a group.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
+
+_OWNER: ContextVar[OwnTasks | None] = ContextVar("owner", default=None)
+_FRAMES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
+_STEPS = ("async_generator_asend", "coroutine_wrapper")  # between a frame and the one that it awaits
+
+
+class OwnTasks:
+    """Made by a worker's own task, for itself."""
+
+    def __init__(self) -> None:
+        worker = asyncio.current_task()
+        assert worker is not None, "a worker is a task"
+        self.worker = worker
+        self._made: WeakSet[asyncio.Task[Any]] = WeakSet()
+        _OWNER.set(self)  # of this task and of those that it starts
+
+    def note(self, task: asyncio.Task[Any]) -> None:
+        self._made.add(task)
+
+    @property
+    def under_way(self) -> bool:
+        return any(not task.done() for task in self._made) or _has_timer(self.worker.get_coro())
+
+
+@contextmanager
+def tasks_noted() -> Iterator[None]:
+    """Inside, each new task of the running loop is noted by the worker in whose context it was started."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        made = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
+        if (owner := _OWNER.get()) is not None:
+            owner.note(made)  # type: ignore[arg-type]  a factory may make other futures, asyncio says
+        return made
+
+    loop.set_task_factory(make)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(before)
+
+
+def _has_timer(coroutine: Any) -> bool:
+    """Whether a suspended coroutine, or what it awaits, holds a timer: an `asyncio.timeout`, a handle of `call_later`."""
+    frames, seen = [coroutine], set[int]()
+    while frames:
+        frame = frames.pop()
+        if id(frame) in seen:
+            continue
+        seen.add(id(frame))
+        for held in gc.get_referents(frame):
+            if isinstance(held, _FRAMES) or type(held).__name__ in _STEPS:
+                frames.append(held)
+            elif _is_timer(held) or any(map(_is_timer, _fields(getattr(held, "__self__", held)))):
+                return True
+    return False
+
+
+def _fields(held: Any) -> list[Any]:
+    if isinstance(held, types.ModuleType | types.FunctionType | type):
+        return []
+    return [*gc.get_referents(held), *getattr(held, "__dict__", {}).values()]
+
+
+def _is_timer(held: Any) -> bool:
+    return type(held).__name__ == "TimerHandle" and not held.cancelled()  # asyncio's and uvloop's

@@ -1,0 +1,137 @@
+"""Which stage has each group of a run, and whether anything can still move. Pure: what stages take and put out goes in.
+
+Invariants
+- Each group that a stage takes it puts out once: a second time, or a group that it did not take, raises.
+- A pipeline is dead only if none of its stages can act any more: a stage that holds groups and has a task or a timer of
+  its own may put them out by itself, so it is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN = 3  # prompts that a message names
+
+
+class GroupVanished(RuntimeError):
+    """A stage took a group and can never put it out. The message names stage, counts and prompts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageState:
+    """A stage at one moment. waits: all its workers wait for an item. holds: groups that it took and has not put out.
+    may_act: it has a task or a timer of its own, which may put something out without another item.
+    """
+
+    name: str
+    queue: int
+    waits: bool
+    holds: int
+    may_act: bool = False
+
+
+def is_dead(stages: Sequence[StageState], *, waits_for_lease: bool) -> bool:
+    """Whether nothing will ever move: the first stage waits for a lease, which only a step that is trained gives back,
+    and all others wait for items that nobody makes.
+
+    >>> mine = StageState(name="mine", queue=0, waits=True, holds=1)
+    >>> learn = StageState(name="learn", queue=0, waits=True, holds=0)
+    >>> admit = StageState(name="admit", queue=0, waits=False, holds=0)
+    >>> is_dead([admit, mine, learn], waits_for_lease=True)
+    True
+    """
+    followers = stages[1:]
+    return waits_for_lease and all(
+        stage.queue == 0 and stage.waits and not (stage.holds and stage.may_act) for stage in followers
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a group is: within a stage that took it, or behind it, on the way to the next one."""
+
+    prompt_id: str
+    stage: str
+    within: bool
+    has_advantages: bool
+
+
+class Whereabouts:
+    """`taken` and `put` as groups go through the stages, `forget` when their lease is released.
+
+    >>> from engine.types import Group, Prompt
+    >>> group = Group(prompt=Prompt(id="train-7", messages=(), answer=""), trajectories=(), lease=0)
+    >>> whereabouts = Whereabouts()
+    >>> whereabouts.taken("mine", group); whereabouts.within("mine")
+    ['train-7']
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, _Place] = {}  # by lease
+
+    def taken(self, stage: str, item: Any) -> None:
+        for group in _groups(item):
+            self._places[group.lease] = _place(group, stage, within=True)
+
+    def put(self, stage: str, item: Any, *, source: bool = False) -> None:
+        """source: of the stage that makes the groups. Raises ValueError for a group that the stage does not have, or
+        whose advantages it lost.
+        """
+        for group in _groups(item):
+            before = self._places.get(group.lease)
+            here = before is not None and before.stage == stage
+            if not source and not (here and before.within):
+                again = "a second time" if here else "although it has not taken it, or has put it out before"
+                raise ValueError(
+                    f"stage {stage} put out the group of prompt {group.prompt.id} (lease {group.lease}) {again}. "
+                    "Fix: put out each group that the stage takes once"
+                )
+            place = _place(group, stage, within=False)
+            if before is not None and before.has_advantages and _kept(group) and not place.has_advantages:
+                raise ValueError(
+                    f"stage {stage} put out the group of prompt {group.prompt.id} with kept={group.kept} and without "
+                    "advantages. Fix: set advantages_K too, one for each trajectory that is kept"
+                )
+            self._places[group.lease] = place
+
+    def forget(self, lease: int) -> None:
+        """The group is trained, or dropped for good."""
+        self._places.pop(lease, None)
+
+    def within(self, stage: str) -> list[str]:
+        """The prompts of the groups that a stage took and has not put out, oldest lease first."""
+        return [place.prompt_id for _, place in sorted(self._places.items()) if place.within and place.stage == stage]
+
+
+def missing(stage: str, *, items_in: int, items_out: int, prompts: Sequence[str]) -> str:
+    """The sentence about a stage that has swallowed groups."""
+    shown = ", ".join(prompts[:SHOWN]) + (f" and {len(prompts) - SHOWN} more" if len(prompts) > SHOWN else "")
+    one = len(prompts) == 1
+    return (
+        f"stage {stage} took {items_in} groups and put out {items_out}: the {'group' if one else 'groups'} of prompt "
+        f"{shown} {'is' if one else 'are'} missing"
+    )
+
+
+FIX = (
+    "Fix: `await outbox.put(group)` for each group that the stage takes; one that is not to be trained goes out as "
+    'replace(group, kept=(), advantages_K=None, drop="why")'
+)
+
+
+def _groups(item: Any) -> Iterator[Any]:
+    """The groups of an item: an admitted prompt, a group, or the groups of a step; none of another item."""
+    for member in item if isinstance(item, list) else (item,):
+        if hasattr(member, "lease") and hasattr(member, "prompt"):
+            yield member
+
+
+def _kept(group: Any) -> bool:
+    return bool(getattr(group, "kept", ()))
+
+
+def _place(group: Any, stage: str, *, within: bool) -> _Place:
+    has = getattr(group, "advantages_K", None) is not None
+    return _Place(prompt_id=group.prompt.id, stage=stage, within=within, has_advantages=has)
