@@ -27,10 +27,10 @@ class OwnTasks:
         worker = asyncio.current_task()
         assert worker is not None, "a worker is a task"
         self.worker = worker
-        self._made: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._made: WeakSet[asyncio.Future[Any]] = WeakSet()
         _OWNER.set(self)  # of this task and of those that it starts
 
-    def note(self, task: asyncio.Task[Any]) -> None:
+    def note(self, task: asyncio.Future[Any]) -> None:
         self._made.add(task)
 
     @property
@@ -47,7 +47,7 @@ def tasks_noted() -> Iterator[None]:
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         made = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
         if (owner := _OWNER.get()) is not None:
-            owner.note(made)  # type: ignore[arg-type]  a factory may make other futures, asyncio says
+            owner.note(made)
         return made
 
     loop.set_task_factory(make)
@@ -58,7 +58,7 @@ def tasks_noted() -> Iterator[None]:
 
 
 def _has_timer(coroutine: Any) -> bool:
-    """Whether a suspended coroutine, or what it awaits, holds a timer: an `asyncio.timeout`, a handle of `call_later`."""
+    """Whether a suspended coroutine, or one that it awaits, holds a timer: an `asyncio.timeout`, say."""
     frames, seen = [coroutine], set[int]()
     while frames:
         frame = frames.pop()

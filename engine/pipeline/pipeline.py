@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,7 +212,7 @@ class Pipeline:
                     self._tasks[index].append(task)
 
     async def watch(self, look_s: float = LOOK_S) -> None:
-        """Until cancelled, beside `run`. Raises GroupVanished when nothing can move any more (`whereabouts.is_dead`)."""
+        """Until cancelled, beside `run`. Raises GroupVanished when nothing can move any more (`is_dead`)."""
         seen, looks = self._passed(), 0
         while True:
             await asyncio.sleep(look_s)

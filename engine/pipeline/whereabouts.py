@@ -81,9 +81,9 @@ class Whereabouts:
         """
         for group in _groups(item):
             before = self._places.get(group.lease)
-            here = before is not None and before.stage == stage
-            if not source and not (here and before.within):
-                again = "a second time" if here else "although it has not taken it, or has put it out before"
+            own = before if before is not None and before.stage == stage else None
+            if not source and (own is None or not own.within):
+                again = "a second time" if own is not None else "although it has not taken it, or has put it out before"
                 raise ValueError(
                     f"stage {stage} put out the group of prompt {group.prompt.id} (lease {group.lease}) {again}. "
                     "Fix: put out each group that the stage takes once"
