@@ -134,6 +134,8 @@ class Reward(Protocol):
     class Short:  # prefers short answers
         async def __call__(self, trajectory):
             return 1.0 if trajectory.sampled_tokens < 64 else 0.0
+
+    A function is one too, `async def` or `def`; what computes for long belongs into a thread (`asyncio.to_thread`).
     """
 
     async def __call__(self, trajectory: Trajectory) -> float | Grade:

@@ -31,8 +31,8 @@ streams.prepare_descriptors()  # before other imports open files
 import asyncio
 import dataclasses
 import gc
+import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -70,6 +70,7 @@ from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.program import PROGRAMS, Command
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage, StageStats
 from engine.pipeline.whereabouts import GroupVanished
@@ -88,8 +89,8 @@ from engine.run.step_history import StepHistory
 from engine.run.workspace import workspace
 from engine.stages.admit import AdmittedPrompt, admit
 from engine.stages.batch import batch_groups
-from engine.stages.empty_batches import NothingLeft, NothingToTrain
-from engine.stages.evaluate import Estimate, Evaluation, Evaluator
+from engine.stages.empty_batches import NothingLeft, NothingToTrain, check_graded
+from engine.stages.evaluate import Estimate, Evaluation, Evaluator, NothingGraded
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
@@ -97,7 +98,7 @@ from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.noted_warnings import noted_warnings
 from engine.telemetry.sinks import MetricSink, SinkUnavailable
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import NoProgress, dump, watch
+from engine.telemetry.watchdog import NoProgress, shows_on_signal, watch
 from engine.types import Batch, Group, Prompt, PublishedWeights
 from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
 
@@ -115,14 +116,15 @@ class BudgetTooSmall(ValueError):
     """No prompt leaves room for an answer."""
 
 
-# What ends a run with one line for the user. All else is a bug, perhaps in a stage or a reward of the recipe's, and
-# keeps its traceback.
+# What ends a run with one line for the user. All else is a bug, perhaps in a stage or a reward of the recipe's, of
+# which `engine.console.failure` shows the user's own lines.
 EXPECTED = (
     BudgetTooSmall,
     CanaryFailed,
     CannotWrite,
     GroupVanished,
     LearnerDied,
+    NothingGraded,
     NothingToTrain,
     ReplicaDied,
     SandboxUnavailable,
@@ -130,6 +132,7 @@ EXPECTED = (
     NoProgress,
     TemplateError,
     Unresumable,
+    WrongPart,
 )
 
 
@@ -303,7 +306,7 @@ class Training:
             path=run.path / "curriculum.jsonl",
         )
         self.recording: Recording | None = None
-        self.host = HostMeter()
+        self.host = HostMeter(say=self._loop_stands, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         # A request that moves goes on under another seed, so that by default nothing moves.
@@ -325,8 +328,10 @@ class Training:
             raise ValueError("TrainingConfig.sandbox must be set for a sandbox, got None")
         return self._sandbox
 
-    def rollouts(self, tools: Sequence[Tool | StatefulTool]) -> Rollouts:
-        """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget."""
+    def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
+        """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget. A
+        typed function is a tool too: the model is shown its name, docstring and parameters.
+        """
         wiring.check_tools(tools)
         made = Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
         self._rollouts.append(made)
@@ -463,6 +468,7 @@ class Training:
             full_reward=self.config.full_reward,
             enough=lambda: enough(self.steps()),
             recording=self.recording,
+            made=self._made,
         )
         return Stage(name="learn", run=self._train, takes=list)
 
@@ -500,6 +506,7 @@ class Training:
         if self.recording is not None:
             await self.recording.flush()
         self.recorder.draw()
+        check_graded(self.recorder.progress.steps)
         self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
         diagnosis = self.recorder.diagnosis()
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
@@ -530,6 +537,9 @@ class Training:
         path, chat = self.run_folder.path / "checkpoint", self.chat
         await self.learner.save(path, chat_template=chat.template, end_of_turn=chat.end_of_turn)
 
+    def _made(self, step: int, groups: Sequence[Group]) -> None:
+        self.recorder.failed(f"step {step}", [member for group in groups for member in group.trajectories])
+
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
         self._reached("first step")
@@ -557,6 +567,11 @@ class Training:
             self._phase("training")
             metrics |= found
         return metrics
+
+    def _loop_stands(self, line: str) -> None:
+        """In a thread: the loop cannot say it."""
+        self.run_folder.note(line)
+        os.write(2, f"{line}\n".encode())
 
     def _phase(self, text: str) -> None:
         if self._display is not None:
@@ -725,13 +740,12 @@ async def training(
 async def opened(job: Training) -> AsyncIterator[Training]:
     """A run whose parts are started inside."""
     config, run, console = job.config, job.run_folder, job.console
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: dump(job.stats))
     if run.resumed:
         say(console, job.recorder.resume_message)
         run.extend(config.steps)
     say(console, f"starting the learner, {config.devices.replicas} vLLM engines and what else the recipe needs")
     try:
-        with noted_warnings(job._note):
+        with noted_warnings(job._note), shows_on_signal(lambda: job.stats()):
             async with job._open():
                 yield job
                 job.check_has_run()

@@ -85,11 +85,12 @@ async def converse(
             return "tokens"
         if not said.calls:
             return "answer"
-        replies = [await _reply(call, tools) for call in said.calls[:max_calls_per_turn]]
-        for reply in replies:
-            console.print(
-                printable(f"  python says: {reply}"), style="green", markup=False, highlight=False, soft_wrap=True
-            )
+        called = said.calls[:max_calls_per_turn]
+        replies = [await _reply(call, tools) for call in called]
+        for call, reply in zip(called, replies, strict=True):
+            name = "nobody" if isinstance(call, MalformedCall) else call.name
+            line = printable(f"  {name} says: {reply}")
+            console.print(line, style="green", markup=False, highlight=False, soft_wrap=True)
         speaker.hear_replies(replies)
     console.print("(out of turns)", style="red")
     return "turns"

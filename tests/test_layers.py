@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "engine.types",
         "engine.ports",
         "engine.errors",
+        "engine.parts",
         "engine.process",
         "engine.fleet",
         "engine.replica.port",
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "engine/replica": ("engine.types", "engine.errors", "engine.process"),
     "engine/learner/messages": (),  # of both sides: algo imports it, and not the process
     "engine/learner": ("engine.types", "engine.errors", "engine.process"),
-    "engine/pipeline": ("engine.errors",),
+    "engine/pipeline": ("engine.errors", "engine.parts"),
     "engine/run": ("engine.types", "engine.data", "engine.atomic_files", "sandbox.printable"),
     "engine/recording": (
         "engine.numbered_files",
@@ -89,6 +90,7 @@ MAY_IMPORT = {
         "engine.types",
         "engine.ports",
         "engine.errors",
+        "engine.parts",
         "engine.learner.messages",
         "engine.atomic_files",
         "sandbox.wire",

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 from engine.errors import BadInput, first_error, no_foreign_cancel
+from engine.parts import call
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.types import Trajectory
 
@@ -40,7 +41,7 @@ class EachAlone:
 
         async def grade(trajectory: Trajectory) -> float | Grade | None:
             try:
-                return await self.reward(trajectory)
+                return await call("reward", self.reward, trajectory)
             except GraderUnavailable as failure:
                 failures.append(failure)
                 return None
@@ -120,7 +121,7 @@ class WeightedGroup:
         """A part's grade of each trajectory."""
         if not self._weights[name]:
             return await self._monitored(name, trajectories)
-        return self._checked(name, await self._rewards[name](trajectories), trajectories)
+        return self._checked(name, await call("reward", self._rewards[name], trajectories), trajectories)
 
     @staticmethod
     def _checked(name: str, grades: Grades, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
@@ -133,7 +134,7 @@ class WeightedGroup:
         try:
             async with asyncio.timeout(self._monitor_s) as budget:
                 with no_foreign_cancel("a monitor"):
-                    found = await self._rewards[name](trajectories)
+                    found = await call("reward", self._rewards[name], trajectories)
             return [_finite(grade) for grade in self._checked(name, found, trajectories)]
         except GraderUnavailable:
             return [None] * len(trajectories)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.fleet.fleet import Fleet
+from engine.telemetry.metrics import is_step
 from sandbox.printable import printable
 
 _TICK_S = 0.25
@@ -59,6 +60,7 @@ class Display:
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
         self._limit = ""
+        self._failed = ""
         self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
         self._rewards: list[float] = []
         self._errors: list[float] = []
@@ -105,19 +107,23 @@ class Display:
         if not self._live:
             self._console.print(text, style="dim")
 
-    def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False) -> None:
-        """silent: no line of its own (a step of a run that is resumed)."""
-        if "reward" in metrics:
+    def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False, failed: str = "") -> None:
+        """silent: no line of its own (a step of a run that is resumed). failed: what failed by our fault, as a line."""
+        self._failed = failed
+        if is_step(metrics):
             self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
             mostly = metrics.get("groups/solved", 0) > SOLVED_SHARE * metrics.get("groups/all", 0)
             self._solved_steps = self._solved_steps + 1 if mostly else 0
-            self._rewards.append(metrics["reward"])
-            self._errors.append(metrics["tools/error_share_correct"])
+            if "reward" in metrics:
+                self._rewards.append(metrics["reward"])
+                self._errors.append(metrics["tools/error_share_correct"])
             self._progress.update(self._bar, completed=step)
         self._metrics.update(metrics)
         if not self._live and not silent:
-            self._console.print(_line(step, metrics), highlight=False, soft_wrap=True)
-            if "reward" in metrics and self._solved_steps == SOLVED_STEPS:
+            self._console.print(_line(step, metrics), highlight=False, soft_wrap=True, end=" " if failed else "\n")
+            if failed:
+                self._console.print(failed, style="red", markup=False, highlight=False, soft_wrap=True)
+            if is_step(metrics) and self._solved_steps == SOLVED_STEPS:
                 self._console.print(_HINT, style="dim", soft_wrap=True)
 
     def limit(self, sentence: str) -> None:
@@ -129,10 +135,12 @@ class Display:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", justify="right")
         grid.add_column()
-        if "reward" in m:
-            grid.add_row("reward", f"{m['reward']:.3f}  [green]{spark(self._rewards)}[/]")
-            errors = f"{m['tools/error_share_correct']:.3f}  [red]{spark(self._errors)}[/]"
+        if is_step(m):
+            grid.add_row("reward", f"{_figure(m, 'reward')}  [green]{spark(self._rewards)}[/]")
+            errors = f"{_figure(m, 'tools/error_share_correct')}  [red]{spark(self._errors)}[/]"
             grid.add_row("tool errors in correct", errors)
+            if self._failed:
+                grid.add_row("failed", Text(self._failed, style="red"))
             if "groups/all" in m:
                 grid.add_row("groups", _groups(m))
             if self._solved_steps >= SOLVED_STEPS:
@@ -182,10 +190,16 @@ def _split(m: Mapping[str, float]) -> str:
     return f"{m['time/step_s']:.2f} s = rollout {m['time/rollout_s']:.2f} + {after}"
 
 
+def _figure(m: Mapping[str, float], name: str) -> str:
+    """A dash where nothing was graded."""
+    return f"{m[name]:.3f}" if name in m else "-"
+
+
 def _line(step: int, m: Mapping[str, float]) -> str:
     parts = [f"step {step:3d}"]
-    if "reward" in m:
-        parts.append(f"reward {m['reward']:.3f}  tool errors in correct {m['tools/error_share_correct']:.3f}")
+    if is_step(m):
+        errors = _figure(m, "tools/error_share_correct")
+        parts.append(f"reward {_figure(m, 'reward')}  tool errors in correct {errors}")
         if "groups/all" in m:
             parts.append(f"groups {_groups(m)}")
         parts.append(_rates(m))

@@ -68,5 +68,5 @@ def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Ex
 async def _begin(work: Coroutine[Any, Any, Any]) -> None:
     task = asyncio.current_task()
     assert task is not None
-    end_on_signals(task)
-    await work
+    with end_on_signals(task):
+        await work

@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from engine.console import failure
 from engine.console.machines import commands, lead_of
 from engine.console.options import Invocation, flat, overrides, parse_all
 from engine.errors import BadInput
@@ -29,6 +30,8 @@ from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED, say
 from engine.wiring import check_recipe
 from sandbox.printable import print_logs, printable
+
+TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 
 Train = Callable[[Any, RunFolder], Coroutine[Any, Any, Any]]
 
@@ -59,7 +62,7 @@ def main(
         print("\n".join(_commands(invocation, config, lead)))
         return 0
     identity = identity_of(config)
-    run = None
+    run, log = None, None
     try:
         with (
             RunFolder.open(
@@ -70,16 +73,24 @@ def main(
             streams.listen(run.note)
             if lead is not None:
                 run.opener = partial(lead_training, lead)
-            runner.run(_begin(config, invocation, run, train))
+            try:
+                runner.run(_begin(config, invocation, run, train))
+            except Exception as error:
+                if not isinstance(error, TOLD):
+                    log = failure.write(run.path, error)
+                raise
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except (*EXPECTED, ListenFailed) as error:
+    except TOLD as error:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
         return 130
+    except Exception as error:  # a bug, perhaps in a part of the user's
+        failure.tell(program, error, log)
+        return 1
     return 0
 
 
@@ -110,7 +121,11 @@ async def _begin(
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
-    end_on_signals(task)
+    with end_on_signals(task):
+        await _train(config, invocation, run, train)
+
+
+async def _train(config: Any, invocation: Invocation, run: RunFolder, train: Train) -> None:
     console = Console()
     values = {**flat(invocation), **flat(config)}
     if not run.resumed:

@@ -15,6 +15,7 @@ from engine.recording.trace import EVENTS, write_trace
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
+from engine.telemetry.failures import failures, summed_up
 from engine.telemetry.sinks import MetricSink, Sinks
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
@@ -41,6 +42,7 @@ class RunRecorder:
         self.sinks = Sinks(sinks, run.note)
         self._run, self._state, self._timeline = run, state, timeline
         self._options = run.options()
+        self._failed: list[str] = []  # what the next row is shown with
         for row in state.rows:
             if "reward" in row and "tools/error_share_correct" not in row:
                 raise Unresumable(
@@ -70,14 +72,23 @@ class RunRecorder:
             display.step(int(row["step"]), row, silent=True)
             self.sinks.step(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
 
+    def failed(self, what: str, trajectories: Sequence[Trajectory]) -> None:
+        """What failed by our fault is noted, and shown with the next row. what: the step or evaluation."""
+        found = failures(trajectories)
+        for failure in found:
+            self._run.note(f"{what}: {failure.first}")
+        if found:
+            self._failed.append(summed_up(found, len(trajectories)))
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
         self._run.step(step, metrics)
         self.sinks.step(step, metrics)
         if self._display is not None:
-            self._display.step(step, metrics)
+            self._display.step(step, metrics, failed="; ".join(self._failed))
             self._display.limit(self.diagnosis().sentence)
+        self._failed.clear()
 
     def diagnosis(self) -> Diagnosis:
         """What limits the run, by its newest steps."""
@@ -85,6 +96,7 @@ class RunRecorder:
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
+        self.failed(f"evaluation of step {step}", trajectories)
         ended = self._timeline.now()
         self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
         self.progress.evaluated(step, trajectories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
         row = {"step": step, "time/train_total_s": 0.0, **metrics}
-        if "reward" in row:
+        if measure.is_step(row):
             self.steps.append(row)
         if "eval/accuracy" in row:
             self.evaluations.append(row)
@@ -81,7 +82,7 @@ class Progress:
             "tokens_trained": int(self.total("tokens/trained")),
             "goodput": self.total("tokens/trained") / max(1, self.total("tokens/generated")),
             "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
-            "staleness_max": int(max((row["rollout/staleness_max"] for row in self.steps), default=0)),
+            "staleness_max": int(max((row.get("rollout/staleness_max", 0) for row in self.steps), default=0)),
             "mean_seconds_per_step": {
                 name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
             },
@@ -131,15 +132,16 @@ def plot(path: Path, progress: Progress, title: str) -> None:
     axes.errorbar(
         at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
     )
-    rewards = [row["reward"] for row in history]
+    rewards = [row.get("reward", math.nan) for row in history]  # a gap where nothing was graded
+    known = [reward for reward in rewards if not math.isnan(reward)]
     light: dict[str, Any] = {"alpha": 0.35, "marker": "o" if len(steps) == 1 else ""}  # one point makes no line
     axes.plot(steps, rewards, color=_BLUE, label="reward of the rollouts", **light)
     axes.plot(
         at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
     )
-    rolled = [row["tools/error_share_correct"] for row in history]
+    rolled = [row.get("tools/error_share_correct", math.nan) for row in history]
     axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
-    axes.set(xlabel="step", ylim=(min(0, *rewards), max(1.02, *rewards)), xlim=(0, max(steps)))
+    axes.set(xlabel="step", ylim=(min([0, *known]), max([1.02, *known])), xlim=(0, max(steps)))
     seconds = [0.0, *(row["time/train_total_s"] for row in history)]
     clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
     clock.set_xlabel("seconds of training")

@@ -16,6 +16,7 @@ from engine.console.options import parse
 from engine.console.shown import shown
 from engine.rollout.tool_call_parser import CLOSE
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
+from engine.telemetry.failures import plain
 from sandbox.printable import printable
 
 
@@ -52,6 +53,8 @@ def panel(row: Rollout) -> Panel:
     body = [f"[bold]{shown(row.question)}[/]  [dim]answer: {shown(row.answer)}[/]", *_text(row)]
     if scores:
         body.append(shown("scores: " + ", ".join(scores)))
+    if row.error is not None:
+        body.append(f"[red]failed: {shown(plain(row.error))}[/]")
     title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
     return Panel(Group(*body), title=shown(title), title_align="left")
 

@@ -99,8 +99,8 @@ def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: 
 
 
 async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
-    end_on_signals(_this_task())
-    await learner_host.serve(config, keys, job, folder, lambda line: print(line, flush=True))
+    with end_on_signals(_this_task()):
+        await learner_host.serve(config, keys, job, folder, lambda line: print(line, flush=True))
 
 
 def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: Path, *, dry_run: bool) -> int:
@@ -134,16 +134,16 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
 
 
 async def _job(config: NodeConfig, keys: HostKeys | None) -> Job:
-    end_on_signals(_this_task())
-    answer = await ask(config, keys, Ask())
+    with end_on_signals(_this_task()):
+        answer = await ask(config, keys, Ask())
     if not isinstance(answer, Job):
         raise NodeRefused(f"the lead answers {type(answer).__name__}")
     return answer
 
 
 async def _begin(values: Any, run: RunFolder, module: ModuleType) -> None:
-    end_on_signals(_this_task())
-    await module.train(values, run)
+    with end_on_signals(_this_task()):
+        await module.train(values, run)
 
 
 def _this_task() -> asyncio.Task[Any]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import first_error
+from engine.parts import call
 from engine.pipeline.channel import Channel, ChannelClosed
 from engine.pipeline.leases import Leases
 from engine.pipeline.own_tasks import OwnTasks, tasks_noted
@@ -280,7 +281,11 @@ class Pipeline:
         outbox = Outbox(self._channels[index + 1], self._clock, check=lambda item: self._check(index, item))
         worker = _Worker(inbox, outbox, self._clock())
         self._workers[index].append(worker)
-        await self.stages[index].run(worker.inbox, worker.outbox)
+        try:
+            await call("stage", self.stages[index].run, worker.inbox, worker.outbox)
+        except Exception as error:
+            error.add_note(f"in the stage {self.stages[index].name}")
+            raise
         worker.ended_at = self._clock()
         peers = self._workers[index]
         if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):

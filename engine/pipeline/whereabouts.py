@@ -76,8 +76,8 @@ class Whereabouts:
             self._places[group.lease] = _place(group, stage, within=True)
 
     def put(self, stage: str, item: Any, *, source: bool = False) -> None:
-        """source: of the stage that makes the groups. Raises ValueError for a group that the stage does not have, or
-        whose advantages it lost.
+        """source: of the stage that makes the groups. Raises ValueError for a group that the stage does not have, whose
+        advantages it lost, or of which it keeps what cannot be trained.
         """
         for group in _groups(item):
             before = self._places.get(group.lease)
@@ -88,6 +88,8 @@ class Whereabouts:
                     f"stage {stage} put out the group of prompt {group.prompt.id} (lease {group.lease}) {again}. "
                     "Fix: put out each group that the stage takes once"
                 )
+            if (wrong := _wrong(group)) is not None:
+                raise ValueError(f"stage {stage} put out the group of prompt {group.prompt.id} with {wrong}")
             place = _place(group, stage, within=False)
             if before is not None and before.has_advantages and _kept(group) and not place.has_advantages:
                 raise ValueError(
@@ -128,8 +130,19 @@ def _groups(item: Any) -> Iterator[Any]:
             yield member
 
 
-def _kept(group: Any) -> bool:
-    return bool(getattr(group, "kept", ()))
+def _wrong(group: Any) -> str | None:
+    """What cannot be trained of a group, and what to do; None: nothing."""
+    kept, advantages_K = _kept(group), getattr(group, "advantages_K", None)
+    members = len(getattr(group, "trajectories", ()))
+    if len(set(kept)) < len(kept) or not all(0 <= index < members for index in kept):
+        return f"kept={kept}. Fix: different indices below its {members} trajectories"
+    if advantages_K is not None and len(advantages_K) != len(kept):
+        return f"{len(advantages_K)} advantages for kept={kept}. Fix: one for each trajectory that is kept"
+    return None
+
+
+def _kept(group: Any) -> Sequence[int]:
+    return getattr(group, "kept", ())
 
 
 def _place(group: Any, stage: str, *, within: bool) -> _Place:

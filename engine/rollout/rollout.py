@@ -22,17 +22,19 @@ import asyncio
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from engine import parts
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Superseded
 from engine.ports import StatefulTool, Tool
 from engine.replica.port import ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.deadline import TrajectoryDeadline
+from engine.rollout.function_tool import as_tools
 from engine.rollout.python_tool import schema
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
@@ -141,11 +143,14 @@ class Rollouts:
         config: RolloutConfig,
         chat: ChatTemplate,
         fleet: Fleet,
-        tools: Sequence[Tool | StatefulTool],
+        tools: Sequence[Tool | StatefulTool | Callable[..., Any]],
         timeline: Timeline,
         seed: int,
     ) -> None:
-        """Raises ValueError for two tools of one name, TemplateError where the template is unusable with the tools."""
+        """tools: a plain function becomes a FunctionTool. Raises ValueError for two tools of one name, TemplateError
+        where the template is unusable with the tools.
+        """
+        tools = as_tools(tools)
         if len({tool.name for tool in tools}) < len(tools):
             raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
         self.config = config
@@ -294,7 +299,7 @@ class _Rollout:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
         stateful = {tool.name for tool in self.offer.tools if not callable(tool)}
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
-            reply = await self.tools[use.name](json.loads(use.arguments))
+            reply = await parts.call("tool", self.tools[use.name], json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
                 raise Superseded(f"trajectory {self.key}: a call that was run again answers {reply.text!r}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import no_foreign_cancel
+from engine.parts import WrongPart, call, place_of
 from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
 from engine.rollout.tool_call_parser import ToolCallParser
@@ -61,15 +62,23 @@ class PendingToolCall:
         return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, reply=reply)
 
     async def run(self, tool: Tool, arguments: Mapping[str, Any], timeline: Timeline) -> None:
-        """Raises ToolLost."""
+        """Raises ToolLost, and WrongPart for an answer that is no ToolReply."""
         self.dispatched_at = timeline.now()
         try:
             with no_foreign_cancel(f"tool {self.name!r}"):
-                reply = await tool(arguments)
+                reply = await call("tool", tool, arguments)
             if not isinstance(reply, ToolReply):
-                raise TypeError(f"tool {self.name!r} must answer with a ToolReply, got {reply!r}")
+                raise WrongPart(
+                    f"the tool {self.name}, {place_of(tool)}, answered {reply!r:.100} to {arguments!r:.100}. "
+                    'Fix: return ToolReply(outcome="ok", text=...)'
+                )
             text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
             self.reply = replace(reply, text=text)  # plain, whatever string it was: the journal takes no other
+        except WrongPart:
+            raise
+        except Exception as error:
+            error.add_note(f"in the tool {self.name}, {place_of(tool)}, called with {arguments!r:.200}")
+            raise
         finally:
             self.finished_at = timeline.now()
         if reply.outcome == "lost":

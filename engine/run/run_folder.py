@@ -3,7 +3,8 @@
 Invariants
 - No result is overwritten: a name that is taken gets `-2`, unless the last run of that name and configuration has no
   summary, or has one of fewer steps than are wanted now: then it is resumed. Two processes never write in one folder.
-  Only a run that failed before it measured anything leaves no folder (but its learner's last words, if there are any).
+  Only a run that failed before it measured anything leaves no folder (but for its learner's last words, and the
+  traceback of a bug, if there are any).
 - Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
   that of the machine. A disk that is full raises `CannotWrite` naming path and cause.
 - A row of metrics.jsonl is plain JSON with its own checksum as the last field, `crc32`: that of the row without it. A
@@ -182,8 +183,8 @@ class RunFolder:
         os.close(self._metrics)
         with suppress(OSError):  # each step was flushed when it was written
             self._board.close()
-        log = self.path / "learner.log"
-        if kind is not None and empty and not (log.exists() and log.stat().st_size):
+        logs = [self.path / name for name in ("learner.log", "error.log")]
+        if kind is not None and empty and not any(log.exists() and log.stat().st_size for log in logs):
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

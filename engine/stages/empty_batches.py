@@ -8,8 +8,9 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from engine.telemetry.metrics import solved
 from engine.types import Group, Trajectory
 
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are no accident
+UNGRADED_STEPS = 3  # so many at the end of a run, and it has not ended well
 SOLVED_SHARE = 0.9  # of their groups; the rest may be prompts that nobody solves (a wrong reference answer, say)
 
 
@@ -39,6 +41,19 @@ class NothingLeft:
     def __str__(self) -> str:
         groups = f"{self.solved} of {self.groups} groups in {self.batches} batches in a row were solved"
         return f"nothing left to learn after step {self.step}: {groups}"
+
+
+def check_graded(rows: Sequence[Mapping[str, float]]) -> None:
+    """At the end of a run. rows: of all its steps. Raises NothingToTrain where nothing could be graded lately, or ever.
+
+    >>> check_graded([{"reward": 0.0}, {}, {"reward": 0.5}])
+    """
+    ungraded = len(list(takewhile(lambda row: "reward" not in row, reversed(rows))))
+    if ungraded and ungraded >= min(len(rows), UNGRADED_STEPS):
+        raise NothingToTrain(
+            f"nothing could be graded in the last {ungraded} of {len(rows)} steps. Fix: what notes.log says, and "
+            "start anew with fresh=true"
+        )
 
 
 class EmptyBatches:

@@ -31,8 +31,13 @@ from engine.ports import GroupReward, Reward
 from engine.rollout.source import RolloutSource
 from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry import metrics as measure
+from engine.telemetry.failures import failures, summed_up
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, PublishedWeights, Trajectory
+
+
+class NothingGraded(RuntimeError):
+    """An evaluation has no result. The message says what failed."""
 
 
 class Estimate(Protocol):
@@ -78,8 +83,8 @@ class Evaluation:
     async def run(self, version: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Metrics, and the P x K trajectories in the order of the prompts. The replicas must serve `version` meanwhile.
 
-        Problems with a sample that our infrastructure failed do not count. Raises RuntimeError when none is left, or
-        for a token of another version.
+        Problems with a sample that our infrastructure failed do not count. Raises NothingGraded when none is left,
+        RuntimeError for a token of another version.
         """
         started = self._timeline.now()
         async with asyncio.TaskGroup() as tasks:
@@ -126,7 +131,8 @@ class Evaluation:
         """avg@K of the problems that were graded throughout."""
         graded = [row for row in self._rows(trajectories) if all(member.error is None for member in row)]
         if not graded:
-            raise RuntimeError(f"evaluation: no problem was graded; the first error: {trajectories[0].error}")
+            cause = summed_up(failures(trajectories), len(trajectories))
+            raise NothingGraded(f"evaluation: no problem was graded throughout: {cause}")
         scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)
         found = self._estimate(scores_PK)
         bounds = {"eval/accuracy_low": found.low, "eval/accuracy_high": found.high}

@@ -1,38 +1,45 @@
-"""The grade of a trajectory or of a group: within a deadline, and never a 0 for what was our fault."""
+"""The grade of a trajectory or of a group: within a deadline, and never a 0 for what was our fault.
+
+Invariants
+- What a reward answers is a finite number or a Grade for each trajectory; another answer raises WrongPart, which names
+  the reward, its file and line, the prompt and the sample.
+- An exception of a reward ends the run, with a note of what it graded; only GraderUnavailable and the deadline do not.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from engine.errors import no_foreign_cancel
+from engine.parts import WrongPart, call, number, place_of
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason, Trajectory
 
 GRADE_DEADLINE_S = 30.0
-
-Answer = TypeVar("Answer")
+_FIX = "Fix: return a number, or raise GraderUnavailable"
+_FIX_GROUP = "Fix: return a list with a number for each trajectory, None for one that could not be graded"
 
 
 async def graded(
     trajectory: Trajectory, reward: Reward, timeline: Timeline, deadline_s: float = GRADE_DEADLINE_S
 ) -> Trajectory:
-    """The trajectory with its reward, or with a typed error when it could not be graded."""
+    """The trajectory with its reward, or with a typed error when it could not be graded. Raises WrongPart."""
     if trajectory.error is not None:
         return trajectory
     found = await _answer(
-        partial(reward, trajectory),
+        partial(call, "reward", reward, trajectory),
+        f"in the reward {place_of(reward)}, for {trajectory.prompt.id}, sample {trajectory.sample}",
         timeline=timeline,
         deadline_s=deadline_s,
         prompt_id=trajectory.prompt.id,
         sample=trajectory.sample,
     )
-    return _ungraded(trajectory, found) if isinstance(found, RolloutError) else _graded(trajectory, found)
+    return _ungraded(trajectory, found) if isinstance(found, RolloutError) else _graded(trajectory, found, reward)
 
 
 async def graded_together(
@@ -43,38 +50,56 @@ async def graded_together(
 ) -> tuple[Trajectory, ...]:
     """The trajectories of a prompt with their rewards, or with a typed error where they could not be graded.
 
-    Those that have failed already are passed through, and the reward does not see them. Raises ValueError when it
-    does not give one grade for each of the others.
+    Those that have failed already are passed through, and the reward does not see them. Raises WrongPart when it does
+    not give one grade for each of the others.
     """
     usable = [index for index, member in enumerate(trajectories) if member.error is None]
     done = list(trajectories)
     if not usable:
         return tuple(done)
     asked = [trajectories[index] for index in usable]
+    prompt_id = asked[0].prompt.id
     found = await _answer(
-        partial(reward, asked),
+        partial(call, "reward", reward, asked),
+        f"in the reward {place_of(reward)}, for the group of {prompt_id}",
         timeline=timeline,
         deadline_s=deadline_s,
-        prompt_id=asked[0].prompt.id,
+        prompt_id=prompt_id,
         samples=len(asked),
     )
-    grades: Sequence[float | Grade | RolloutError | None]
-    grades = [found] * len(asked) if isinstance(found, RolloutError) else found
-    if len(grades) != len(asked):
-        raise ValueError(
-            f"the reward of the group of {asked[0].prompt.id} gave {len(grades)} grades for {len(asked)} trajectories"
-        )
-    for index, member, grade in zip(usable, asked, grades, strict=True):
+    for index, member, grade in zip(usable, asked, _grades(found, asked, reward), strict=True):
         if grade is None:
             grade = _error("the reward of its group gave this trajectory no grade")
-        done[index] = _ungraded(member, grade) if isinstance(grade, RolloutError) else _graded(member, grade)
+        done[index] = _ungraded(member, grade) if isinstance(grade, RolloutError) else _graded(member, grade, reward)
     return tuple(done)
 
 
+def _grades(found: Any, asked: Sequence[Trajectory], reward: GroupReward) -> list[Any]:
+    """A grade, or why there is none, for each trajectory. Raises WrongPart."""
+    if isinstance(found, RolloutError):
+        return [found] * len(asked)
+    whose = f"the reward {place_of(reward)} of the group of {asked[0].prompt.id}"
+    try:
+        if isinstance(found, str | bytes | dict | set):
+            raise TypeError
+        grades = list(found)
+    except TypeError:
+        raise WrongPart(f"{whose} answered {found!r:.100}. {_FIX_GROUP}") from None
+    if len(grades) != len(asked):
+        raise WrongPart(f"{whose} gave {len(grades)} grades for {len(asked)} trajectories. {_FIX_GROUP}")
+    return grades
+
+
 async def _answer(
-    ask: Callable[[], Awaitable[Answer]], *, timeline: Timeline, deadline_s: float, prompt_id: str, **noted: int
-) -> Answer | RolloutError:
-    """What the reward answers, or why it did not."""
+    ask: Callable[[], Awaitable[Any]],
+    where: str,
+    *,
+    timeline: Timeline,
+    deadline_s: float,
+    prompt_id: str,
+    **noted: int,
+) -> Any:
+    """What the reward answers, or why it did not (a RolloutError). where: a note for what it raises."""
     started = timeline.now()
     lane = timeline.lanes["reward"].take()
     try:
@@ -83,8 +108,14 @@ async def _answer(
                 return await ask()
     except (GraderUnavailable, TimeoutError) as failure:
         if isinstance(failure, TimeoutError) and not budget.expired():
+            failure.add_note(where)
             raise  # a bug in the reward, not our deadline
-        return _error(str(failure) or f"no grade within {deadline_s} s")
+        return _error(str(failure) or _no_reason(failure, deadline_s))
+    except WrongPart:
+        raise
+    except Exception as failure:
+        failure.add_note(where)
+        raise
     finally:
         timeline.span("reward", prompt_id, started, timeline.now(), lane, **noted)
         timeline.lanes["reward"].give(lane)
@@ -98,12 +129,29 @@ def _ungraded(trajectory: Trajectory, error: RolloutError) -> Trajectory:
     return replace(trajectory, error=error, stop=StopReason.ERROR, reward=None, scores={})
 
 
-def _graded(trajectory: Trajectory, found: float | Grade) -> Trajectory:
-    """Plain numbers, whatever a reward calculates with: a journal holds no others."""
-    grade = Grade.of(found)
-    reward = float(grade.reward)
-    scores = {str(name): None if score is None else float(score) for name, score in grade.scores.items()}
-    for name, value in (("reward", reward), *((f"score {name!r}", score) for name, score in scores.items())):
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"the {name} of {trajectory.prompt.id}, sample {trajectory.sample} is {value}")
-    return replace(trajectory, reward=reward, scores=scores)
+def _no_reason(failure: Exception, deadline_s: float) -> str:
+    return f"no grade within {deadline_s:g} s" if isinstance(failure, TimeoutError) else "GraderUnavailable"
+
+
+def _graded(trajectory: Trajectory, found: Any, reward: Reward | GroupReward) -> Trajectory:
+    """Plain numbers, whatever a reward calculates with: a journal holds no others. Raises WrongPart."""
+
+    def checked(value: Any, what: str = "") -> float:
+        try:
+            return number(value)
+        except ValueError:
+            raise wrong(f"{what}{value!r:.100}") from None
+
+    def wrong(answer: str) -> WrongPart:
+        whom = f"{trajectory.prompt.id}, sample {trajectory.sample}"
+        return WrongPart(f"the reward {place_of(reward)} answered {answer} for {whom}. {_FIX}")
+
+    grade = found if isinstance(found, Grade) else Grade(reward=found)
+    value = checked(grade.reward)
+    if not isinstance(grade.scores, Mapping):
+        raise wrong(f"scores={grade.scores!r:.100}")
+    scores = {
+        str(name): None if score is None else checked(score, f"a score {name!r} of ")
+        for name, score in grade.scores.items()
+    }
+    return replace(trajectory, reward=value, scores=scores)

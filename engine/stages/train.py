@@ -45,7 +45,8 @@ class TrainStage:
     prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
     weights before the replicas load them. host: what the node's own process measured since it was last called
     (`engine.telemetry.host_meter`). recording: gets a step's groups, and what the learner says of some of their
-    tokens. nothing_left: why the run has ended before its last step, if it has. Raises NothingToTrain.
+    tokens. nothing_left: why the run has ended before its last step, if it has. made: told of a step's groups as they
+    come. Raises NothingToTrain.
     """
 
     learner: LearnerProcess
@@ -65,6 +66,7 @@ class TrainStage:
     published: Callable[[PublishedWeights], None] = lambda weights: None
     recording: Recording | None = None
     nothing_left: NothingLeft | str | None = None
+    made: Callable[[int, Sequence[Group]], None] = lambda step, groups: None
 
     def __post_init__(self) -> None:
         self._meter = StepMeter(self.timeline)
@@ -77,6 +79,7 @@ class TrainStage:
         self._end_if_enough(inbox)  # a run may have been killed after it had
         async for groups in inbox:
             following = self.leases.step_of(groups[0].lease) + 1
+            self.made(following, groups)
             self.nothing_left = empty.saw(following, groups)
             if self.nothing_left is not None:
                 inbox.finish()

@@ -47,7 +47,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: of the whole trajectory, the prompt first, as zlib-compressed little-endian int32 (base64 in JSON), a
     third of the size of a list of numbers; `ids` is the array. turns: the sampled spans [start, end) of it. segments:
     the same of its further token sequences, whose turns count on from those of the main one. They are empty in files
-    that were written before they were recorded. scores: as of the trajectory.
+    that were written before they were recorded. scores: as of the trajectory. error: what failed by our fault, after
+    the boundary where it did.
     """
 
     step: int
@@ -67,6 +68,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[tuple[int, int], ...] = ()
     segments: tuple[Sampled, ...] = ()
     scores: dict[str, float | None] = {}
+    error: str | None = None
 
     @property
     def ids(self) -> Ids:
@@ -161,4 +163,5 @@ def rows(step: int, groups: Sequence[Group]) -> Iterator[Rollout]:
                     for segment in member.segments
                 ),
                 scores=dict(member.scores),
+                error=None if member.error is None else f"{member.error.boundary}: {member.error.message}",
             )

@@ -8,19 +8,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 
 import psutil
 
 from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
+NOTABLE_S = 0.1  # of a step, at one line
 STALL_S = 0.02  # a tick that comes later than this found the loop held up; less is the noise of busy cores
 
 
 class HostMeter:
-    """`run` as a task, `read` at each end of a step."""
+    """`run` as a task, `read` at each end of a step. say, end, silence_s: as of `StallWatch`."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        end: Callable[[], None] = lambda: None,
+        silence_s: float = math.inf,
+    ) -> None:
+        self._say, self._end, self._silence_s = say, end, silence_s
+        self._blocked_before: dict[str, float] = {}
         self._blocked_s = 0.0
         self._longest_s = 0.0
         self._due = math.inf  # the next tick
@@ -31,7 +41,10 @@ class HostMeter:
 
     async def run(self) -> None:
         """Until cancelled."""
-        with StallWatch(lambda: time.perf_counter() - self._due - STALL_S) as self._watch:
+        watch = StallWatch(
+            lambda: time.perf_counter() - self._due - STALL_S, say=self._say, end=self._end, silence_s=self._silence_s
+        )
+        with watch as self._watch:
             while True:
                 before = time.perf_counter()
                 self._due = before + TICK_S
@@ -52,7 +65,7 @@ class HostMeter:
 
     def read(self) -> dict[str, float]:
         """Metrics since the last call, made in the loop's own thread. loop_cpu_share: of one core, by that thread;
-        machine_cpu_share: of all cores, by everybody.
+        machine_cpu_share: of all cores, by everybody. blocked_at/PLACE: seconds at the line where it stood longest.
         """
         now, cpu_s = time.perf_counter(), time.thread_time()
         found = {
@@ -63,4 +76,12 @@ class HostMeter:
         }
         self._blocked_s = self._longest_s = 0.0
         self._since, self._cpu_s = now, cpu_s
-        return found
+        return found | self._worst_place()
+
+    def _worst_place(self) -> dict[str, float]:
+        """Where the loop stood longest since the last call, if it was long."""
+        so_far = dict(self._watch.seconds) if self._watch is not None else {}
+        passed = {place: seconds - self._blocked_before.get(place, 0.0) for place, seconds in so_far.items()}
+        self._blocked_before = so_far
+        place = max(passed, key=lambda place: passed[place], default="")
+        return {f"host/blocked_at/{place}": passed[place]} if place and passed[place] >= NOTABLE_S else {}

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from engine.types import Group, StopReason, Trajectory, Turn
+from engine.types import Group, StopReason, ToolUse, Trajectory, Turn
 
+Row = Mapping[str, float]
 SOURCES = 32  # data sets that get metrics of their own, the first ones by name
+
+
+def is_step(row: Row) -> bool:
+    """Whether a row of metrics is of a training step. (One in which nothing could be graded has no reward.)"""
+    return "tokens/generated" in row or "reward" in row
 
 
 def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
@@ -97,6 +103,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     trajectory that has solved its prompt.
 
     Every name but `reward` has the prefix of its group, as TensorBoard shows them.
+    What could not be measured has no number: no reward where nothing was graded, no latency where nothing was called.
     Tokens are counted to the last one: generated = trained + the sum of waste. Everything else is about the groups'
     trajectories: what was cancelled or refilled has left its tokens only.
     """
@@ -105,8 +112,6 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     trained = [group.trajectories[index] for group in groups for index in group.kept]
     turns = [turn for member in everyone for turn in member.all_turns]
     uses = [use for turn in turns for use in turn.tool_uses]
-    latencies = np.asarray([use.finished_at - use.dispatched_at for use in uses if use.executed] or [0.0])
-    overlaps = [use.overlap_s for use in uses if use.executed] or [0.0]
     sampled = sum(member.sampled_tokens for member in everyone)
     cached = sum(turn.cached_tokens for turn in turns)
     prompted = sum(turn.start for turn in turns)
@@ -116,13 +121,10 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     drops.update(group.drop for group in groups if group.drop)
     staleness = [version - int(member.sampled_versions.min()) for member in trained if member.all_turns]
     return {
-        "reward": float(np.mean([member.reward for member in graded])) if graded else 0.0,
+        **_grades(graded),
         **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
         **_by_source(groups, full_reward),
         **scores("score", graded),
-        "tools/error_share_correct": tool_error_share(correct(graded)),
-        "tools/error_share": tool_error_share(graded),
-        "tools/rate": sum(bool(member.tool_uses) for member in graded) / max(1, len(graded)),
         "rollout/response_tokens": sampled / max(1, len(everyone)),
         "rollout/trajectories": len(everyone),
         "rollout/trajectories_trained": len(trained),
@@ -136,16 +138,37 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
         "tokens/trained": kept,
         "tokens/goodput": kept / max(1, kept + waste.total()),
         **{f"waste/{reason}_tokens": tokens for reason, tokens in sorted(waste.items())},
-        "rollout/staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
-        "rollout/staleness_max": max(staleness, default=0),
+        **({"rollout/staleness_mean": float(np.mean(staleness))} if staleness else {}),
+        **({"rollout/staleness_max": max(staleness)} if staleness else {}),
         "rollout/prefix_hit_rate": cached / max(1, prompted),
         "tools/calls": sum(use.executed for use in uses),
         "tools/calls_refused": sum(not use.executed for use in uses),
         "tools/calls_jailed": sum(use.jailed for use in uses),
-        "tools/latency_p50_ms": float(np.percentile(latencies, 50)) * 1e3,
-        "tools/latency_p99_ms": float(np.percentile(latencies, 99)) * 1e3,
-        "tools/overlap_saved_ms": float(np.mean(overlaps)) * 1e3,
+        **_latencies([use for use in uses if use.executed]),
         **{f"tools/wait/{name}_s": seconds for name, seconds in sorted(_tool_waits(turns).items())},
+    }
+
+
+def _grades(graded: Sequence[Trajectory]) -> dict[str, float]:
+    """What is known of graded trajectories only."""
+    if not graded:
+        return {}
+    return {
+        "reward": float(np.mean([member.reward for member in graded])),
+        "tools/error_share_correct": tool_error_share(correct(graded)),
+        "tools/error_share": tool_error_share(graded),
+        "tools/rate": sum(bool(member.tool_uses) for member in graded) / len(graded),
+    }
+
+
+def _latencies(executed: Sequence[ToolUse]) -> dict[str, float]:
+    if not executed:
+        return {}
+    latencies_ms = np.asarray([use.finished_at - use.dispatched_at for use in executed]) * 1e3
+    return {
+        "tools/latency_p50_ms": float(np.percentile(latencies_ms, 50)),
+        "tools/latency_p99_ms": float(np.percentile(latencies_ms, 99)),
+        "tools/overlap_saved_ms": float(np.mean([use.overlap_s for use in executed])) * 1e3,
     }
 
 

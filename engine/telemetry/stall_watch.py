@@ -1,45 +1,106 @@
-"""Names the line at which an event loop stands still: a thread that looks at the loop's own when a tick is overdue.
+"""Names the line at which an event loop stands still, says it after a while, and ends a process whose loop never moves.
 
-Invariant: while the loop serves its ticks the thread only wakes up, every LOOK_S.
+Invariants
+- While the loop serves its ticks the thread only wakes up, every LOOK_S.
+- A loop that stands still for SAID_S is said, and for `silence_s` ends the process: also where the code that holds it
+  lets no other thread run (a regular expression that never ends, say). There CPU seconds count, and the kernel acts: it
+  prints the stack, and the process dies of SIGPROF.
+- A process that was stopped (Ctrl-Z, fg) has not stood still: what counts is what the thread saw.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
-from typing import Self
+from typing import Literal, Self
 
 LOOK_S = 0.02
+SAID_S = 60.0
+SEEN_S = 1.0  # at most so much of the time between two looks is counted
+_STDERR = 2
 _LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+@dataclass(kw_only=True)
+class Stall:
+    """Decides what is done about a loop that stands still. Pure: looks go in.
+
+    >>> stall = Stall(said_s=1.0, silence_s=2.0)
+    >>> [stall.look(late=True, passed_s=0.5) for _ in range(4)]
+    [None, 'say', None, 'end']
+    """
+
+    said_s: float
+    silence_s: float
+    seconds: float = 0.0
+    is_said: bool = False
+
+    def look(self, *, late: bool, passed_s: float) -> Literal["say", "end"] | None:
+        """late: the loop has not served its tick. passed_s: since the last look."""
+        if not late:
+            self.seconds, self.is_said = 0.0, False
+            return None
+        self.seconds += min(passed_s, SEEN_S)
+        if self.seconds >= self.silence_s:
+            return "end"
+        if self.seconds >= self.said_s and not self.is_said:
+            self.is_said = True
+            return "say"
+        return None
 
 
 class StallWatch:
     """`with StallWatch(overdue_s) as watch` in the loop's own thread. overdue_s: how late the loop is, 0 or less where
-    it is not. seconds: for which the loop stood at each place, "file.py:12 function".
+    it is not. seconds: for which the loop stood at each place, "file.py:12 function". say: called in the watching
+    thread with a line for the user. end: ends the process, called likewise.
     """
 
-    def __init__(self, overdue_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        overdue_s: Callable[[], float],
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        end: Callable[[], None] = lambda: None,
+        said_s: float = SAID_S,
+        silence_s: float = float("inf"),
+    ) -> None:
         self.seconds: dict[str, float] = {}
         self._overdue_s = overdue_s
+        self._say, self._end = say, end
+        self._stall = Stall(said_s=said_s, silence_s=silence_s)
         self._thread = threading.get_ident()
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._look, name="stall-watch", daemon=True).start()
+        faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
+        faulthandler.register(signal.SIGPROF, file=_STDERR, all_threads=False, chain=True)
+        self._watcher = threading.Thread(target=self._look, name="stall-watch", daemon=True)
+        self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._watcher.join()
+        _set_timers(0.0, 0.0)
+        faulthandler.unregister(signal.SIGVTALRM)
+        faulthandler.unregister(signal.SIGPROF)
 
     def _look(self) -> None:
-        seen_s = 0.0
+        seen_s, looked_at = 0.0, time.perf_counter()
         while not self._over.wait(LOOK_S):
-            late_s = self._overdue_s()
+            _set_timers(self._stall.said_s, self._stall.silence_s)  # they run down while this thread cannot
+            now, late_s = time.perf_counter(), self._overdue_s()
+            passed_s, looked_at = now - looked_at, now
             if late_s <= 0:
                 seen_s = 0.0
+                self._stall.look(late=False, passed_s=passed_s)
                 continue
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
@@ -47,6 +108,22 @@ class StallWatch:
                 more_s = late_s - seen_s if late_s > seen_s else late_s
                 self.seconds[place] = self.seconds.get(place, 0.0) + more_s
                 seen_s = late_s
+                self._act(self._stall.look(late=True, passed_s=passed_s), place)
+
+    def _act(self, action: Literal["say", "end"] | None, place: str) -> None:
+        stood = f"the event loop has stood still for {self._stall.seconds:.0f} s at {place}"
+        fix = "Fix: let it await, or put what it computes into a thread (asyncio.to_thread)"
+        if action == "say":
+            self._say(f"{stood}; nothing moves, and after {self._stall.silence_s:g} s the process ends. {fix}")
+        elif action == "end":
+            self._say(f"{stood}; the process ends. {fix}")
+            self._end()
+
+
+def _set_timers(said_s: float, silence_s: float) -> None:
+    """Of the CPU time of this process. 0 or infinite: never."""
+    for timer, seconds in ((signal.ITIMER_VIRTUAL, said_s), (signal.ITIMER_PROF, silence_s)):
+        signal.setitimer(timer, seconds if seconds < 1e8 else 0.0)
 
 
 def place_of(frame: FrameType) -> str:

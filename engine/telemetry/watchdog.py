@@ -3,21 +3,31 @@
 Invariants
 - A run in which `progress` stands still for `silence_s` ends with `NoProgress`, which carries the report.
 - A run that failed or was interrupted ends, whatever its threads do.
-- SIGTERM and SIGHUP end a run in the same way: what it measured is written.
+- Ctrl-C, SIGTERM and SIGHUP end a run in the same way: what it measured is written. One of them that comes again ends
+  the process at once, also while its event loop stands still or holds the interpreter; so does a single one, after
+  STANDS_S, if the loop does not move.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import faulthandler
 import os
 import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 from engine.pipeline.pipeline import StageStats
+
+STANDS_S = 10.0  # so long a loop that is told to end may take for its next tick
+TWICE_S = 0.5  # a signal that comes again sooner is the same one, from a shell and a wrapper, say
 
 
 class NoProgress(RuntimeError):
@@ -55,20 +65,95 @@ async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats
             raise NoProgress(f"nothing has moved for {silence_s:g} s:\n{report(stats)}")
 
 
-def dump(stats: Callable[[], list[StageStats]]) -> None:
-    """For a signal handler."""
+@contextlib.contextmanager
+def shows_on_signal(stats: Callable[[], list[StageStats]]) -> Iterator[None]:
+    """Inside, SIGUSR1 prints the report with the stages of a run, and before it the stack of the loop."""
+    _show_on_signal(stats)
+    try:
+        yield
+    finally:
+        _show_on_signal(list)
+
+
+def _show_on_signal(stats: Callable[[], list[StageStats]]) -> None:
+    """The stack is printed by a handler in C, so also while the loop stands still."""
+    faulthandler.unregister(signal.SIGUSR1)
+    report_now = partial(_print_report, stats)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, report_now)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=True)
+
+
+def _print_report(stats: Callable[[], list[StageStats]]) -> None:
     print(report(stats), file=sys.stderr, flush=True)
 
 
-def end_on_signals(task: asyncio.Task[Any]) -> None:
-    """SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A run under nohup,
-    which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait.
+@contextlib.contextmanager
+def end_on_signals(task: asyncio.Task[Any], stands_s: float = STANDS_S) -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A
+    run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait. stands_s: how long the loop may take for its next tick then; after
+    it the stack is printed, and SIGALRM ends the process. In the main thread.
     """
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, lambda: dump(list))  # a run that has stages says more
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, task.cancel)
+    ending = _Ending(task, asyncio.get_running_loop(), stands_s)
+    faulthandler.register(signal.SIGALRM, file=2, all_threads=False, chain=True)
+    _show_on_signal(list)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            ending.take(number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.unregister(signal.SIGALRM)
+        faulthandler.unregister(signal.SIGUSR1)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+
+
+class _Ending:
+    """The signals' handler. Python runs it between two instructions of the main thread. Where none follows (a library
+    computes), it does not run, and the next signal finds the kernel's own action, which is to end the process.
+    """
+
+    def __init__(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, stands_s: float) -> None:
+        self._task, self._loop, self._stands_s = task, loop, stands_s
+        self._first_at: float | None = None
+
+    def take(self, number: int) -> None:
+        signal.signal(number, self._handle)
+        _handle_once(number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.take(number)
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            signal.setitimer(signal.ITIMER_REAL, self._stands_s)  # its signal ends the process
+            self._loop.call_soon_threadsafe(signal.setitimer, signal.ITIMER_REAL, 0.0)
+        elif now - self._first_at > TWICE_S:
+            os.write(2, b"ended at once; what was written down is kept\n")
+            os._exit(128 + number)
+
+
+class _Sigaction(ctypes.Structure):
+    """As the C libraries of Linux have it, for 64 bits."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_byte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def _handle_once(number: int) -> None:
+    """The handler that is there now is for the next signal only; the one after it has the kernel's default."""
+    library, action = ctypes.CDLL(None), _Sigaction()
+    if library.sigaction(number, None, ctypes.byref(action)) == 0:
+        action.flags |= -0x80000000  # SA_RESETHAND
+        library.sigaction(number, ctypes.byref(action), None)
 
 
 def exit_process(status: int) -> NoReturn:

@@ -59,7 +59,7 @@ def _blocked_loop(seen: StepWindow) -> Iterator[Finding]:
     blocked = seen.share("host/loop_blocked_s")
     if blocked < NOTABLE:
         return
-    where = f"stage `{seen.own_stage}`" if seen.own_stage else "a stage, tool or reward"
+    where = f"`{seen.blocked_at}`" if seen.blocked_at else "a stage, tool or reward"
     text = f"the event loop stood still for {percent(blocked)} of the time"
     fix = f"Fix: what computes in {where} goes into a thread (asyncio.to_thread)"
     yield Finding(text=f"{text}. {fix}", figures={"host/loop_blocked_s": blocked})

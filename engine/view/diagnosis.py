@@ -111,10 +111,10 @@ def _host(seen: StepWindow, lost: Mapping[Limit, float]) -> str:
         if lost[Limit.HOST] > seen.idle("host"):
             return f"The host limits this run: the event loop computes for {share} of the time and has none left."
         return f"The host limits this run: {share} of the replicas' time waits for the node's own work."
-    stage = f", with `{seen.own_stage}` the busiest stage of yours" if seen.own_stage else ""
+    where = f", most of it at {seen.blocked_at}" if seen.blocked_at else ""
     return (
         f"The host limits this run: the event loop stands still for {percent(blocked)} of the time, up to "
-        f"{seen.most('host/loop_lag_max_ms'):,.0f} ms at once{stage}."
+        f"{seen.most('host/loop_lag_max_ms'):,.0f} ms at once{where}."
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 ROOM = 0.8  # of a machine's cores in use; where more are, learner and replicas gain nothing from running at once
 SATURATED = 0.9  # CPU of the event loop's thread, beyond which everything waits for it
-STAGES = ("admit", "groups", "batch", "write_rollouts", "learn")  # those of engine.training
 
 Row = Mapping[str, Any]
 
@@ -91,15 +90,12 @@ class StepWindow:
         return {name.removeprefix("tools/wait/").removesuffix("_s"): self.total(name) for name in sorted(names)}
 
     @property
-    def own_stage(self) -> str:
-        """The stage of the user's that was busy longest; empty where there is none."""
-        found = {}
-        for name, value in self.rows[-1].items():
-            kind, _, rest = name.partition("/")
-            stage = rest.removesuffix("/busy_s")
-            if kind == "stage" and stage != rest and stage not in STAGES:
-                found[stage] = value
-        return max(found, key=lambda stage: found[stage], default="")
+    def blocked_at(self) -> str:
+        """The line at which the event loop stood longest, "mine.py:12 clean"; empty where none was noted."""
+        prefix, found = "host/blocked_at/", Counter[str]()
+        for row in self.rows:
+            found.update({name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)})
+        return max(found, key=lambda place: found[place], default="")
 
     def lost(self) -> dict[Limit, float]:
         """Share of the steps by cause; what is said of replicas is the mean of them. NONE: what was not lost."""

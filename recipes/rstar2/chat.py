@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -43,7 +43,9 @@ class Config:
     url: Annotated[str, "of an OpenAI-compatible server, in place of a checkpoint"] = ""
     model: Annotated[str, "the server's name for the model; may be left out where it has one only"] = ""
     prompt: Annotated[str, "one question; by default they are typed"] = ""
-    protocol: Annotated[Literal["report", "release"], "tool, template and the defaults below"] = "report"
+    protocol: Annotated[
+        Literal["report", "release"] | None, "tool, template and the defaults below; none: the run's, else the report's"
+    ] = None
     reason: Annotated[bool, "problems are solved; false: any conversation, without the system text and <reason>"] = True
     stateful: Annotated[bool, "Python keeps its variables from call to call"] = True
     temperature: Annotated[float | None, "of sampling, 0 is greedy; none: the evaluation's"] = None
@@ -68,7 +70,7 @@ class Config:
 
     @property
     def of_protocol(self) -> Protocol:
-        return PROTOCOLS[self.protocol]
+        return PROTOCOLS[self.protocol or _of_run(self.checkpoint)]
 
     @property
     def sampling_temperature(self) -> float:
@@ -144,6 +146,15 @@ async def _on_endpoint(config: Config, tool: Tool | StatefulTool, stack: AsyncEx
         max_tokens=config.max_tokens,
         template_arguments={} if config.reason else {"reason": False},
     )
+
+
+def _of_run(checkpoint: Path | None) -> str:
+    """The protocol of the run that left the checkpoint: what its model was taught to call. "report" where unknown."""
+    for folder in () if checkpoint is None else (checkpoint, checkpoint.resolve().parent):
+        with suppress(OSError, ValueError, AttributeError):
+            if (name := json.loads((folder / "config.json").read_text()).get("protocol")) in PROTOCOLS:
+                return name
+    return "report"
 
 
 def _context(weights: Path) -> int:

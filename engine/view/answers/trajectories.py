@@ -247,7 +247,7 @@ def _written_groups(run: Path, step: int) -> list[dict[str, Any]]:
                     "advantage": row.advantage,
                     "reasons": {},
                     "stop": row.stop,
-                    "error": None,
+                    "error": row.error,
                     "tokens": row.tokens,
                     "turns": [_written_bar(row, turn, span) for turn, span in enumerate(row.turns)],
                 }
@@ -301,7 +301,7 @@ def _written_trajectory(run: RunFiles, row: Rollout, group: int) -> dict[str, An
         "whole": False,
         "sample": row.sample,
         "stop": row.stop,
-        "error": None,
+        "error": row.error,
         "reward": row.reward,
         "scores": row.scores,
         "kept": row.kept,

@@ -27,7 +27,7 @@ class Shown:
     def __init__(self):
         self.steps = []
 
-    def step(self, step, metrics, *, silent=False):
+    def step(self, step, metrics, *, silent=False, failed=""):
         self.steps.append((step, silent))
 
     def limit(self, sentence):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.fleet.fleet import Superseded
+from engine.parts import WrongPart
 from engine.ports import ToolReply
 from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.rollout.rollout import RolloutConfig, Tally, derive_seed
@@ -365,7 +366,9 @@ async def test_a_tool_that_answers_with_something_else_is_named(answer):
         async def __call__(self, arguments):
             return answer
 
-    with pytest.raises(TypeError, match=re.escape(f"tool 'search' must answer with a ToolReply, got {answer!r}")):
+    with pytest.raises(
+        WrongPart, match=r"tool search, Wrong .test_rollout.py:\d+., answered " + re.escape(repr(answer))
+    ):
         async with Setup([call("x", "search") + END], tools=[Wrong()]) as node:
             await node.run()
 

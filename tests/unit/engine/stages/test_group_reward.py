@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.parts import WrongPart
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade, GraderUnavailable
 from engine.run.journal import Journal
@@ -171,7 +172,7 @@ async def test_a_score_that_is_not_finite_stops_the_run():
     async def broken(trajectory):
         return Grade(reward=1.0, scores={"style": float("nan")})
 
-    with pytest.raises(ValueError, match="'style' of p0, sample 0 is nan"):
+    with pytest.raises(WrongPart, match=r"broken \(.*\) answered a score 'style' of nan for p0, sample 0"):
         await graded(a_trajectory(), broken, timeline())
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
@@ -168,7 +169,7 @@ async def test_a_reward_that_is_not_finite_stops_the_run(value):
     async def broken(trajectory):
         return value
 
-    with pytest.raises(ValueError, match=f"the reward of p0, sample 0 is {value}"):
+    with pytest.raises(WrongPart, match=rf"broken \(test_stages.py:\d+\) answered {value} for p0, sample 0"):
         await graded(a_trajectory(), broken, timeline())
 
 

@@ -86,7 +86,10 @@ def test_generated_tokens_are_trained_or_wasted_for_a_reason():
 
 def test_a_step_in_which_everything_failed_is_measured_too():
     found = metrics.step([group([a_trajectory(error=ERROR)], drop="error")], 3)
-    assert (found["reward"], found["tokens/goodput"], found["rollout/staleness_max"]) == (0.0, 0.0, 0)
+    assert (found["tokens/goodput"], found["rollout/trajectories_failed"]) == (0.0, 1)
+    unknown = ("reward", "tools/rate", "tools/error_share_correct", "tools/latency_p50_ms", "rollout/staleness_max")
+    assert not found.keys() & set(unknown), "a figure that could not be measured is a gap, never a 0"
+    assert metrics.is_step(found)
 
 
 def test_a_trained_trajectory_that_sampled_nothing_has_no_staleness():

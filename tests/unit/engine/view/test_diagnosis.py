@@ -72,6 +72,16 @@ def test_the_limit_is_what_costs_most(case):
     assert found.healthy == (limit is Limit.NONE)
 
 
+def test_the_line_at_which_the_loop_stands_is_named():
+    rows = [
+        {**a_row(host__loop_blocked_s=4.0), "host/blocked_at/mine.py:12 clean": 1.5, "host/blocked_at/own.py:3 x": 1.0},
+        {**a_row(host__loop_blocked_s=4.0), "host/blocked_at/mine.py:12 clean": 1.5},
+    ]
+    found = diagnose(rows, CONFIG)
+    assert "mine.py:12 clean" in found.sentence
+    assert any("mine.py:12 clean" in alarm.text for alarm in found.alarms)
+
+
 def test_a_gate_that_is_shut_while_both_sides_wait_is_staleness():
     row = a_row(learn_s=0.5, replicas__busy_s=16.0, rollout__tail_s=7.5, time__lease_wait_s=6.0)
     assert diagnose([row], CONFIG).limit == Limit.TAIL
@@ -173,11 +183,9 @@ def test_what_is_usual_is_no_alarm(figures):
     assert diagnose([HEALTHY | figures], CONFIG).alarms == ()
 
 
-def test_the_sentence_names_the_slowest_tool_and_the_stage_of_the_users():
+def test_the_sentence_names_the_slowest_tool():
     tool = CASES["tools, replicas idle"][0] | {"tools/wait/search_s": 30.0, "tools/wait/python_s": 4.0}
     assert "`search`" in diagnose([tool], CONFIG).sentence
-    stages = {"stage/mine/busy_s": 5.0, "stage/other/busy_s": 1.0, "stage/groups/busy_s": 99.0, "stage/mine/queue": 9}
-    assert "`mine`" in diagnose([CASES["loop"][0] | stages], CONFIG).sentence
 
 
 def test_without_steps_or_without_the_replicas_seconds_nothing_is_claimed():

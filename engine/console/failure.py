@@ -1,0 +1,92 @@
+"""What a user is told of an exception that ended a run: what it says, where in their own code, and where the rest is.
+
+Invariant: the message comes first, then each line of the user's code that it passed, once; the whole traceback is in a
+file.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import first_error
+from engine.telemetry.failures import plain
+
+LOG = "error.log"
+OURS_SHOWN = 3  # lines of ours where there is none of the user's
+MESSAGE_LINES = 20
+_LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_OURS = tuple(f"{Path(__file__).parents[2] / package}/" for package in ("algo", "engine", "sandbox"))
+
+
+def shown(error: BaseException) -> str:
+    """The message, the notes of those that passed it on, the user's lines, and the same of what caused it."""
+    leaf = _leaf(error)
+    lines = [*_message(leaf), *_notes(error), *_frames(leaf)]
+    cause, seen = leaf.__cause__ or _context(leaf), {id(leaf)}
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        first, *rest = _message(cause)
+        lines += [f"caused by {first}", *rest, *_own_frames(cause)]
+        cause = cause.__cause__ or _context(cause)
+    return "\n".join(lines)
+
+
+def write(folder: Path, error: BaseException) -> Path | None:
+    """The whole traceback goes to a file of the run's folder. Returns None where it cannot be written."""
+    path = folder / LOG
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return None
+    return path
+
+
+def tell(program: str, error: BaseException, log: Path | None) -> None:
+    """On standard error."""
+    if log is None:
+        traceback.print_exception(error, file=sys.stderr)
+        return
+    print(f"{program}: {shown(error)}\nthe whole traceback is in {log}", file=sys.stderr)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _context(error: BaseException) -> BaseException | None:
+    return None if error.__suppress_context__ else error.__context__
+
+
+def _message(error: BaseException) -> list[str]:
+    lines = (str(error) or "(without a message)").splitlines()[:MESSAGE_LINES]
+    first, *rest = [plain(line, limit=1000) for line in lines]
+    return [f"{type(error).__name__}: {first}", *rest]
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    for one in {id(each): each for each in (_leaf(error), error)}.values():
+        for note in getattr(one, "__notes__", ()):
+            yield f"  {plain(str(note), limit=1000)}"
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Where it happened: the user's lines, or the innermost of ours."""
+    if own := _own_frames(error):
+        return own
+    return _lines(traceback.extract_tb(error.__traceback__)[-OURS_SHOWN:])
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    return _lines([frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)])
+
+
+def _is_users(path: str) -> bool:
+    return not path.startswith((*_LIBRARY, *_OURS, "<"))
+
+
+def _lines(frames: list[traceback.FrameSummary]) -> list[str]:
+    return [line.rstrip() for frame in frames for line in traceback.format_list([frame])]

@@ -1,0 +1,64 @@
+"""A user's parts (rewards, tools): how they are called, and how they are named in what goes wrong with them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+class WrongPart(ValueError):
+    """A part of the user's does not do what it has to. The message names part, file and line, and says what to do."""
+
+
+async def call(what: str, part: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a part that is `async def`, or `def`. what: its kind, for messages. Raises WrongPart for a part that does
+    not take so many arguments.
+    """
+    try:
+        answer = part(*arguments)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise  # a bug within the part, not in how it is called
+        count = len(arguments)
+        raise WrongPart(
+            f"the {what} {place_of(part)} cannot be called with {count} argument{'s' * (count > 1)}: {error}. "
+            "Fix: let it take them"
+        ) from None
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def place_of(part: Any) -> str:
+    """Name, file and line of a function, or of the class of an object: "clean (mine.py:73)".
+
+    >>> place_of(len)
+    'len'
+    """
+    while isinstance(part, functools.partial):
+        part = part.func
+    function = inspect.unwrap(part) if inspect.isroutine(part) else vars(type(part)).get("__call__")
+    name = getattr(part, "__qualname__", type(part).__qualname__).rpartition("<locals>.")[2]
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+
+
+def number(value: Any) -> float:
+    """A number of any kind (int, bool, numpy's, torch's) as a float. Raises ValueError for all else, and unless it is
+    finite. Text is no number.
+
+    >>> number(True)
+    1.0
+    """
+    if isinstance(value, str | bytes) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise ValueError(f"{value!r:.100} is no number")
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several, say
+        raise ValueError(f"{value!r:.100} is no number: {error}") from error
+    if not math.isfinite(found):
+        raise ValueError(f"{value!r:.100} is not finite")
+    return found

@@ -1,0 +1,86 @@
+"""What a user is told when a part of theirs ends a run: the message, their own lines once, and where the rest is."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.console.failure import shown, tell, write
+from engine.parts import WrongPart
+from engine.stages.grading import graded
+from engine.telemetry.timeline import Timeline
+from tests.support.fakes import Clock, a_trajectory
+
+
+def lookup(scores):
+    return scores["style"]
+
+
+async def broken(trajectory):
+    return lookup({})
+
+
+async def in_three_groups(work):
+    async with asyncio.TaskGroup() as outer:
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(work)
+        outer.create_task(asyncio.sleep(0))
+
+
+async def fails():
+    await in_three_groups(graded(a_trajectory(3), broken, Timeline(Clock())))
+
+
+def told_of(work, folder, capsys):
+    """What is on standard error when this ends a run."""
+    with pytest.raises(Exception) as found:  # noqa: PT011  each has its own
+        asyncio.run(work)
+    tell("mine", found.value, write(folder, found.value))
+    return capsys.readouterr().err
+
+
+def test_a_bug_of_the_users_is_told_by_their_own_lines(tmp_path, capsys):
+    told = told_of(fails(), tmp_path, capsys)
+    lines = told.splitlines()
+    assert "mine: KeyError: 'style'" in lines[0]
+    assert "in the reward broken" in lines[1]
+    assert "sample 3" in lines[1]
+    assert told.count("in lookup") == told.count("in broken") == 1
+    assert "engine/stages/grading.py" not in told
+    log = tmp_path / "error.log"
+    assert str(log) in lines[-1]
+    assert "ExceptionGroup" in log.read_text()
+    assert "engine/stages/grading.py" in log.read_text()
+
+
+def test_where_no_file_can_be_written_the_whole_traceback_is_told(tmp_path, capsys):
+    told = told_of(fails(), tmp_path / "gone", capsys)
+    assert "engine/stages/grading.py" in told
+
+
+def test_a_cause_is_told_too():
+    try:
+        try:
+            lookup({})
+        except KeyError as error:
+            raise ValueError("no score") from error
+    except ValueError as error:
+        said = shown(error)
+    assert said.index("ValueError: no score") < said.index("caused by KeyError")
+    assert said.count("in lookup") == 1
+
+
+def test_a_bug_of_ours_is_told_by_our_lines():
+    with pytest.raises(TypeError) as failure:
+        asyncio.run(asyncio.wait_for(None, 1))
+    said = shown(failure.value)
+    assert said.startswith("TypeError: ")
+
+
+@given(st.text(max_size=50), st.text(max_size=50))
+def test_whatever_an_exception_says_is_printable(message, note):
+    error = ExceptionGroup("many", [WrongPart(message)])
+    error.add_note(note)
+    said = shown(error)
+    assert said.isprintable() or set(filter(lambda letter: not letter.isprintable(), said)) <= {"\n"}
