@@ -128,7 +128,7 @@ async def test_no_graded_problem_at_all_is_an_error(tmp_path):
     async def gone(trajectory):
         raise GraderUnavailable("the verifier died")
 
-    with pytest.raises(RuntimeError, match=r"no problem was graded; the first error: .*the verifier died"):
+    with pytest.raises(RuntimeError, match=r"no problem was graded .*the verifier died"):
         await evaluate_once(tmp_path, reward=gone)
 
 
@@ -230,7 +230,7 @@ async def test_a_grade_of_an_evaluation_has_the_deadline_that_it_was_given(tmp_p
 
     async with Setup(tmp_path, samples=1) as node:
         parts = node.evaluation._rollouts, hangs, avg_at_k, node.evaluation._timeline
-        with pytest.raises(RuntimeError, match=r"no problem was graded; the first error: .*0\.01 s"):
+        with pytest.raises(RuntimeError, match=r"no problem was graded .*0\.01 s"):
             await Evaluation(PROMPTS, 1, *parts, grade_deadline_s=0.01).run(0)
 
 
