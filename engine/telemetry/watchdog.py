@@ -90,8 +90,8 @@ def _print_report(stats: Callable[[], list[StageStats]]) -> None:
 @contextlib.contextmanager
 def end_on_signals(task: asyncio.Task[Any], stands_s: float = STANDS_S) -> Iterator[None]:
     """Inside, Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A
-    run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait. stands_s: how long the loop may take for its next tick then; after
-    it the stack is printed, and SIGALRM ends the process. In the main thread.
+    run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait. stands_s: how long the loop may
+    take for its next tick then; after it the stack is printed, and SIGALRM ends the process. In the main thread.
     """
     ending = _Ending(task, asyncio.get_running_loop(), stands_s)
     faulthandler.register(signal.SIGALRM, file=2, all_threads=False, chain=True)
