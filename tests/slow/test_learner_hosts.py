@@ -24,7 +24,7 @@ AT = f"{address(0)}:29400"
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     runs = tmp_path_factory.mktemp("undisturbed")
     run = Run(command(runs, *FIELDS, "learner_ranks=2"))
-    assert run.end() == 0, run.text()
+    assert run.end(240) == 0, run.text()
     return numbers(runs / "quickstart")
 
 

@@ -26,8 +26,10 @@ from algo.weights import transport
 from algo.weights.layout import Layout
 from algo.weights.transport import Gloo, Shm
 from engine.atomic_files import atomic_path
+from engine.learner.process import LAUNCHER
 from tests.contracts.test_contracts import example
 from tests.support.algo_node import on_ranks
+from tests.support.listeners import Watch
 from tests.support.paths import ROOT
 
 
@@ -79,6 +81,24 @@ def test_shards_of_any_length_become_whole_a_hundred_times(tmp_path, ranks):
     """With functional collectives, two at a time, one of two ranks mostly died of a corrupt heap before the end."""
     command = on_ranks(ranks, "tests.support.algo_publish", tmp_path, "100" if ranks == 2 else "2")
     subprocess.run(command, cwd=ROOT, timeout=200, check=True)
+
+
+def test_ranks_of_two_hosts_meet_at_one_address_and_listen_nowhere_else(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        at = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = ["--hosts=2", f"--at={at}", "--run=run"]
+    lead = on_ranks(2, "tests.support.algo_publish", tmp_path, "2")
+    lead[len(LAUNCHER) : len(LAUNCHER)] = meeting
+    other = [*lead[: len(LAUNCHER)], "--host=other", *lead[len(LAUNCHER) :]]
+    with (
+        subprocess.Popen(other, cwd=ROOT) as second,
+        subprocess.Popen(lead, cwd=ROOT) as first,
+        Watch(first.pid, "first") as here,
+        Watch(second.pid, "second") as there,
+    ):
+        assert (first.wait(150), second.wait(150)) == (0, 0)
+    assert {each.address for each in here.seen | there.seen} == {"127.0.0.1"}
+    assert [each for each in here.seen if str(each.port) == at.rpartition(":")[2]]
 
 
 def test_a_rank_can_leave_while_gloo_lets_go_of_what_it_gathered(tmp_path):
