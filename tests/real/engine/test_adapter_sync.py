@@ -43,7 +43,7 @@ def test_a_trajectory_whose_version_is_gone_goes_on_under_the_newest_and_says_so
 
 
 def test_adapters_are_the_learners_and_small(found):
-    assert found["canary_max_abs"] < 1e-5
+    assert found["canary_max_abs"] < 3e-5, "rounding: another version is 5 away"
     assert found["bytes"] < 400_000
     assert [name for name in found["files"] if name.endswith("safetensors")] == [
         "weights-3.safetensors",
