@@ -35,12 +35,12 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from engine.replica.config import ReplicaConfig, prepare_environment
 
@@ -72,9 +72,10 @@ from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
-from engine.pipeline.pipeline import Pipeline, Stage, StageStats
+from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageStats
 from engine.pipeline.whereabouts import GroupVanished
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
+from engine.recipe import Run
 from engine.recording.policy import RecordConfig
 from engine.recording.recording import Recording
 from engine.replica.port import KvSample, ReplicaDied
@@ -91,7 +92,7 @@ from engine.stages.admit import AdmittedPrompt, admit
 from engine.stages.batch import batch_groups
 from engine.stages.empty_batches import NothingLeft, NothingToTrain, check_graded
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator, NothingGraded
-from engine.stages.group import GroupConfig, groups
+from engine.stages.group import Attempt, GroupConfig, MakesGroups, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.host_meter import HostMeter
@@ -277,12 +278,70 @@ class ScheduledEvaluation:
         return step % self.every == 0 or step == last
 
 
+class Role(Protocol):
+    """What is otherwise where other machines take part. `Alone` is a run of one machine, `engine.nodes.roles.Leads` one
+    that leads others.
+    """
+
+    def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
+        """How the learner is started."""
+
+    def beside(self, job: Training) -> AbstractAsyncContextManager[object]:
+        """What runs from when the parts are up until they end."""
+
+    def groups(self, here: MakesGroups) -> Attempt | None:
+        """Who makes the groups that the stages ask for. None: `here` does, on the replicas of this machine."""
+
+    def published(self, weights: PublishedWeights) -> None:
+        """The learner has new weights."""
+
+    def trained(self) -> Mapping[str, float]:
+        """The weights of a step are live on the replicas here. Returns further metrics of the step."""
+
+    def tokens(self) -> int:
+        """Tokens sampled elsewhere so far."""
+
+    async def ended(self) -> None:
+        """The run has written its summary."""
+
+
+# What a machine without a learner does with the parts in place of the stages. Returns what `train` returns.
+Work = Callable[["Training"], Coroutine[Any, Any, dict[str, Any]]]
+
+
+class Alone:
+    """The run is this machine's alone."""
+
+    def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
+        return config
+
+    def beside(self, job: Training) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    def groups(self, here: MakesGroups) -> Attempt | None:
+        return None
+
+    def published(self, weights: PublishedWeights) -> None:
+        pass
+
+    def trained(self) -> Mapping[str, float]:
+        return {}
+
+    def tokens(self) -> int:
+        return 0
+
+    async def ended(self) -> None:
+        pass
+
+
 class Training:
     """The parts of a run, as plain attributes. Made by `training`."""
 
     learner: LearnerProcess
     fleet: Fleet
     chat: ChatTemplate
+    workspace: Path
+    """Private and in shared memory: published weights, local sockets."""
 
     def __init__(
         self,
@@ -292,8 +351,13 @@ class Training:
         make_balancer: Callable[[], Balancer] | None,
         sinks: Sequence[MetricSink],
         console: Console,
+        role: Role | None = None,
+        work: Work | None = None,
     ) -> None:
         self.config, self.run_folder, self.console = config, run, console
+        self.role: Role = role or Alone()
+        self.work = work
+        self.makes: MakesGroups | None = None  # the recipe's rollouts and reward, once its stages are listed
         self.state = RunState.open(run, config.prompts_per_step)
         self.journal = self.state.journal
         self.timeline = Timeline()
@@ -388,7 +452,7 @@ class Training:
         wiring.check_rollouts(rollouts)
         self._check_budget(prompts, rollouts)
         deadline_s = self.config.group.grade_deadline_s
-        if not replicas:
+        if not replicas or self.work is not None:
             evaluation = Evaluation(
                 prompts, samples, rollouts, reward, estimate, self.timeline, grade_deadline_s=deadline_s
             )
@@ -400,34 +464,36 @@ class Training:
         apart = rollouts.on(fleet, timeline)
         self._rollouts.append(apart)
         evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline, grade_deadline_s=deadline_s)
-        evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self._workspace)
+        evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self.workspace)
         await self._stack.enter_async_context(evaluator)
         return ScheduledEvaluation(evaluation=evaluation, every=every, evaluator=evaluator)
 
     def admit(self, prompts: Iterator[Prompt]) -> Stage:
         """prompts: the stream from its start; what a resumed run has drawn of it is passed over."""
         wiring.check_stream(prompts)
-        self._prompts = wiring.checked(self.journal.after(prompts), self.journal.position, self._note)
+        self._prompts = wiring.checked(self.journal.after(prompts), self.journal.position, self.note)
         waiting = partial(self.timeline.idle_cause, "lease")
         return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal, waiting))
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
         """A group of graded trajectories per prompt, and what is trained of it. The prompts of `admit` refill it."""
-        self._check_group(rollouts, reward, select)
-        run = groups(rollouts, reward, select, self._refills(), self.config.group, self.timeline, self.journal)
-        return Stage(name="groups", run=run, workers=self.config.prompts_per_step, takes=AdmittedPrompt)
+        wiring.check_rollouts(rollouts)
+        wiring.check_reward(reward)
+        wiring.check_select(select)
+        if self.recording is not None:  # what the selection says of its choices is recorded
+            self.recording.explain = getattr(select, "explain", None)
+        self.makes = MakesGroups(rollouts=rollouts, reward=reward, config=self.config.group, timeline=self.timeline)
+        elsewhere = self.role.groups(self.makes)
+        refills = self._refills()
+        run = groups(
+            rollouts, reward, select, refills, self.config.group, self.timeline, self.journal, attempt=elsewhere
+        )
+        workers = self.config.prompts_per_step if elsewhere is None else self.leases.capacity
+        return Stage(name="groups", run=run, workers=workers, takes=AdmittedPrompt)
 
     def _refills(self) -> Iterator[Prompt]:
         """The prompts of `admit`, which may be called later."""
         yield from self._prompts
-
-    def _check_group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[..., Any]) -> None:
-        """What the selection says of its choices is recorded, where it says anything."""
-        wiring.check_rollouts(rollouts)
-        wiring.check_reward(reward)
-        wiring.check_select(select)
-        if self.recording is not None:
-            self.recording.explain = getattr(select, "explain", None)
 
     def batch(self) -> Stage:
         """The groups of a step, together."""
@@ -451,6 +517,8 @@ class Training:
         """
         wiring.check_make_batch(make_batch)
         wiring.check_evaluations(evaluations, ScheduledEvaluation)
+        if self.work is not None:
+            return Stage(name="learn", run=_elsewhere)
         self._evaluations = evaluations
         self._train = TrainStage(
             learner=self.learner,
@@ -469,6 +537,7 @@ class Training:
             enough=lambda: enough(self.steps()),
             recording=self.recording,
             made=self._made,
+            published=self.role.published,
         )
         return Stage(name="learn", run=self._train, takes=list)
 
@@ -481,6 +550,8 @@ class Training:
         """Runs the stages to their end, saves the checkpoint, writes the run's files and returns the summary."""
         wiring.check_stages(stages)
         self._has_run = True
+        if self.work is not None:
+            return await self.work(self)
         pipeline = Pipeline(stages, leases=self.leases)
         self.stats = pipeline.stats
         title = f"rocstar {self.run_folder.path}"
@@ -515,7 +586,14 @@ class Training:
         for gateway, _ in self._gateways.values():
             if refused := gateway.refused_line():
                 say(self.console, refused)
+        await self.role.ended()
         return summary
+
+    def note(self, line: str) -> None:
+        """Says a line to the user, on the timeline and in notes.log too."""
+        self.timeline.instant("fleet", line)
+        self.run_folder.note(line)
+        say(self.console, line)
 
     async def _run(self, pipeline: Pipeline) -> None:
         step = self.fleet.version
@@ -543,6 +621,7 @@ class Training:
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
         self._reached("first step")
+        metrics = {**metrics, **self.role.trained()}
         self.recorder.step(step, metrics | await self._evaluate(step, self._due(step)))
 
     def _due(self, step: int) -> list[ScheduledEvaluation]:
@@ -577,11 +656,11 @@ class Training:
         if self._display is not None:
             self._display.phase(text)
 
-    def _tokens_sampled(self) -> int:
-        return sum(rollouts.tokens_sampled for rollouts in self._rollouts)
+    def tokens_sampled(self) -> int:
+        return sum(rollouts.tokens_sampled for rollouts in self._rollouts) + self.role.tokens()
 
     async def _watch(self) -> None:
-        await watch(self._tokens_sampled, self.stats, silence_s=1.5 * self.config.step_deadline_s)
+        await watch(self.tokens_sampled, self.stats, silence_s=1.5 * self.config.step_deadline_s)
 
     def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts | AgentRollouts) -> None:
         budget = rollouts.config.max_tokens
@@ -595,7 +674,7 @@ class Training:
         made = LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
         if config.start_deadline_s is not None:
             made = dataclasses.replace(made, start_deadline_s=config.start_deadline_s)
-        return config.devices.learner(made)
+        return self.role.learner(config.devices.learner(made))
 
     def _fleet(self, replicas: int, timeline: Timeline, *, pinned: bool) -> Fleet:
         """pinned: each replica has a core of its own, where there are enough."""
@@ -611,7 +690,7 @@ class Training:
             paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
             on_update="finish" if self.config.devices.adapters else "continue",
         )
-        return Fleet(config, make, self._make_balancer(), timeline, self._canary, self._note)
+        return Fleet(config, make, self._make_balancer(), timeline, self._canary, self.note)
 
     def _canary_ids(self) -> list[list[int]]:
         texts = [({"role": "user", "content": text},) for text in CANARY]
@@ -623,28 +702,27 @@ class Training:
         config = self.config
         self._reached("imports")
         async with AsyncExitStack() as self._stack:
-            self._workspace = self._stack.enter_context(workspace())
-            learner = LearnerProcess(self._learner_process(), self._workspace, self.run_folder.path / "learner.log")
-            self.learner = await self._stack.enter_async_context(learner)
+            self.workspace = self._stack.enter_context(workspace())
+            if self.work is None:
+                learner = LearnerProcess(self._learner_process(), self.workspace, self.run_folder.path / "learner.log")
+                self.learner = await self._stack.enter_async_context(learner)
             if config.sandbox is not None:
                 self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
             self._reached("sandbox")
             self.chat = ChatTemplate.load(config.checkpoint, config.chat)
-            await self._record()
+            if self.work is None:
+                await self._record()
             self._canary = self._canary_ids()
             fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
             self.fleet = await self._stack.enter_async_context(fleet)
             self._reached("engines")
-            await self._agree_on_first_weights()
-            self._reached("learner")
+            if self.work is None:
+                await self._agree_on_first_weights()
+                self._reached("learner")
             # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
             gc.freeze()
+            await self._stack.enter_async_context(self.role.beside(self))
             yield
-
-    def _note(self, line: str) -> None:
-        """For the user, now and later."""
-        self.run_folder.note(line)
-        say(self.console, line)
 
     async def _record(self) -> None:
         """From here on the run is recorded, if it is to be."""
@@ -657,7 +735,7 @@ class Training:
             self.timeline,
             step=self.state.step + 1,
             tokenizer=self.chat.tokenizer_json,
-            note=self._note,
+            note=self.note,
         )
         self.recording = await self._stack.enter_async_context(recording)
 
@@ -671,7 +749,7 @@ class Training:
             checkpoint=str(self.config.checkpoint.resolve()),
             learner=dataclasses.asdict(learner),
             canary=self._canary,
-            weights_dir=str(self._workspace),
+            weights_dir=str(self.workspace),
             seed=self.config.seed,
             resume=self.state.checkpoint,
             begin_from=None if self.config.learner_state is None else str(self.config.learner_state.resolve()),
@@ -706,7 +784,7 @@ class Training:
 @asynccontextmanager
 async def training(
     config: TrainingConfig,
-    run: RunFolder,
+    run: Run,
     *,
     make_balancer: Callable[[], Balancer] | None = None,
     sinks: Sequence[MetricSink] = (),
@@ -724,16 +802,15 @@ async def training(
         "training must be given a TrainingConfig",
         "training(config.training(), run), where config.training() makes one of the options",
     )
-    wiring.require(
-        run, isinstance(run, RunFolder), "training must be given the folder of the run", "training(..., run)"
-    )
+    wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
+    opens = run.opens or _alone
     console = console or Console()
-    if run.opener is not None:
-        async with run.opener(config, run, make_balancer=make_balancer, sinks=sinks, console=console) as job:
-            yield job
-        return
-    async with opened(Training(config, run, make_balancer=make_balancer, sinks=sinks, console=console)) as job:
+    async with opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console) as job:
         yield job
+
+
+def _alone(config: TrainingConfig, run: RunFolder, **options: Any) -> AbstractAsyncContextManager[Training]:
+    return opened(Training(config, run, **options))
 
 
 @asynccontextmanager
@@ -743,9 +820,10 @@ async def opened(job: Training) -> AsyncIterator[Training]:
     if run.resumed:
         say(console, job.recorder.resume_message)
         run.extend(config.steps)
-    say(console, f"starting the learner, {config.devices.replicas} vLLM engines and what else the recipe needs")
+    learner = "the learner, " if job.work is None else ""
+    say(console, f"starting {learner}{config.devices.replicas} vLLM engines and what else the recipe needs")
     try:
-        with noted_warnings(job._note), shows_on_signal(lambda: job.stats()):
+        with noted_warnings(job.note), shows_on_signal(lambda: job.stats()):
             async with job._open():
                 yield job
                 job.check_has_run()
@@ -754,6 +832,10 @@ async def opened(job: Training) -> AsyncIterator[Training]:
         raise
     finally:
         job.recorder.sinks.close()
+
+
+async def _elsewhere(inbox: Inbox, outbox: Outbox) -> None:
+    raise AssertionError("the learner runs on another machine")
 
 
 def say(console: Console, line: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.errors import BadInput
 from engine.pipeline.pipeline import Stage
+from engine.recipe import Recipe
 from engine.types import Prompt
 
 # The stages that a job makes, in the order in which they must stand.
@@ -68,20 +69,19 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def check_recipe(config_class: Any, train: Any) -> None:
+def check_recipe(recipe: Any) -> None:
     """What `main` is called with."""
-    fix = "main(Config, train), with a dataclass Config and async def train(config, run)"
+    fix = "recipe = Recipe(config=Config, train=train), with a dataclass Config and async def train(config, run)"
+    require(recipe, isinstance(recipe, Recipe), "main must be given a recipe", fix)
+    config, train = recipe.config, recipe.train
     require(
-        config_class,
-        isinstance(config_class, type) and dataclasses.is_dataclass(config_class),
+        config,
+        isinstance(config, type) and dataclasses.is_dataclass(config),
         "the configuration of a recipe must be a dataclass, not one of its values",
         fix,
     )
-    fields = {field.name for field in dataclasses.fields(config_class)}
-    if "steps" not in fields:
-        raise BadInput(
-            f"{config_class.__name__} has no field steps. Fix: steps: int, or int | None where it is found out"
-        )
+    if "steps" not in {field.name for field in dataclasses.fields(config)}:
+        raise BadInput(f"{config.__name__} has no field steps. Fix: steps: int, or int | None where it is found out")
     require(train, is_async(train) and takes(train, "config", "run"), "train must be async and take (config, run)", fix)
 
 

@@ -25,16 +25,16 @@ from algo.loss.policy_losses import Cispo, Dppo, Gspo, PpoClip, Sapo
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.devices import DevicePlan
-from engine.ports import Selector, Tool
+from engine.ports import Selector
+from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.replica.config import ReplicaConfig
 from engine.rollout.rollout import RolloutConfig
-from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.training import BLOCK, TrainingConfig, say, training
 from recipes.tiny.task import METHODS, SHIPPED, prompts, python_tool
-from sandbox import TIERS, Limits, Sandbox, SandboxConfig
+from sandbox import TIERS, Limits, SandboxConfig
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 KV_BLOCKS = 2048  # on the CPU
@@ -149,20 +149,16 @@ class Config:
             record=self.record,
         )
 
-    def tools(self, sandbox: Sandbox) -> list[Tool]:
-        """What the agent may call."""
-        return [python_tool(sandbox)]
-
     @property
     def selector(self) -> Selector:
         keep = self.group_size
         return {"roc": RoC(keep=keep), "random": RandomSubset(keep=keep), "grpo": KeepAll()}[self.algorithm]
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with training(config.training(), run) as job:
-        rollouts, advantage = job.rollouts(config.tools(job.sandbox)), ADVANTAGES[config.advantage]
+        rollouts, advantage = job.rollouts([python_tool(job.sandbox)]), ADVANTAGES[config.advantage]
         reward = MathReward(integers_only=True)
         evaluation = await job.evaluation(
             held_out,
@@ -182,10 +178,12 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
                 job.train(partial(make_batch, advantage=advantage), evaluations=[evaluation]),
             ]
         )
-        talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(run.path)])
+        talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(run.folder.path)])
         say(job.console, f"  talk to the trained agent: {talk}")
         return summary
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

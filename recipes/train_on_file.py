@@ -27,18 +27,17 @@ from engine.console.main import main
 from engine.data import after_hashes, read_prompts
 from engine.devices import DevicePlan
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
-from engine.ports import StatefulTool
+from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.chat_template import ChatConfig
 from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig
-from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.sinks import WeightsAndBiases
 from engine.telemetry.watchdog import exit_process
 from engine.training import TrainingConfig, training
 from recipes.tiny.task import SHIPPED
-from sandbox import TIERS, Sandbox, SandboxConfig, Tier
+from sandbox import TIERS, SandboxConfig, Tier
 
 GRADER = Tier(name="grader", preload=GRADER_MODULES)
 
@@ -101,10 +100,6 @@ class Config:
             record=self.record,
         )
 
-    def tools(self, sandbox: Sandbox) -> list[StatefulTool]:
-        """What the model may call."""
-        return [PythonSessions(sandbox)]
-
 
 def skip_easy(above: float) -> Callable[[Inbox, Outbox], Any]:
     """A stage that drops the groups whose share of right answers is larger."""
@@ -118,12 +113,12 @@ def skip_easy(above: float) -> Callable[[Inbox, Outbox], Any]:
     return stage
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     columns: dict[str, Any] = {"answer": after_hashes} if config.after_hashes else {}
     held_out = list(islice(read_prompts(config.held_out, **columns), config.eval_problems))
-    sinks = [] if config.wandb == "no" else [WeightsAndBiases(run, mode=config.wandb)]
+    sinks = [] if config.wandb == "no" else [WeightsAndBiases(run.folder, mode=config.wandb)]
     async with training(config.training(), run, sinks=sinks) as job:
-        rollouts = job.rollouts(config.tools(job.sandbox))
+        rollouts = job.rollouts([PythonSessions(job.sandbox)])
         reward = MathReward(runner=job.sandbox)
         evaluation = await job.evaluation(
             held_out, reward, rollouts=rollouts, estimate=avg_at_k, every=config.eval_every
@@ -140,5 +135,7 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         )
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

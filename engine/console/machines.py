@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from engine.console.options import Machines, flat, overrides
 from engine.nodes.config import LeadConfig, node_command
 from engine.nodes.messages import LearnerHosts
+from engine.recipe import Recipe
 from sandbox.printable import printable
 
 
-def lead_of(machines: Machines, config_class: type[Any], config: Any, **options: Any) -> LeadConfig | None:
+def lead_of(machines: Machines, recipe: Recipe, config: Any, **options: Any) -> LeadConfig | None:
     """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option.
 
-    config_class: of the recipe, whose file nodes run. options: further ones of LeadConfig.
+    config: the recipe's. options: further ones of LeadConfig.
     """
     if machines.nodes is None:
         return None
-    recipe = sys.modules[config_class.__module__].__file__
-    assert recipe is not None, "nodes run the recipe's file"
     try:
         return LeadConfig(
             listen=machines.nodes,
             keys=machines.nodes_keys,
-            recipe=Path(recipe),
-            options=tuple(overrides(config_class, flat(config))),
+            recipe=recipe.file,
+            options=tuple(overrides(recipe.config, flat(config))),
             nodes_only=machines.nodes_only,
             deltas=machines.nodes_deltas,
             learner=_learner(machines),

@@ -1,7 +1,7 @@
 """A recipe as a program: options, the run's folder, signals, one line for what is no bug, the exit code.
 
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from engine.console.options import Invocation, flat, overrides, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
-from engine.nodes.training import lead_training
+from engine.nodes.roles import lead_training
 from engine.process import streams
+from engine.recipe import Recipe, Run, name_of
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from engine.training import EXPECTED, say
@@ -33,51 +34,43 @@ from sandbox.printable import print_logs, printable
 
 TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 
-Train = Callable[[Any, RunFolder], Coroutine[Any, Any, Any]]
 
-
-def main(
-    config_class: type[Any],
-    train: Train,
-    argv: Sequence[str] | None = None,
-) -> int:
+def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     """Runs a recipe from the command line: options, the run's folder, signals, one line for what is no bug.
 
-    config_class: a frozen dataclass whose fields are the options, `steps` among them (`engine.console.options`), which
-    is None where the recipe finds out how many there are. train: called with it and the run's folder. Returns the exit
-    code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
+    recipe: its configuration has `steps` among its fields, which is None where the recipe finds out how many there are.
+    Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
     try:
-        check_recipe(config_class, train)
+        check_recipe(recipe)
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     streams.outlive_readers()
     print_logs()
-    program = _program(train)
-    invocation, config = parse_all([Invocation, config_class], sys.argv[1:] if argv is None else argv)
+    program = recipe.file.stem
+    invocation, config = parse_all([Invocation, recipe.config], sys.argv[1:] if argv is None else argv)
     invocation = invocation.named(program)
-    lead = lead_of(invocation, config_class, config)
+    lead = lead_of(invocation, recipe, config)
     if invocation.dry_run:
         print("\n".join(_commands(invocation, config, lead)))
         return 0
     identity = identity_of(config)
-    run, log = None, None
+    folder, log = None, None
     try:
         with (
             RunFolder.open(
                 invocation.runs, invocation.name, None if invocation.fresh else identity, steps=config.steps
-            ) as run,
+            ) as folder,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            streams.listen(run.note)
-            if lead is not None:
-                run.opener = partial(lead_training, lead)
+            streams.listen(folder.note)
+            run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
             try:
-                runner.run(_begin(config, invocation, run, train))
+                runner.run(_begin(config, invocation, run, recipe))
             except Exception as error:
                 if not isinstance(error, TOLD):
-                    log = failure.write(run.path, error)
+                    log = failure.write(folder.path, error)
                 raise
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
@@ -86,7 +79,7 @@ def main(
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"{program}: {_interrupted(run, invocation, config)}", file=sys.stderr)
+        print(f"{program}: {_interrupted(folder, invocation, config)}", file=sys.stderr)
         return 130
     except Exception as error:  # a bug, perhaps in a part of the user's
         failure.tell(program, error, log)
@@ -107,36 +100,37 @@ def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> l
     return commands(_command({**flat(invocation), **flat(config), "dry_run": False}, type(config)), lead)
 
 
-def _program(train: Train) -> str:
-    """The recipe's name: that of its file."""
-    module = train.__module__.rpartition(".")[2]
-    return Path(sys.argv[0]).stem if module == "__main__" else module
-
-
 async def _begin(
     config: Any,
     invocation: Invocation,
-    run: RunFolder,
-    train: Train,
+    run: Run,
+    recipe: Recipe,
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
     with end_on_signals(task):
-        await _train(config, invocation, run, train)
+        await _train(config, invocation, run, recipe)
 
 
-async def _train(config: Any, invocation: Invocation, run: RunFolder, train: Train) -> None:
+async def _train(config: Any, invocation: Invocation, run: Run, recipe: Recipe) -> None:
     console = Console()
     values = {**flat(invocation), **flat(config)}
-    if not run.resumed:
-        if run.busy is not None:
-            say(console, f"{run.busy} is written by another process with the same options; this is a run of its own")
-        if run.unfinished:
-            say(console, _another(run.unfinished, run.path, invocation, type(config)))
+    folder = run.folder
+    if not folder.resumed:
+        if folder.busy is not None:
+            say(console, f"{folder.busy} is written by another process with the same options; this is a run of its own")
+        if folder.unfinished:
+            say(console, _another(folder.unfinished, folder.path, invocation, type(config)))
         steps = "" if config.steps is None else f" of {config.steps} steps"
-        say(console, f"a new run{steps} in {run.path}")
-        run.json("config.json", {**values, "argv": sys.argv, "versions": versions()})
-    await train(config, run)
+        say(console, f"a new run{steps} in {folder.path}")
+        folder.json("config.json", {**values, **written(recipe, config)})
+    await recipe.train(config, run)
+
+
+def written(recipe: Recipe, config: Any) -> dict[str, Any]:
+    """What config.json says beside the options: how the run was begun, and what a replay needs to load its recipe."""
+    options = overrides(recipe.config, flat(config))
+    return {"argv": sys.argv, "recipe": name_of(recipe.file), "options": options, "versions": versions()}
 
 
 def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
@@ -146,11 +140,11 @@ def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_
     return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
 
 
-def _interrupted(run: RunFolder | None, invocation: Invocation, config: Any) -> str:
-    if run is None or not run.path.exists():
+def _interrupted(folder: RunFolder | None, invocation: Invocation, config: Any) -> str:
+    if folder is None or not folder.path.exists():
         return "interrupted before anything was measured; what runs before it have measured is as it was"
     again = _command({**flat(invocation), **flat(config)}, type(config))
-    return f"interrupted; what was measured is in {run.path}. To go on: {again}"
+    return f"interrupted; what was measured is in {folder.path}. To go on: {again}"
 
 
 def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import uvloop
@@ -26,14 +24,15 @@ import uvloop
 from engine.console.options import Invocation, parse_all
 from engine.errors import BadInput
 from engine.nodes import learner_host
-from engine.nodes.build import ROOT, build_of
+from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig
 from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import Ask, Job
 from engine.nodes.node import LeadGone, NodeRefused, ask, pull_checkpoint
 from engine.nodes.pulls import PullFailed
-from engine.nodes.training import RunEnded, node_training
+from engine.nodes.roles import RunEnded, node_training
 from engine.process import streams
+from engine.recipe import ROOT, Recipe, Run, load_recipe
 from engine.run.run_folder import RunFolder
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import end_on_signals, exit_process
@@ -119,15 +118,15 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
         return 0
     checkpoint.mkdir()
     asyncio.run(pull_checkpoint(config, keys, job, checkpoint))
-    module = _load(recipe)
-    [invocation, values] = parse_all([Invocation, module.Config], options)
+    loaded = load_recipe(recipe)
+    [invocation, values] = parse_all([Invocation, loaded.config], options)
     with (
-        RunFolder.open(invocation.runs, invocation.name) as run,
+        RunFolder.open(invocation.runs, invocation.name) as run_folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        run.opener = partial(node_training, config, keys, build)
+        run = Run(folder=run_folder, opens=partial(node_training, config, keys, build))
         try:
-            runner.run(_begin(values, run, module))
+            runner.run(_begin(values, run, loaded))
         except RunEnded:
             print("the run has ended", flush=True)
     return 0
@@ -141,9 +140,9 @@ async def _job(config: NodeConfig, keys: HostKeys | None) -> Job:
     return answer
 
 
-async def _begin(values: Any, run: RunFolder, module: ModuleType) -> None:
+async def _begin(values: Any, run: Run, recipe: Recipe) -> None:
     with end_on_signals(_this_task()):
-        await module.train(values, run)
+        await recipe.train(values, run)
 
 
 def _this_task() -> asyncio.Task[Any]:
@@ -165,20 +164,6 @@ def _options(lead: Sequence[str], here: Sequence[str]) -> list[str]:
         return any(name == given or name.endswith(f".{given}") for given in names)
 
     return [*(word for word in lead if not is_given(word)), *here]
-
-
-def _load(recipe: Path) -> ModuleType:
-    """The recipe's module. Raises BadInput for a file that has no `Config` and `train`."""
-    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[recipe.stem] = module
-    spec.loader.exec_module(module)
-    for name in ("Config", "train"):
-        if not hasattr(module, name):
-            raise BadInput(f"{recipe} has no {name}. Fix: a recipe for nodes is one that calls main(Config, train)")
-    return module
 
 
 if __name__ == "__main__":

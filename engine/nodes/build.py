@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 
 from engine.nodes.messages import PROTOCOL, Build
+from engine.recipe import ROOT, name_of
 from engine.run.run_folder import versions
 
-ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("engine", "sandbox", "algo", "recipes")
 
 
@@ -16,12 +16,6 @@ def build_of(recipe: Path) -> Build:
     """recipe: its file, which counts even where it lies elsewhere."""
     found = {name: str(version) for name, version in versions().items() if name != "platform"}
     return Build(protocol=PROTOCOL, code=_code(recipe), versions=found)
-
-
-def name_of(recipe: Path) -> str:
-    """Relative to the project where it lies within it."""
-    path = recipe.resolve()
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def _code(recipe: Path) -> str:

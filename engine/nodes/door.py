@@ -22,7 +22,7 @@ from typing import Self
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from engine.nodes.build import build_of, name_of
+from engine.nodes.build import build_of
 from engine.nodes.config import LeadConfig
 from engine.nodes.messages import (
     Ask,
@@ -38,6 +38,7 @@ from engine.nodes.messages import (
     encode,
 )
 from engine.nodes.pulls import FileServer, info_of
+from engine.recipe import name_of
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
 

@@ -20,8 +20,8 @@ import platform
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
@@ -52,8 +52,7 @@ class RunFolder:
 
     resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
     name that did not end and is not gone on with, since its configuration is another one. busy: of a new run, the one
-    that would be gone on with, were it not written by another process. opener: opens the run's parts
-    in place of `engine.training.training`, as one machine of several.
+    that would be gone on with, were it not written by another process.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class RunFolder:
     ) -> None:
         self.path, self.resumed, self.unfinished, self._lock = path, resumed, unfinished, lock
         self.busy = busy
-        self.opener: Callable[..., AbstractAsyncContextManager[Any]] | None = None
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):

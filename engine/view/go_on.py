@@ -4,20 +4,22 @@ others.
     python -m engine.view.go_on RUN --step 8 --group 0 --sample 3 --turn 1 [--seed 7] [--start | --checkpoint DIR]
 
 The turns before are taken as they were recorded, token by token, with what their tools answered; turn N is sampled
-anew, and what follows it. Budget, chat and tools are the recipe's: config.json names its file, which is run. One that
-is not of this checkout is run only if --recipe names it, as the run may be somebody else's. The weights are the
-run's `checkpoint/`, with --start those that it began with. With those that sampled the turn and the run's seed, the
-tokens on the CPU are the recorded ones. The last line is one JSON object.
+anew, and what follows it. The recipe's own `train` does it, with the run's options, so that tools, sessions, budget,
+chat and reward are the recorded ones: config.json names its file, which is run. One that is not of this checkout is run
+only if --recipe names it, as the run may be somebody else's. The weights are those in the run's `checkpoint/`; with
+--start, those that it began with. With the weights that sampled the turn and the run's seed, the tokens on the CPU are
+the recorded ones. An agent of its own begins anew. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,22 +29,26 @@ import uvloop
 from tokenizers import Tokenizer
 
 from engine.console.options import parse
-from engine.ports import StatefulTool, Tool
+from engine.devices import DevicePlan
+from engine.errors import BadInput
+from engine.gateway.agent import AgentRollouts
+from engine.ports import GroupReward
+from engine.recipe import ROOT, Recipe, Run, load_recipe
 from engine.recording.as_run import prompt_of, trajectory_of
 from engine.recording.reader import RecordedRun
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import TemplateError
-from engine.rollout.python_tool import PythonTool
-from engine.run.journal import Journal
+from engine.run.journal import Journal, Log
 from engine.run.journal_records import Grown, Piece
-from engine.serving import ServingConfig, serving
-from engine.training import TrainingConfig
+from engine.run.run_folder import RunFolder
+from engine.run.workspace import workspace
+from engine.stages.grading import graded
+from engine.training import Training, TrainingConfig, opened
 from engine.types import Trajectory
-from sandbox import Sandbox, SandboxUnavailable
+from sandbox import SandboxUnavailable
 from sandbox.printable import printable
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-RECIPES = REPOSITORY / "recipes"
+RECIPES = ROOT / "recipes"
 
 
 class CannotGoOn(ValueError):
@@ -111,54 +117,41 @@ def first_difference(one: Trajectory, other: Trajectory) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configured:
-    """What a run was configured as. tools: what its model may call, of a sandbox."""
+class Begun:
+    """How a run was begun: its recipe, and the options that it had."""
 
-    training: TrainingConfig
-    tools: Callable[[Sandbox], Sequence[Tool | StatefulTool]]
+    recipe: Recipe
+    options: list[str]
 
 
-def configured(run: Path, recipe: Path | None = None) -> Configured:
-    """What the run's recipe, or this one, makes of the run's options. Raises CannotGoOn."""
+def begun(run: Path, recipe: Path | None = None) -> Begun:
+    """What config.json says of the run. recipe: a file to run in place of the one there. Raises CannotGoOn."""
     try:
-        config = msgspec.json.decode((run / "config.json").read_bytes())
-        name, *words = config["argv"]
-    except (OSError, msgspec.DecodeError, KeyError, ValueError) as error:
-        raise CannotGoOn(f"{run / 'config.json'} does not say which recipe it ran: {error}") from error
-    path = recipe_of(str(name)) if recipe is None else recipe
-    if not path.is_file():
-        raise CannotGoOn(f"there is no recipe {str(path)!r}. Fix: --recipe FILE")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    values = parse(module.Config, [word for word in words if word.partition("=")[0] in _fields(module.Config)])
-    stage = config.get("stage")
-    training = values.training() if stage is None else values.training(int(stage), values.model)
-    return Configured(training=training, tools=getattr(values, "tools", lambda sandbox: [PythonTool(sandbox)]))
+        config = msgspec.json.decode((run / "config.json").read_bytes(), type=dict[str, Any])
+        name, options = str(config["recipe"]), [str(word) for word in config["options"]]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise CannotGoOn(f"{run / 'config.json'} does not say which recipe it ran: {error!r}") from error
+    try:
+        return Begun(recipe=load_recipe(recipe_of(name) if recipe is None else recipe.resolve()), options=options)
+    except BadInput as error:
+        raise CannotGoOn(str(error)) from error
 
 
 def recipe_of(name: str) -> Path:
     """The file of a recipe of this checkout. Raises CannotGoOn for any other: to read a run is not to trust it."""
-    files = [place.resolve() for place in (Path(name), REPOSITORY / name) if place.is_file()]
-    for file in files:
-        if file.is_relative_to(RECIPES):
-            return file
-    if not files:
+    path = (ROOT / name).resolve()
+    if not path.is_file():
         raise CannotGoOn(f"the run's recipe {name!r} is not there. Fix: give it as --recipe FILE")
-    raise CannotGoOn(
-        f"the run was made by {str(files[0])!r}, which is no recipe of this checkout, and to go on runs that file. "
-        "Fix: if you trust it, python -m engine.view.go_on with --recipe FILE"
-    )
+    if not path.is_relative_to(RECIPES):
+        raise CannotGoOn(
+            f"the run was made by {str(path)!r}, which is no recipe of this checkout, and to go on runs that file. "
+            "Fix: if you trust it, python -m engine.view.go_on with --recipe FILE"
+        )
+    return path
 
 
-def _fields(config_class: type[Any]) -> set[str]:
-    from engine.console.options import _options
-
-    names = {option.name for option in _options(config_class)}
-    return names | {name.rpartition(".")[2] for name in names}
+class _Replayed(Exception):
+    """Ends the recipe when the trajectory has."""
 
 
 async def go_on(
@@ -170,34 +163,65 @@ async def go_on(
     start: bool = False,
     recipe: Path | None = None,
 ) -> dict[str, Any]:
-    """Raises CannotGoOn, and what a replica or the sandbox raises that does not start."""
-    then, made = recorded(run, place), configured(run, recipe)
-    training = made.training
-    weights = checkpoint or (training.checkpoint if start else run / "checkpoint")
-    if not (weights / "config.json").is_file():
-        raise CannotGoOn(f"there are no weights in {weights}. Fix: --start, or --checkpoint DIR")
-    config = ServingConfig(
+    """The recipe's `train` is run on one replica without a learner: what its stages would make groups with, its tools,
+    sessions and agent, makes the trajectory, and its reward grades it.
+
+    Raises CannotGoOn, what a replica or the sandbox raises that does not start, and what the recipe raises.
+    """
+    then, ran = recorded(run, place), begun(run, recipe)
+    replayed: dict[str, Any] = {}
+
+    async def work(job: Training) -> dict[str, Any]:
+        if job.makes is None:
+            raise CannotGoOn("the recipe has no stage that makes groups: there is nothing to go on with")
+        if place.turn and isinstance(job.makes.rollouts, AgentRollouts):
+            raise CannotGoOn("an agent of its own cannot be begun in the middle. Fix: turn 0, from where it runs anew")
+        now = await job.makes.rollouts.run(then.prompt, place.sample, 0, log=_log(then, place))
+        if not isinstance(job.makes.reward, GroupReward):
+            now = await graded(now, job.makes.reward, job.timeline, job.config.group.grade_deadline_s)
+        replayed["recorded"] = _told(then, place.turn, job.chat.decode)
+        replayed["again"] = _told(now, place.turn, job.chat.decode)
+        replayed["first_difference"] = first_difference(then, now)
+        replayed["weights"] = str(job.config.checkpoint)
+        raise _Replayed
+
+    def opens(config: TrainingConfig, folder: RunFolder, **given: Any) -> AbstractAsyncContextManager[Training]:
+        weights = checkpoint or (config.checkpoint if start else run / "checkpoint")
+        if not (weights / "config.json").is_file():
+            raise CannotGoOn(f"there are no weights in {weights}. Fix: --start, or --checkpoint DIR")
+        job = Training(alone(config, weights, seed), folder, **{**given, "sinks": ()}, work=work)
+        return opened(job)
+
+    with workspace(Path(tempfile.gettempdir())) as scratch, RunFolder.open(scratch, "replay") as folder:
+        try:
+            await ran.recipe.train(parse(ran.recipe.config, ran.options), Run(folder=folder, opens=opens))
+        except _Replayed:
+            return replayed
+    raise CannotGoOn("the recipe ended without running its stages")
+
+
+def alone(config: TrainingConfig, weights: Path, seed: int | None) -> TrainingConfig:
+    """One replica with these weights, which are whole: an adapter was merged when they were saved."""
+    one = config.devices.tensor_parallel
+    devices = DevicePlan(devices=config.devices.devices[: 2 * one], ranks=one, replicas=1, tensor_parallel=one)
+    replica = None if config.replica is None else replace(config.replica, checkpoint=str(weights))
+    return replace(
+        config,
         checkpoint=weights,
-        rollout=training.rollout,
-        replica=replace(training.replicas_config, checkpoint=str(weights)),
-        replicas=1,
-        chat=training.chat,
-        sandbox=training.sandbox,
-        seed=training.seed if seed is None else seed,
+        replica=replica,
+        devices=devices,
+        seed=config.seed if seed is None else seed,
+        max_staleness=0,
     )
+
+
+def _log(then: Trajectory, place: Place) -> Log:
+    """What a journal would hold of the trajectory up to the turn."""
     journal, piece = Journal(), before(then, place.turn)
     if piece is not None:
         tokens = int(piece.sampled_T.sum())
         journal.take(Grown(lease=0, attempt=0, sample=place.sample, piece=piece, tokens=tokens))
-    async with serving(config) as parts:
-        rollouts = parts.rollouts(made.tools(parts.sandbox) if training.sandbox is not None else [])
-        now = await rollouts.run(then.prompt, place.sample, 0, log=journal.log(0, 0, place.sample))
-        return {
-            "recorded": _told(then, place.turn, parts.chat.decode),
-            "again": _told(now, place.turn, parts.chat.decode),
-            "first_difference": first_difference(then, now),
-            "weights": str(weights),
-        }
+    return journal.log(0, 0, place.sample)
 
 
 def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
@@ -211,7 +235,8 @@ def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
         for each in trajectory.turns[turn:]
     ]
     error = None if trajectory.error is None else trajectory.error.message
-    return {"turns": turns, "stop": str(trajectory.stop), "tokens": len(trajectory.token_ids_T), "error": error}
+    told = {"turns": turns, "stop": str(trajectory.stop), "tokens": len(trajectory.token_ids_T), "error": error}
+    return told | {"reward": trajectory.reward}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

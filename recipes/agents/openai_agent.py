@@ -12,6 +12,7 @@ from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.ports import ToolReply
+from engine.recipe import Recipe
 from engine.rollout.python_tool import schema
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
@@ -46,5 +47,7 @@ async def train(config, run):
         return await job.run([*stages, job.train(make_batch)])
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

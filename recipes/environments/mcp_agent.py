@@ -23,10 +23,10 @@ from algo.learner.config import LearnerConfig
 from algo.reward.combine import Weighted
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
+from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.mcp_tools import mcp_tools
 from engine.rollout.rollout import RolloutConfig
-from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.training import TrainingConfig, training
@@ -75,7 +75,7 @@ async def words(trajectory: Trajectory) -> float:
     return float(len(trajectory.text.split()))
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     server: dict[str, Any] = {"url": config.url} if config.url else {"command": CALCULATOR}
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with training(config.training(), run) as job, mcp_tools(**server, call_s=5.0) as tools:
@@ -93,5 +93,7 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         )
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

@@ -18,13 +18,13 @@ from algo.reward.combine import ByName
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.mixture import PassRateBand, mixture
-from engine.run.run_folder import RunFolder
+from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from engine.types import Prompt
 from recipes.environments.gym_families import REWARD, Family, FamilyReward
 from recipes.quickstart import Config as Quickstart
-from recipes.tiny.task import prompts
+from recipes.tiny.task import prompts, python_tool
 
 ARITHMETIC = "arithmetic"
 
@@ -49,7 +49,7 @@ class Arithmetic(Iterator[Prompt]):
         return replace(next(self._prompts), source=ARITHMETIC, reward=ARITHMETIC)
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     families = [Family(name, seed=config.seed) for name in config.families]  # named at once where there is no such
     async with training(config.training(), run) as job:
         sources = mixture(
@@ -59,11 +59,13 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         )
         reward = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
         groups = job.group(
-            job.rollouts(config.tools(job.sandbox)), reward, select_and_score(config.selector, config.seed)
+            job.rollouts([python_tool(job.sandbox)]), reward, select_and_score(config.selector, config.seed)
         )
         stages = [job.admit(sources), groups, job.batch(), job.write_rollouts(every=config.eval_every)]
         return await job.run([*stages, job.train(make_batch)])
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

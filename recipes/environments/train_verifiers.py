@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from algo.group.batch import make_batch, select_and_score
 from engine.console.main import main
-from engine.run.run_folder import RunFolder
+from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from recipes.environments.verifiers_env import EpisodeReward, VerifiersEnvironment, load_environment
@@ -35,7 +35,7 @@ class Config(Quickstart):
         return {"id": self.environment, "taskset": {"id": self.taskset}, "agent": agent}
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     environment = VerifiersEnvironment(load_environment(config.environment_config()))
     async with environment.serving(), training(config.training(), run) as job:
         rollouts = await job.agents(environment.play)
@@ -44,5 +44,7 @@ async def train(config: Config, run: RunFolder) -> dict[str, Any]:
         return await job.run([*stages, job.train(make_batch)])
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

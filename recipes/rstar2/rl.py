@@ -36,20 +36,21 @@ from algo.learner.serialize import to_plain
 from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.math_reward import MathReward
 from engine.balancing.kv_aware import KvAware
-from engine.console.job import run
+from engine.console.job import run as run_job
 from engine.console.machines import commands, lead_of
+from engine.console.main import written
 from engine.console.options import Machines, flat, parse_all
 from engine.devices import DevicePlan
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
-from engine.nodes.training import lead_training
-from engine.ports import StatefulTool, Tool
+from engine.nodes.roles import lead_training
 from engine.process import streams
+from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
-from engine.run.run_folder import RunFolder, versions
+from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.training import TrainingConfig, say, training
@@ -70,7 +71,6 @@ from recipes.rstar2.parts import (
     values_of,
 )
 from recipes.rstar2.sampling import fingerprint, open_output, sha256
-from sandbox import Sandbox
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,10 +346,6 @@ class Config:
             record=self.record,
         )
 
-    def tools(self, sandbox: Sandbox) -> list[Tool | StatefulTool]:
-        """What the model may call."""
-        return [tool_of(self.protocol, sandbox, stateful=self.stateful)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseConfig(Config):
@@ -406,18 +402,20 @@ async def run_stage(config: Config, number: int, data: Path, console: Console, l
         if folder.path != path:
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
         streams.listen(folder.note)
+        run = Run(folder=folder)
         if lead is not None:
             alone = tuple(f"stage={number}" if word == "stage=all" else word for word in lead.options)
-            folder.opener = partial(lead_training, replace(lead, options=alone))
+            run = Run(folder=folder, opens=partial(lead_training, replace(lead, options=alone)))
         if not folder.resumed:
             say(console, f"stage {number}: a new run of {steps} steps in {path}")
-            folder.json("config.json", {**identity, "steps": steps, "argv": sys.argv, "versions": versions()})
-        await train_stage(config, number, start, prompts, sets, folder)
+            one = replace(config, stage=str(number), steps=(steps,), model=start.checkpoint)
+            folder.json("config.json", {**identity, "steps": steps, **written(recipe, one)})
+        await train_stage(config, number, start, prompts, sets, run)
 
 
-async def train(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """A rollout node's part in a stage (`engine.nodes`): the lead has the data, and evaluates."""
-    return await train_stage(config, config.numbers[0], Start(checkpoint=config.model), iter(()), {}, folder)
+async def train(config: Config, run: Run) -> dict[str, Any]:
+    """A stage without its data: on a rollout node, to which the lead gives prompts, and in a replay."""
+    return await train_stage(config, config.numbers[0], Start(checkpoint=config.model), iter(()), {}, run)
 
 
 async def train_stage(
@@ -426,14 +424,14 @@ async def train_stage(
     start: Start,
     prompts: Iterator[Prompt],
     sets: Mapping[str, Sequence[Prompt]],
-    folder: RunFolder,
+    run: Run,
 ) -> dict[str, Any]:
     """The stage itself. sets: to evaluate on, by name. Returns its summary."""
     settings = config.training(number, start.checkpoint, start.learner_state)
     make_balancer = partial(KvAware, config.longest(number), moves=0)
     selector = RoC(keep=config.g) if config.algorithm == "roc" else KeepAll()
-    async with training(settings, folder, make_balancer=make_balancer) as job:
-        rollouts = job.rollouts(config.tools(job.sandbox))
+    async with training(settings, run, make_balancer=make_balancer) as job:
+        rollouts = job.rollouts([tool_of(config.protocol, job.sandbox, stateful=config.stateful)])
         reward = MathReward(runner=job.sandbox)
         evaluations = []
         if sets:
@@ -568,13 +566,15 @@ def main(argv: Sequence[str]) -> int:
     machines, config = parse_all([Machines, Config], argv)
     if config.protocol == "release":  # with its own defaults
         machines, config = parse_all([Machines, ReleaseConfig], argv)
-    lead = lead_of(machines, Config, config, checkpoint_option="model")
+    lead = lead_of(machines, recipe, config, checkpoint_option="model")
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])
         print("\n".join(commands(here, lead)))
         return 0
-    return run("rl", run_stages(config, lead), expected=(ListenFailed,))
+    return run_job("rl", run_stages(config, lead), expected=(ListenFailed,))
 
+
+recipe = Recipe(config=Config, train=train)
 
 if __name__ == "__main__":
     exit_process(main(sys.argv[1:]))

@@ -47,6 +47,7 @@ from engine.console.main import main
 from engine.devices import DevicePlan
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
+from engine.recipe import Recipe, Run
 from engine.run.checkpoints import CheckpointFolder, Unresumable, damage
 from engine.run.run_folder import RunFolder, versions
 from engine.run.workspace import workspace
@@ -138,22 +139,22 @@ class Config:
         return replace(self.learner, **fields).for_run(steps)
 
 
-async def train(config: Config, run: RunFolder) -> dict[str, Any]:
+async def train(config: Config, run: Run) -> dict[str, Any]:
     console = Console()
-    renderer = Renderer(config.model)
-    resumed = resume(run)
-    if run.resumed:
+    folder, renderer = run.folder, Renderer(config.model)
+    resumed = resume(folder)
+    if folder.resumed:
         say(console, resumed.message)
         if config.steps is not None:
-            run.extend(config.steps)
-    plan = await _plan(config, run, renderer, console)
+            folder.extend(config.steps)
+    plan = await _plan(config, folder, renderer, console)
     steps = config.steps or plan.steps(config.epochs)
     say(
         console,
         f"{len(plan.trained)} conversations in {steps} batches of {config.batch_size} "
         f"({plan.epochs(steps):.2f} epochs); {plan.too_long} longer than {config.max_tokens} tokens are left out",
     )
-    job = Sft(config, run, console, renderer, plan, steps, resumed)
+    job = Sft(config, folder, console, renderer, plan, steps, resumed)
     try:
         return await job.run()
     finally:
@@ -410,5 +411,7 @@ def _lines(replies: Iterable[Reply]) -> Iterable[bytes]:
     return (msgspec.json.encode(reply) + b"\n" for reply in replies)
 
 
+recipe = Recipe(config=Config, train=train)
+
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(recipe))

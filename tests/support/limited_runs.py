@@ -26,9 +26,9 @@ from engine import training as opened
 from engine.console.main import main
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
 from engine.ports import Tool, ToolReply
+from engine.recipe import Recipe, Run
 from engine.replica.replica import Replica
 from engine.rollout.python_tool import PythonTool
-from engine.run.run_folder import RunFolder
 from engine.telemetry.watchdog import exit_process
 from engine.training import Training
 from recipes.quickstart import Config
@@ -124,7 +124,7 @@ async def with_fault(fault: str, job: Training) -> AsyncIterator[None]:
 
 
 def train_with(fault: str) -> Any:
-    async def train(config: Config, run: RunFolder) -> None:
+    async def train(config: Config, run: Run) -> None:
         if fault == "sync":
             opened.Replica = SlowTransfer  # type: ignore[misc]
         async with opened.training(config.training(), run) as job, with_fault(fault, job):
@@ -148,7 +148,8 @@ def record(folder: Path, runs: list[Path]) -> None:
     """Keeps of each run its rows, with four digits of each number, and its options: a row of the file each."""
     for run in runs:
         config = json.loads((run / "config.json").read_text())
-        del config["argv"], config["versions"], config["checkpoint"], config["runs"]
+        for name in ("argv", "recipe", "options", "versions", "checkpoint", "runs"):
+            del config[name]
         rows = [
             {name: float(f"{value:.4g}") for name, value in row.items() if name != "crc32"}
             for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -165,4 +166,4 @@ if __name__ == "__main__":
     options = [f"{name}={value}" for name, value in {"name": fault, **SMALL, **OPTIONS[fault]}.items()]
     given = {word.partition("=")[0] for word in words}
     words += [option for option in options if option.partition("=")[0] not in given]
-    exit_process(main(Config, train_with(fault), words))
+    exit_process(main(Recipe(config=Config, train=train_with(fault)), words))

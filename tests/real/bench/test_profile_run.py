@@ -21,10 +21,12 @@ from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from engine.console.main import main
 from engine.pipeline.pipeline import Stage
+from engine.recipe import Recipe
+from engine.rollout.python_tool import PythonTool
 from engine.telemetry.watchdog import exit_process
 from engine.training import training
 from recipes.quickstart import Config
-from recipes.tiny.task import prompts
+from recipes.tiny.task import prompts, python_tool
 
 
 async def thoughtless(inbox, outbox):
@@ -36,7 +38,7 @@ async def thoughtless(inbox, outbox):
 async def train(config, run):
     async with training(config.training(), run) as job:
         groups = job.group(
-            job.rollouts(config.tools(job.sandbox)),
+            job.rollouts([python_tool(job.sandbox)]),
             MathReward(runner=job.sandbox),
             select_and_score(config.selector, config.seed),
         )
@@ -46,7 +48,7 @@ async def train(config, run):
 
 
 if __name__ == "__main__":
-    exit_process(main(Config, train))
+    exit_process(main(Recipe(config=Config, train=train)))
 """
 SMALL = ["prompts_per_step=4", "group_size=2", "eval_problems=8", "replicas=1", "slots=2"]
 

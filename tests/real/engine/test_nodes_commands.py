@@ -10,10 +10,11 @@ import pytest
 from engine.console.options import Invocation, Machines
 from engine.nodes import learner_host
 from engine.nodes.__main__ import _options, _parser
-from engine.nodes.build import build_of, name_of
+from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig, launcher, node_command
 from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import LearnerHosts
+from engine.recipe import name_of
 from recipes.quickstart import Config
 from sandbox import keys
 from tests.support.paths import ROOT

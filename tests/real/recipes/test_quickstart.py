@@ -314,7 +314,7 @@ class Broken(quickstart.MathReward):
         raise ValueError("operands could not be broadcast together")
 
 quickstart.MathReward = Broken
-sys.exit(main(quickstart.Config, quickstart.train))
+sys.exit(main(quickstart.recipe))
 """
 
 
@@ -339,7 +339,7 @@ def prompts(split, seed, short=quickstart.prompts):
         yield replace(prompt, messages=({**message, "content": message["content"] * (1 if number % 2 else 9)},))
 
 quickstart.prompts = prompts
-sys.exit(main(quickstart.Config, quickstart.train))
+sys.exit(main(quickstart.recipe))
 """
 
 

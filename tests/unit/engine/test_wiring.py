@@ -18,6 +18,7 @@ from engine import wiring
 from engine.console.main import main
 from engine.errors import BadInput
 from engine.pipeline.pipeline import Stage
+from engine.recipe import Recipe
 from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
@@ -319,6 +320,6 @@ async def a_train(config, run): ...
 )
 def test_a_recipe_is_checked_before_anything_is_made(capsys, config, train, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(config, train, []) == 2
+    assert main(Recipe(config=config, train=train), []) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

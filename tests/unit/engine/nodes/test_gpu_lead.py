@@ -6,7 +6,7 @@ import pytest
 
 from engine.devices import DevicePlan
 from engine.errors import BadInput
-from engine.nodes.training import check_devices
+from engine.nodes.roles import check_devices
 
 
 @pytest.mark.parametrize("plan", [DevicePlan(), DevicePlan(devices=(0, 1), ranks=2, replicas=2)])

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.view.go_on import CannotGoOn, Place, before, configured, first_difference, main, recorded
+from algo.learner.config import LearnerConfig
+from engine.console.options import parse
+from engine.view.go_on import CannotGoOn, Place, alone, before, begun, first_difference, main, recorded
+from recipes.quickstart import Config
+from recipes.tiny.task import SHIPPED
 from tests.support.paths import ROOT
 from tests.support.recorded_run import write_recorded_run
 
@@ -50,13 +54,34 @@ def test_what_was_not_recorded_is_named(run, changes, named):
         recorded(run, replace(PLACE, **changes))
 
 
-def test_the_budget_is_that_of_the_runs_recipe(run):
-    recipe = str(ROOT / "recipes" / "quickstart.py")
-    (run / "config.json").write_text(json.dumps({"argv": [recipe, "seed=7", "name=mine", "max_tokens=300"]}))
-    assert configured(run).training.seed == 7
-    (run / "config.json").write_text(json.dumps({"argv": ["gone.py"]}))
+def begin(run, recipe, *options):
+    (run / "config.json").write_text(json.dumps({"recipe": str(recipe), "options": options}))
+
+
+def test_the_recipe_and_its_options_are_those_of_the_run(run):
+    begin(run, "recipes/quickstart.py", "seed=7", "rollout.max_tokens=300")
+    ran = begun(run)
+    assert ran.recipe.file == ROOT / "recipes" / "quickstart.py"
+    training = parse(ran.recipe.config, ran.options).training()
+    assert (training.seed, training.rollout.max_tokens) == (7, 300)
+    begin(run, "gone.py")
     with pytest.raises(CannotGoOn, match=r"gone\.py"):
-        configured(run)
+        begun(run)
+
+
+def test_a_file_without_a_recipe_is_named(run, tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    begin(run, "recipes/quickstart.py")
+    with pytest.raises(CannotGoOn, match=r"empty\.py"):
+        begun(run, tmp_path / "empty.py")
+
+
+def test_one_replica_has_the_weights_that_are_asked_for_and_no_adapter(tmp_path):
+    config = Config(adapters=True, learner=LearnerConfig(lora_rank=8), replicas=2, max_staleness=1).training()
+    one = alone(config, SHIPPED, seed=None)
+    assert (one.devices.replicas, one.devices.adapters, one.replicas_config.weight_transfer) == (1, False, "shm")
+    assert one.seed == config.seed
+    assert alone(config, SHIPPED, seed=5).seed == 5
 
 
 @pytest.mark.parametrize("by", ["its path", "a relative path", "a link"])
@@ -65,24 +90,23 @@ def test_a_recipe_that_comes_with_the_run_is_named_and_not_run(run, tmp_path, by
     theirs.write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nraise SystemExit")
     link.symlink_to(theirs)
     name = {"its path": str(theirs), "a relative path": os.path.relpath(theirs, ROOT), "a link": str(link)}[by]
-    (run / "config.json").write_text(json.dumps({"argv": [name]}))
+    begin(run, name)
     with pytest.raises(CannotGoOn, match=r"theirs\.py.*--recipe"):
-        configured(run)
+        begun(run)
     assert not ran.exists()
     with pytest.raises(SystemExit):  # asked for by name
-        configured(run, theirs)
+        begun(run, theirs)
     assert ran.exists()
 
 
 def test_only_recipes_of_the_checkout_run_unasked(run):
-    (run / "config.json").write_text(json.dumps({"argv": ["tests/support/limited_runs.py"]}))
+    begin(run, "tests/support/limited_runs.py")
     with pytest.raises(CannotGoOn, match="limited_runs"):
-        configured(run)
+        begun(run)
 
 
 def test_a_run_without_weights_of_its_own_is_named_in_one_line(run, capsys):
-    recipe = str(ROOT / "recipes" / "quickstart.py")
-    (run / "config.json").write_text(json.dumps({"argv": [recipe]}))
+    begin(run, "recipes/quickstart.py")
     words = ["--step", "1", "--group", "1", "--sample", "0", "--turn", "1"]
     assert main([str(run), *words]) == 2
     [line] = capsys.readouterr().err.splitlines()

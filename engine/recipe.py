@@ -1,0 +1,81 @@
+"""What a recipe file ends with, and how a program loads one.
+
+    recipe = Recipe(config=Config, train=train)
+
+    if __name__ == "__main__":
+        exit_process(main(recipe))
+
+The same object is run by its own file, by rollout nodes and by a replay, so that all of them train, sample and grade by
+the same code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadInput
+from engine.run.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What `train` is called with, beside the configuration.
+
+    opens: what `engine.training.training` opens here in place of a run of this machine alone: a run as one machine of
+    several, or a replay.
+    """
+
+    folder: RunFolder
+    opens: Callable[..., AbstractAsyncContextManager[Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """config: a frozen dataclass whose fields are the options (`engine.console.options`). train: the recipe itself,
+    from `training(config, run)` to the list of stages.
+    """
+
+    config: type[Any]
+    train: Callable[[Any, Run], Coroutine[Any, Any, Any]]
+
+    @property
+    def file(self) -> Path:
+        """Where the recipe is defined: what another machine runs, and a replay."""
+        path = sys.modules[self.train.__module__].__file__
+        assert path is not None, "a recipe is defined in a file"
+        return Path(path).resolve()
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The `recipe` of a file. Raises BadInput where there is none, and whatever the file raises."""
+    if not path.is_file():
+        raise BadInput(f"the recipe {path} is not here. Fix: copy it there")
+    name = f"recipe_{path.stem}"  # a recipe may have the name of a module, json.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    recipe = getattr(module, "recipe", None)
+    if not isinstance(recipe, Recipe):
+        raise BadInput(f"{path} has no recipe. Fix: end it with recipe = Recipe(config=Config, train=train)")
+    return recipe
+
+
+def name_of(recipe: Path) -> str:
+    """A recipe's file, relative to the project where it lies within it.
+
+    >>> name_of(ROOT / "recipes" / "quickstart.py")
+    'recipes/quickstart.py'
+    """
+    path = recipe.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
