@@ -29,8 +29,9 @@ def shown(error: BaseException) -> str:
     cause, seen = leaf.__cause__ or _context(leaf), {id(leaf)}
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        first, *rest = _message(cause)
-        lines += [f"caused by {first}", *rest, *_own_frames(cause)]
+        if not isinstance(cause, BaseExceptionGroup):  # a tree of it says no more
+            first, *rest = _message(cause)
+            lines += [f"caused by {first}", *rest, *_own_frames(cause)]
         cause = cause.__cause__ or _context(cause)
     return "\n".join(lines)
 
@@ -85,7 +86,7 @@ def _own_frames(error: BaseException) -> list[str]:
 
 
 def _is_users(path: str) -> bool:
-    return not path.startswith((*_LIBRARY, *_OURS, "<"))
+    return not path.startswith((*_LIBRARY, *_OURS, "<")) and not path.endswith(".pyx")
 
 
 def _lines(frames: list[traceback.FrameSummary]) -> list[str]:
