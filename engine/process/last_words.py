@@ -34,9 +34,6 @@ class LastWords:
     def kept(self) -> Iterator[None]:
         """What this thread forks meanwhile writes here. Once."""
         assert self._file is None
-        # Only now: a library that configures its logging when it is imported takes handlers away.
-        if not any(isinstance(handler, _Handler) for handler in self._logger.handlers):
-            self._logger.addHandler(_Handler(logging.ERROR))
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (shared with the child, and gone with both)
         _here.words = self
         try:
@@ -60,9 +57,24 @@ class LastWords:
         if self._file is not None:
             self._file.close()
 
+    def listen(self) -> None:
+        """In the child. Not before: a library that configures its logging takes the handlers of others away."""
+        handler = _Handler(logging.ERROR)
+        handler.words = self
+        self._logger.addHandler(handler)
+
+
+def _begin_child() -> None:
+    if (words := getattr(_here, "words", None)) is not None:
+        words.listen()
+
+
+os.register_at_fork(after_in_child=_begin_child)
+
 
 class _Handler(logging.Handler):
+    words: LastWords
+
     def emit(self, record: logging.LogRecord) -> None:
-        words: LastWords | None = getattr(_here, "words", None)
-        if words is not None and record.exc_info is not None and record.exc_info[1] is not None:
-            words.write(record.exc_info[1])
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self.words.write(record.exc_info[1])
