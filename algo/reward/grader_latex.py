@@ -75,12 +75,23 @@ def understood(text: str, logarithm: Any = 10) -> Any:
 
     logarithm: the base of a bare \log.
     """
-    return Reader(logarithm).items(TOKEN.findall(text))
+    return Reader(logarithm).answer(TOKEN.findall(text))
 
 
 class Reader:
     def __init__(self, logarithm: Any) -> None:
         self.logarithm = logarithm
+
+    def answer(self, tokens: list[str]) -> Any:
+        r"""The whole text. Of a number with its rounding, `\frac{2}{3} \approx 0.667`, it is the number."""
+        if r"\approx" not in tokens:
+            return self.items(tokens)
+        at = tokens.index(r"\approx")
+        meaning = self.items(tokens[:at])
+        value = meaning.sides[-1] if isinstance(meaning, Relation) and meaning.operators[-1] == "=" else meaning
+        if not isinstance(value, sympy.Expr) or not value.is_number or not is_rounding(tokens[at + 1 :], value):
+            raise Unreadable("about equal to what is not its rounding")
+        return meaning
 
     def items(self, tokens: list[str]) -> Any:
         """A list, or what stands in it alone."""
@@ -239,7 +250,7 @@ class Formula:
             elif self.starts():
                 if divided:
                     raise Unreadable("a product without a sign after a quotient")
-                if is_number(token) and result != sympy.S.One:
+                if is_number(token) and result != sympy.S.One and not self.between_factorials():
                     raise Unreadable("a number behind something")
                 result = self.beside(result)
             else:
@@ -250,7 +261,7 @@ class Formula:
         before = self.tokens[self.position - 1]
         start = self.position
         opening = self.peek()
-        if is_number(self.peek()):
+        if is_number(opening) and not self.between_factorials():
             raise Unreadable("two numbers beside each other")
         right = self.power()
         if before.isdigit() and opening == r"\frac":
@@ -264,6 +275,10 @@ class Formula:
         if before.isdigit() and opening == "{":
             raise Unreadable("a number in braces behind a number")
         return left * right
+
+    def between_factorials(self) -> bool:
+        """Whether a number is one behind another: `3!7!`."""
+        return self.tokens[self.position - 1] == "!" == "".join(self.tokens[self.position + 1 : self.position + 2])
 
     def signed(self) -> Any:
         if self.peek() in ("+", "-"):
@@ -518,6 +533,16 @@ def is_number(token: str) -> bool:
     return token[:1].isdigit() or (token[:1] == "." and token[1:2].isdigit())
 
 
+def is_rounding(tokens: list[str], value: Any) -> bool:
+    """Whether the tokens are a number that `value` rounds to."""
+    digits = tokens[1:] if tokens[:1] == ["-"] else tokens
+    if len(digits) != 1 or not is_number(digits[0]):
+        return False
+    decimals = len(digits[0].partition(".")[2])
+    apart = sympy.N(abs(value - sympy.Rational("".join(tokens))), 30)
+    return bool(apart <= sympy.Rational(1, 2 * 10**decimals))
+
+
 def is_number_alone(tokens: list[str], position: int) -> bool:
     """Whether the number at `position` begins a term."""
     return position == 0 or tokens[position - 1] in BEFORE_A_TERM
@@ -587,7 +612,11 @@ def real_set(meaning: Any) -> Any:
     """An interval, a set of numbers or a set as sympy has it."""
     if isinstance(meaning, sympy.Set):
         return meaning
-    if isinstance(meaning, Items) and meaning.kind == "set":
+    if (
+        isinstance(meaning, Items)
+        and meaning.kind == "set"
+        and all(isinstance(item, sympy.Expr) for item in meaning.items)
+    ):
         return sympy.FiniteSet(*meaning.items)
     if isinstance(meaning, Items) and len(meaning.items) == 2 and (meaning.kind[0], meaning.kind[-1]) in BRACKETS:
         low, high = meaning.items

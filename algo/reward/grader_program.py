@@ -130,20 +130,24 @@ def same(expected: Any, answer: Any) -> bool:
 
 
 def single(meaning: Any) -> Any:
-    """What alone stands in a set, be it written more than once."""
-    while isinstance(meaning, Items) and meaning.kind == "set":
+    """What alone stands in a set, be it written more than once; a set in a set stays there."""
+    while is_set(meaning):
         items = meaning.items[:1] if len(meaning.items) == 1 else distinct(meaning.items)
-        if len(items) != 1:
+        if len(items) != 1 or isinstance(items[0], sympy.Set) or is_set(items[0]):
             break
         meaning = items[0]
     return meaning
+
+
+def is_set(meaning: Any) -> bool:
+    return isinstance(meaning, Items) and meaning.kind == "set"
 
 
 def distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
     """Without what is there already."""
     found: list[Any] = []
     for item in items:
-        if not any(equal(other, item) for other in found):
+        if not any(same_element(other, item) for other in found):
             found.append(item)
     return tuple(found)
 
@@ -166,7 +170,12 @@ def same_items(expected: Items, answer: Items) -> bool:
         return matched(expected.items, answer.items)
     if len(set(ordered)) > 1 or "set" in (expected.kind, answer.kind) or (set(ordered) != {"()"} and len(ordered) == 1):
         return False
-    return all(map(same, in_order(expected), in_order(answer)))
+    return all(map(same_element, in_order(expected), in_order(answer)))
+
+
+def same_element(expected: Any, answer: Any) -> bool:
+    """Whether what stands in a list or set is the same: 2 is not {2} there."""
+    return is_set(expected) == is_set(answer) and equal(expected, answer)
 
 
 def same_count_and_items(expected: Items, answer: Items) -> bool:
@@ -189,7 +198,7 @@ def matched(expected: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
     """Whether each has one partner of the other."""
     left = list(answer)
     for item in expected:
-        partner = next((index for index, other in enumerate(left) if equal(item, other)), None)
+        partner = next((index for index, other in enumerate(left) if same_element(item, other)), None)
         if partner is None:
             return False
         del left[partner]

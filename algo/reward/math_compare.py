@@ -7,7 +7,8 @@ Invariants
 - A reference in another base (`52_8`) wants its digits and its base; a number without a base has base ten.
 - Case counts in formulas (R is not r), not in words; nor for the letter of a choice, where the reference shows that it
   is one: `\text{(C)}`, `(C)`, `\text{C}`. Where the reference is one letter from A to J and the answer shows an option
-  (`(E) 42`, `E: rising costs`), letters are compared.
+  (`(E) 42`, `E: rising costs`), letters are compared. Letters from A to J beside each other (`BDAC`) are an order, or
+  several options (`ABD`, which `A, B, D` may say too), and no product.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ RADIANS = r"\frac{\pi}{180}"
 NO_SOLUTION = frozenset(
     ("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set", "none")
 )
+SPELLED_OUT = {"dne": "does not exist"}
 OPTION = re.compile("[A-J]")
+OPTIONS = re.compile(r"[A-J]{2,}")
+BETWEEN_OPTIONS = re.compile(r"\\land|and|[\s,;]")
 ANGLE, RADIAN = (("angle", 1),), (("radian", 1),)
 
 
@@ -53,6 +57,10 @@ def compare(answer: str, reference: str, *, ignoring_percent: bool = False) -> b
         return (said.option or said.text.strip("()").upper()) == expected.option
     if said.text in (expected.text, expected.option):
         return True
+    listed, said_listed = options(expected.text), options(said.text)
+    if listed and said_listed:
+        ordered = OPTIONS.fullmatch(expected.text) is not None
+        return said_listed == listed if ordered else sorted(said_listed) == sorted(listed)
     if said.option is not None and OPTION.fullmatch(expected.text):
         return said.option == expected.text
     if expected.number is None and (expected.words is not None or said.words is not None):
@@ -68,9 +76,20 @@ def compare(answer: str, reference: str, *, ignoring_percent: bool = False) -> b
 
 
 def same_words(said: Reading, expected: Reading) -> bool:
-    if said.words is not None and said.words == expected.words:
+    if said.words is not None and expected.words is not None and spelled(said.words) == spelled(expected.words):
         return True
     return is_nothing(said) and is_nothing(expected)
+
+
+def spelled(words: str) -> list[str]:
+    """Words without "and", for which a comma may stand."""
+    return [word for word in SPELLED_OUT.get(words, words).split() if word != "and"]
+
+
+def options(text: str) -> str:
+    """The letters of several options, `ABD` or `(A), (B)`; of other texts none."""
+    letters = BETWEEN_OPTIONS.sub("", re.sub(r"\(([A-J])\)", r"\1", text))
+    return letters if OPTIONS.fullmatch(letters) and len(set(letters)) == len(letters) else ""
 
 
 def is_set(reading: Reading) -> bool:

@@ -73,6 +73,7 @@ _SPELLINGS = [
         (r"\\pmod\s*(\d+)|\(\s*\\bmod\s*(\d+)\s*\)", r"\\pmod{\1\2}"),
         (r"\*\*", "^"),
         (rf"\\ast{_END}|\*", r"\\cdot "),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
         (r"\\begin\s*\{array\}\s*\{[lcr\s]*\}", r"\\begin{matrix}"),
         (r"\\end\s*\{array\}", r"\\end{matrix}"),
         (r"\\(begin|end)\s*\{smallmatrix\}", r"\\\1{matrix}"),
@@ -139,6 +140,12 @@ _RUN_BEHIND = re.compile(
     rf"(?<={CLOSE} )(?<!{OPEN}and{CLOSE} )(?<!{OPEN}or{CLOSE} )(?<!{OPEN}is{CLOSE} )(?<!{OPEN}are{CLOSE} )"
     rf"([A-Za-z]{{2,3}}|a)(?= |\Z|{OPEN})"
 )
+# Names of functions that are units behind a number, a word or "per".
+_MIN_OR_SEC = re.compile(rf"(?<=[\d}}/{CLOSE}])\s?\\(min|sec)\s?(?=\Z|[.,;/)]|{OPEN})|(?<=/)\\(sec) ?(?=\^)")
+# Short words that are products of variables: `\pi hr^2`, `\frac{mg}{k}`, but not `2 hr`.
+_PRODUCT = re.compile(r"(\A|(?<!\\)\\[A-Za-z]+ |[{}(+*=-])(mg|hr|rs)(?![A-Za-z])")
+_MODULO = re.compile(rf"\(\s*{OPEN}mod{CLOSE}\s*(\d+)\s*\)")
+_RATIO = re.compile(rf"\A(\d{{1,50}})\s?{OPEN}to{CLOSE}\s?(\d{{1,50}})\Z")
 _AND = re.compile(rf"\s*,?\s*{OPEN}(and|or|And|Or|AND|OR){CLOSE}\s*")
 
 _ARTICLE = re.compile(rf"\A(?:an?|{OPEN}(?:an?|the){CLOSE})\s+(?={OPEN})", re.IGNORECASE)
@@ -405,11 +412,14 @@ def _marked(text: str) -> str:
         if inner == text:
             break
         text = inner
+    text = _PRODUCT.sub(lambda found: found[1] + " ".join(found[2]), text)
     text = _RUN.sub(_run, text)
     text = re.sub(r"\s+", " ", text)
+    text = _MIN_OR_SEC.sub(lambda found: f" {OPEN}{found[1] or found[2]}{CLOSE} ", text)
+    text = _MODULO.sub(r"\\pmod{\1}", text)
     for _ in range(3):
         text = _RUN_BEHIND.sub(rf"{OPEN}\1{CLOSE}", text)
-    return re.sub(r"\s+", " ", text).strip()
+    return _RATIO.sub(r"\1:\2", re.sub(r"\s+", " ", text).strip())
 
 
 def _text_content(found: re.Match[str]) -> str:

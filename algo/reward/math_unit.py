@@ -84,9 +84,17 @@ eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eightee
 sixty seventy eighty ninety hundred thousand million billion trillion hundreds thousands millions billions trillions
 dozen dozens pair pairs score couple double triple twice thrice negative positive off instead rather actually
 correction should does doesn't cannot can't won't some any all every other another error undefined infinity infinitely
-infinite imaginary inclusive exclusive respectively with remainder pi sqrt between different
+infinite imaginary inclusive exclusive respectively with remainder pi sqrt between too reciprocal inverse opposite
+quadrillion quintillion googol gross grand lakh lakhs crore crores myriad
 """
-_NO_UNITS = frozenset(_CHANGING.split())
+# Parts of one, beside the smaller ones above.
+_PARTS = """
+thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth thirtieth fortieth fiftieth sixtieth
+seventieth eightieth ninetieth billionth trillionth quadrillionth
+"""
+_NO_UNITS = frozenset(_CHANGING.split()) | frozenset(
+    f"{part}{plural}" for part in _PARTS.split() for plural in ("", "s")
+)
 MOST_FACTORS = 20
 _PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.()]")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -139,7 +147,7 @@ def named(word: str) -> Unit:
 
 def denies(word: str) -> bool:
     """Whether a word beside a number may change it or take it back."""
-    return word.lower() in _NO_UNITS
+    return any(part in _NO_UNITS for part in word.lower().split("-"))
 
 
 def unit_of(text: str) -> Unit | None:
@@ -156,7 +164,7 @@ def unit_of(text: str) -> Unit | None:
         position = part.end()
         word = (part[1] or "").lower()
         power = part[2] or part[3]
-        if word in _NO_UNITS or (power and (raised or not factors)):
+        if denies(word) or (power and (raised or not factors)):
             return None
         if word == "per" or part[4]:
             sign = -1
