@@ -376,9 +376,22 @@ class ChatTemplate:
         for n in range(count):
             piece, mark, rest = rest.partition(_TOOL.format(n))
             if not mark:
-                raise TemplateError("the template does not render messages of role 'tool'")
+                raise TemplateError(self._why_no_response(head))
             pieces.append(piece)
         return [*pieces, rest]
+
+    def _why_no_response(self, head: list[Message]) -> str:
+        """Why the template's rendering does not hold the text of a tool's response."""
+        one, other = (
+            self._render([*head, {"role": "tool", "content": text}], generate=True) for text in ("a\n1", "b\n2")
+        )
+        if one == other:
+            return "the template does not render messages of role 'tool'"
+        shown = one.partition(_CALLER)[2][:120]
+        return (
+            f"the template writes a tool's response in other characters: 'a\\n1' as {shown!r}. Fix: a template "
+            "(ChatConfig.template) that has the content of messages of role 'tool' as it is, without tojson or trim"
+        )
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
         if self.config.system is not None and [message["role"] for message in messages[:1]] != ["system"]:

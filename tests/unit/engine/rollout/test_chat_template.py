@@ -169,6 +169,10 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
         (HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | e }}\n</tool"), "not append-only.*'<b>.*&lt;b&gt;"),
         (HERMES.replace("{{ m.content }}\n</tool", "\n</tool"), "does not render messages of role 'tool'"),
         (
+            HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | tojson }}\n</tool"),
+            r"writes a tool's response in other characters.*<tool_response>.*Fix: a template",
+        ),
+        (
             HERMES.replace("{% else %}<|im_start|>", "{% else %}{{ raise_exception('no tools') if 0 }}").replace(
                 "{% if m.role == 'tool' %}", "{% if m.role == 'tool' %}{{ raise_exception('only user and assistant') }}"
             ),
@@ -185,6 +189,7 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
         "trims",
         "escapes",
         "drops tools",
+        "quotes tools",
         "refuses tools",
         "other end",
         "counts",
