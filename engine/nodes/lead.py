@@ -24,7 +24,7 @@ from engine.errors import first_error
 from engine.nodes import deltas
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import Door
-from engine.nodes.grant_journal import GrantJournal, group_of
+from engine.nodes.grant_journal import GrantJournal, NotOfAGroup
 from engine.nodes.lead_protocol import LeadProtocol
 from engine.nodes.ledger import KEPT_BEATS, Key, Ledger
 from engine.nodes.messages import Announce, BadMessage, FileInfo
@@ -93,7 +93,8 @@ class Lead:
         self._files = door.files
         self._weights: Published | None = None  # what nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
-        self._sizes: Counter[Key] = Counter()  # tokens of the groups that are made
+        self._known: dict[Key, GrantJournal] = {}  # of the groups that are made
+        self._sizes: Counter[Key] = Counter()  # their tokens
         self._here: dict[Key, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -183,6 +184,7 @@ class Lead:
         key = Key(lease, refills)
         known = [Drawn(lease=lease, attempt=refills, position=0, prompt=prompt), *self._journal.records(*key)]
         self._made[key] = asyncio.get_running_loop().create_future()
+        self._known[key] = GrantJournal(known)
         try:
             self.protocol.want(
                 key,
@@ -191,7 +193,7 @@ class Lead:
             )
             return await self._made[key]
         finally:
-            del self._made[key]
+            del self._made[key], self._known[key]
             self._sizes.pop(key, None)
             self._book.given_up(key)
             self.protocol.withdraw(key)
@@ -216,6 +218,11 @@ class Lead:
             raise BadMessage(str(error)) from None
         if (decoded.lease, decoded.attempt) != key or isinstance(decoded, Drawn):
             raise BadMessage(f"a {type(decoded).__name__} of lease {decoded.lease} under that of {key.lease}")
+        try:
+            self._known[key].check(decoded)
+        except NotOfAGroup as error:
+            raise BadMessage(str(error)) from None
+        self._known[key].take(decoded)
         self._journal.write(decoded)
         match decoded:
             case Grown():
@@ -227,13 +234,15 @@ class Lead:
     def granted(self, key: Key, node: str) -> None:
         self._book.granted(key, node)
 
-    def group(self, key: Key, records: list[bytes], name: str) -> None:
+    def group(self, key: Key, name: str) -> None:
         self._book.made(key)
         if self.recording is not None:
             self.recording.nodes[key.lease] = name
         future = self._made[key]
         if not future.done():
-            future.set_result(group_of([journal_records.decode(record) for record in records]))
+            group = self._known[key].decided(*key)
+            assert group is not None, key
+            future.set_result(group)
 
     def happened(self, name: str, epoch: float, segment: bytes) -> None:
         if self.recording is not None:

@@ -50,8 +50,8 @@ class LeadEvents(Protocol):
         """A record to be written down. Returns the tokens of the group where this one ends it. BadMessage for none."""
         ...
 
-    def group(self, key: Key, records: list[bytes], name: str) -> None:
-        """The group is made; these are all its records. name: of the node that made it, "" for the lead itself."""
+    def group(self, key: Key, name: str) -> None:
+        """The group is made. name: of the node that made it, "" for the lead itself."""
         ...
 
     def happened(self, name: str, epoch: float, segment: bytes) -> None:
@@ -233,7 +233,8 @@ class LeadProtocol:
         if tokens is not None:
             self.ledger.finish(key, tokens)
             name = "" if session == HERE else self.ledger.members[session].name
-            self._events.group(key, self._records.pop(key), name)
+            del self._records[key]
+            self._events.group(key, name)
             self._decide()
 
     def _fence(self, session: bytes, why: str) -> None:
