@@ -53,7 +53,7 @@ def export(
     token that ends a turn of the template; None: generation ends as the source's. An existing checkpoint at path is
     replaced at the end. Raises OSError or SafetensorError.
     """
-    dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
+    dtype = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype or torch.float32
     state = full_state(scorer, dtype)
     if dist.get_rank() == 0:
         with atomic_path(path) as unfinished:

@@ -154,7 +154,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """
     register()
     transformers_logging.disable_progress_bar()
-    model = empty(AutoConfig.from_pretrained(source), config.attention)
+    model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)
     whole = _whole(source, config) if dist.get_rank() == 0 else {}
     model.eval()  # the sampler drops nothing
@@ -185,7 +185,12 @@ def _whole(source: Path, config: LearnerConfig) -> dict[str, Tensor]:
 def read(source: Path, attention: str) -> PreTrainedModel:
     """Returns the whole model with the checkpoint's weights, in fp32 on the CPU. Raises as `load`."""
     model, found = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
+        source,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation=attention,
+        output_loading_info=True,
     )
     if missing := found["missing_keys"]:  # the library has made random numbers of them
         raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")

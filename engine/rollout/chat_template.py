@@ -112,7 +112,11 @@ class ChatTemplate:
 
         if not (Path(checkpoint) / "tokenizer_config.json").is_file():
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
-        return cls(AutoTokenizer.from_pretrained(str(checkpoint)), config)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=False)
+        except ValueError as error:  # it needs code that lies there, say
+            raise TemplateError(f"checkpoint {str(checkpoint)!r}: its tokenizer cannot be loaded: {error}") from error
+        return cls(tokenizer, config)
 
     @property
     def tokenizer_json(self) -> str:

@@ -201,7 +201,7 @@ def _write_tokenizer(model: Path, output: Path, protocol: Protocol) -> int:
 
     if not (model / "tokenizer_config.json").is_file():
         raise ValueError(f"model: no tokenizer_config.json in {str(model)!r}. Fix: give a folder with its tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False)
     for token in (TURN_START, TURN_END):
         ids = tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1 or tokenizer.decode(ids) != token:

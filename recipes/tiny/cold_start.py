@@ -138,7 +138,7 @@ async def make(config: Config) -> dict[str, Any]:
     if config.tokenizer == "train":
         tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+        tokenizer = AutoTokenizer.from_pretrained(SHIPPED, trust_remote_code=False)
     chat = ChatTemplate(tokenizer)
     model = new_model(config.seed, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
@@ -150,7 +150,7 @@ async def make(config: Config) -> dict[str, Any]:
         figures["loss_craft"] = await train(craft(config), config.seed, chat, start, crafted)
         [figures["after_craft"]] = await evaluate(crafted, chat, config.eval_problems, [1.0])
         figures["loss_manners"] = await train(manners(config), config.seed, chat, crafted, mannered)
-        model = AutoModelForCausalLM.from_pretrained(mannered, dtype=torch.float32).bfloat16()
+        model = AutoModelForCausalLM.from_pretrained(mannered, trust_remote_code=False, dtype=torch.float32).bfloat16()
         tokenizer.save_pretrained(config.output, save_jinja_files=False)
         model.save_pretrained(config.output)
         figures["sampled"], figures["greedy"] = await evaluate(config.output, chat, config.eval_problems, [1.0, 0.0])

@@ -46,14 +46,14 @@ class EntropyScorer:
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
         try:
-            check_structure(empty(AutoConfig.from_pretrained(model), PACKED))
+            check_structure(empty(AutoConfig.from_pretrained(model, trust_remote_code=False), PACKED))
             loaded = read(model, PACKED)
         except ValueError as error:
             raise ValueError(f"model {str(model)!r}: {error}") from error
         self.vocabulary: int = loaded.get_input_embeddings().weight.shape[0]
         dtype = torch.bfloat16 if on_gpu else torch.float32
         self._scorer = Scorer(loaded.to(self.device, dtype), fp32_head=on_gpu).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(model).backend_tokenizer
+        self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer
 
     def check(self, rows: Sequence[Rollout]) -> None:
         """Raises ValueError where the rollouts hold no ids, or those of another model's vocabulary or tokenizer."""
