@@ -89,7 +89,7 @@ def main() -> int:
         code, stdin = read(options.file)
         result = asyncio.run(run(code, stdin, options.limits))
     except OSError as error:
-        print(f"sandbox: cannot read {options.file}: {error.strerror}", file=sys.stderr)
+        print(printable(f"sandbox: cannot read {options.file}: {error.strerror}"), file=sys.stderr)
         return NOT_RUN
     except (SandboxUnavailable, SyntaxError, ValueError) as error:
         print(printable(f"sandbox: {error}"), file=sys.stderr)

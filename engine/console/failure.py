@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.errors import first_error
 from engine.telemetry.failures import plain
+from sandbox.printable import printable
 
 LOG = "error.log"
 OURS_SHOWN = 3  # lines of ours where there is none of the user's
@@ -40,7 +41,7 @@ def write(folder: Path, error: BaseException) -> Path | None:
     """The whole traceback goes to a file of the run's folder. Returns None where it cannot be written."""
     path = folder / LOG
     try:
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+        path.write_text(_whole(error), encoding="utf-8")
     except OSError:
         return None
     return path
@@ -49,9 +50,13 @@ def write(folder: Path, error: BaseException) -> Path | None:
 def tell(program: str, error: BaseException, log: Path | None) -> None:
     """On standard error."""
     if log is None:
-        traceback.print_exception(error, file=sys.stderr)
+        print(_whole(error), end="", file=sys.stderr)
         return
-    print(f"{program}: {shown(error)}\nthe whole traceback is in {log}", file=sys.stderr)
+    print(printable(f"{program}: {shown(error)}\nthe whole traceback is in {log}"), file=sys.stderr)
+
+
+def _whole(error: BaseException) -> str:
+    return printable("".join(traceback.format_exception(error)))
 
 
 def _leaf(error: BaseException) -> BaseException:

@@ -37,6 +37,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
+from sandbox.printable import printable
+
 Config = TypeVar("Config")
 
 # What others call it: the fields that may be meant. None is meant where it is empty, whatever looks like it.
@@ -327,7 +329,7 @@ def _overrides(known: Mapping[str, _Option], argv: Sequence[str]) -> dict[str, A
                 raise ValueError(f"field {name!r} has no value; write {name}=value")
             text = value
         if name in given:  # as where a command is repeated with another value at its end
-            print(f"{name} is given twice; {name}={text} counts", file=sys.stderr)
+            print(printable(f"{name} is given twice; {name}={text} counts"), file=sys.stderr)
         kind = known[name].kind
         try:
             given[name] = convert(text, kind)
@@ -376,5 +378,5 @@ def _show(value: Any) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     sys.exit(2)

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TaskID
 
+from sandbox.printable import printable
+
 
 class Bar(Progress):
     """rich's bar with a terminal; without one, "title: 30 of 100" at each tenth of a task.
@@ -43,4 +45,4 @@ class Bar(Progress):
         if tenth > self._tenths.get(task_id, 0):
             self._tenths[task_id] = tenth
             line = f"{task.description}: {task.completed:,.0f} of {task.total:,.0f}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

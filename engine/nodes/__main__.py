@@ -90,7 +90,7 @@ def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: 
     if dry_run:
         if job.learner is None:
             raise BadInput("the lead's learner is on its machine alone. Fix: learner_hosts=2 on the lead")
-        print(shlex.join(learner_host.command(job.learner, folder / "checkpoint", folder)))
+        print(printable(shlex.join(learner_host.command(job.learner, folder / "checkpoint", folder))))
         return 0
     asyncio.run(_serve_learner(config, keys, job, folder))
     print("the run has ended", flush=True)
@@ -99,7 +99,7 @@ def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: 
 
 async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
     with end_on_signals(_this_task()):
-        await learner_host.serve(config, keys, job, folder, lambda line: print(line, flush=True))
+        await learner_host.serve(config, keys, job, folder, lambda line: print(printable(line), flush=True))
 
 
 def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: Path, *, dry_run: bool) -> int:
@@ -114,7 +114,7 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
     here = [f"{job.checkpoint_option}={checkpoint}", f"runs={folder}", "name=node"]
     options = _options(job.options, [*fields, *here])
     if dry_run:
-        print(shlex.join([sys.executable, str(recipe), *options]))
+        print(printable(shlex.join([sys.executable, str(recipe), *options])))
         return 0
     checkpoint.mkdir()
     asyncio.run(pull_checkpoint(config, keys, job, checkpoint))

@@ -14,6 +14,7 @@ from engine.atomic_files import CannotWrite
 from engine.errors import BadInput
 from engine.recording.reader import RecordedRun
 from engine.recording.trace import write_trace
+from sandbox.printable import printable
 
 PROGRAM = "python -m engine.recording"
 
@@ -30,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = _write(options.run, options.steps, options.output)
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except CannotWrite as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
-    print(f"{path}: open it at ui.perfetto.dev")
+    print(printable(f"{path}: open it at ui.perfetto.dev"))
     return 0
 
 

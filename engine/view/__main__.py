@@ -48,7 +48,7 @@ async def view(questions: Questions, port: int) -> None:
     """Serves until it is cancelled."""
     async with serve(questions, port) as taken:
         address = f"http://{HOST}:{taken}/"
-        print(f"{', '.join(run.name for run in questions.runs)} at {address}", flush=True)
+        print(printable(f"{', '.join(run.name for run in questions.runs)} at {address}"), flush=True)
         print(f"from another machine: ssh -L {taken}:{HOST}:{taken} {_user()}@{socket.gethostname()}")
         print("and open the same address there. Ctrl-C ends it.", flush=True)
         await asyncio.Event().wait()

@@ -281,7 +281,7 @@ def main(argv: Sequence[str]) -> int:
         print("analyze: interrupted; the steps that were done are kept, the same command goes on", file=sys.stderr)
         return 130
     for warning in result["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"warning: {warning}"), style="yellow", markup=False, highlight=False, soft_wrap=True)
     for row in result["steps"]:
         of_high, among = row["of_high"], row["high_among"]
         reflection = "none" if among["reflection"] is None else f"{among['reflection']:.0%}"

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from algo.reward.answers import boxed_answer
 from engine.atomic_files import append, sync_folder, write_whole, writing
+from engine.console.shown import shown
 from engine.errors import BadInput, first_error
 from engine.ports import Reward
 from engine.replica.port import ReplicaDied
@@ -265,12 +266,12 @@ def problems_bar(title: str, total: int, done: int, console: Console) -> Iterato
     )
     counted = itertools.count(done + 1)
     with Progress(*columns, console=console, disable=not live) as progress:
-        bar = progress.add_task(title, total=total, completed=done)
+        bar = progress.add_task(shown(title), total=total, completed=done)
 
         def advance() -> None:
             number = next(counted)
             progress.update(bar, completed=number)
             if not live and number * 10 // total > (number - 1) * 10 // total:
-                console.print(f"{title}: {number} of {total} problems", highlight=False, soft_wrap=True)
+                console.print(shown(f"{title}: {number} of {total} problems"), highlight=False, soft_wrap=True)
 
         yield advance

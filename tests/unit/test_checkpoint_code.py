@@ -69,6 +69,6 @@ def test_every_call_that_loads_a_checkpoint_says_so():
 
 def _loads(tree):
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
-            if ast.unparse(node.func.value).startswith("Auto"):
-                yield node
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called.startswith("Auto") and called.endswith(".from_pretrained"):
+            yield node

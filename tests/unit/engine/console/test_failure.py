@@ -10,6 +10,7 @@ from engine.console.failure import shown, tell, write
 from engine.parts import WrongPart
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
+from sandbox.printable import printable
 from tests.support.fakes import Clock, a_trajectory
 
 
@@ -52,6 +53,18 @@ def test_a_bug_of_the_users_is_told_by_their_own_lines(tmp_path, capsys):
     assert str(log) in lines[-1]
     assert "ExceptionGroup" in log.read_text()
     assert "engine/stages/grading.py" in log.read_text()
+
+
+@pytest.mark.parametrize("folder", ["", "gone"])
+def test_what_a_guest_put_into_a_message_is_no_order_to_the_terminal_or_in_the_log(tmp_path, capsys, folder):
+    async def quotes(trajectory):
+        raise ValueError("it printed \x1b]52;c;cm0=\x07\x9b2J\u202e\r\ud800")
+
+    told = told_of(graded(a_trajectory(3), quotes, Timeline(Clock())), tmp_path / folder, capsys)
+    log = tmp_path / folder / "error.log"
+    for text in (told, log.read_text() if log.exists() else ""):
+        assert text == printable(text)
+    assert "it printed" in told
 
 
 def test_where_no_file_can_be_written_the_whole_traceback_is_told(tmp_path, capsys):
