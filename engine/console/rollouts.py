@@ -14,6 +14,7 @@ from rich.panel import Panel
 
 from engine.console.options import parse
 from engine.console.shown import shown
+from engine.recording.files import check_files
 from engine.rollout.tool_call_parser import CLOSE
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.failures import plain
@@ -31,6 +32,7 @@ class Config:
 
 def rollouts(config: Config) -> Iterator[Rollout]:
     """Those that are asked for. Raises ValueError when the run has written none of the step, or a row is damaged."""
+    check_files(config.run)
     steps = steps_of(config.run)
     step = config.step if config.step is not None else max(steps, default=0)
     if step not in steps:

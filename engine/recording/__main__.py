@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.atomic_files import CannotWrite
 from engine.errors import BadInput
+from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
 from engine.recording.trace import write_trace
 from sandbox.printable import printable
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(folder: Path, steps: str | None, output: Path | None) -> Path:
+    check_files(folder)
     run = RecordedRun(folder)
     there = run.timeline_steps
     if not there:

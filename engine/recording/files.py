@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.atomic_files import append
+from engine.errors import BadInput
 from engine.numbered_files import numbered
 from engine.recording.records import Record, decode, encode
 from engine.recording.soundness import is_sound
@@ -30,6 +31,17 @@ LEVEL = 1  # of zlib: others are a few per cent smaller, and several times as sl
 
 def folder_of(run: Path) -> Path:
     return run / "record"
+
+
+def check_files(run: Path) -> None:
+    """Raises BadInput where a pipe, a device or the like stands in the place of a file: who reads one waits, or gets
+    bytes without end. No run writes one, but its folder may be somebody else's.
+    """
+    record = folder_of(run)
+    for folder in (run, run / "rollouts", record, record / "steps", record / "timeline"):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise BadInput(f"{path} is no file that can be read to its end. Fix: delete it")
 
 
 def step_path(folder: Path, step: int) -> Path:

@@ -35,6 +35,7 @@ from engine.gateway.agent import AgentRollouts
 from engine.ports import GroupReward
 from engine.recipe import ROOT, Recipe, Run, load_recipe
 from engine.recording.as_run import prompt_of, trajectory_of
+from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import TemplateError
@@ -66,7 +67,8 @@ class Place:
 
 
 def recorded(run: Path, place: Place) -> Trajectory:
-    """The trajectory as it was. Raises CannotGoOn."""
+    """The trajectory as it was. Raises CannotGoOn, and BadInput for a folder that holds what is no file."""
+    check_files(run)
     record = RecordedRun(run)
     groups = {group.group: group for group in record.groups(place.step)}
     tokens = record.tokens(place.step, place.group)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
 from engine.run.run_folder import checked_row
 from engine.stages.write_rollouts import steps_of
@@ -28,7 +29,8 @@ class NotARun(ValueError):
 
 
 class RunFiles:
-    """path: the run's folder. Raises NotARun where there is none, and where its configuration cannot be read.
+    """path: the run's folder. Raises NotARun where there is none, and where its configuration cannot be read;
+    BadInput where it holds what is no file.
 
     rows: of metrics.jsonl, in its order. epoch: grows when they are other rows than before, not just more. problems:
     what is damaged, a line each.
@@ -49,6 +51,7 @@ class RunFiles:
             inside = [child.name for child in sorted(path.iterdir()) if (child / "metrics.jsonl").exists()][:4]
             fix = f"name a folder below it: {', '.join(inside)}" if inside else "name the folder of a run"
             raise NotARun(f"{path} is no run: it has neither metrics.jsonl nor config.json. Fix: {fix}")
+        check_files(path)
         self.config: dict[str, Any] = self._json("config.json") or {}
         self.refresh()
 
@@ -91,6 +94,8 @@ class RunFiles:
                 whole, _, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise NotARun(f"{self.path / 'metrics.jsonl'} cannot be read: {error.strerror}") from error
         if not whole:
             return
         self._read_to += len(whole) + 1

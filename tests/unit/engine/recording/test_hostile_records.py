@@ -3,6 +3,7 @@
 Nothing that reads them raises; what is wrong is left out, and the rest is there.
 """
 
+import os
 import random
 import shutil
 import struct
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.console.rollouts import Config, rollouts
+from engine.errors import BadInput
 from engine.numbered_files import numbered
 from engine.recording import files
 from engine.recording.as_run import group_of
@@ -23,6 +26,7 @@ from engine.run.journal_records import frame, frames
 from engine.stages.write_rollouts import steps_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.export import export
+from engine.view.go_on import Place, recorded
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from tests.support.examples import examples
@@ -98,6 +102,22 @@ def viewed(tmp_path_factory):
 @pytest.fixture
 def run(viewed, tmp_path):
     return shutil.copytree(viewed, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "metrics.jsonl", "summary.json", "record/index.json", "record/steps/step-000001.rec"]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_by_name_and_not_read(run, name, make):
+    (run / name).unlink(missing_ok=True)
+    make(run / name)
+    for reads in (
+        lambda: RunFiles(run),
+        lambda: next(rollouts(Config(run=run))),
+        lambda: recorded(run, Place(step=1, group=0, sample=0, turn=0)),
+    ):
+        with pytest.raises(BadInput, match=name):
+            reads()
 
 
 def test_what_lies_about_in_the_folders_is_nobodys(run):
