@@ -85,7 +85,7 @@ from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.rollout.source import RolloutSource
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
-from engine.run.run_folder import RunFolder, versions
+from engine.run.run_folder import RunFolder, shortened, versions
 from engine.run.step_history import StepHistory
 from engine.run.workspace import workspace
 from engine.stages.admit import AdmittedPrompt, admit
@@ -591,6 +591,7 @@ class Training:
 
     def note(self, line: str) -> None:
         """Says a line to the user, on the timeline and in notes.log too."""
+        line = shortened(line)
         self.timeline.instant("fleet", line)
         self.run_folder.note(line)
         say(self.console, line)

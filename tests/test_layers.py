@@ -63,6 +63,7 @@ MAY_IMPORT = {
         "engine.telemetry",
         "engine.run",
         "engine.atomic_files",
+        "sandbox.printable",
     ),
     "engine/telemetry": (
         "engine.types",

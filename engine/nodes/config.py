@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 import socket
 import sys
@@ -13,6 +14,8 @@ from engine.learner.process import LAUNCHER
 from engine.nodes.messages import LearnerHosts
 from sandbox.config import stays_here
 from sandbox.keys import load_node
+
+_NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +63,15 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         check_address("lead", self.lead)
+        check_name(self.name)
         if not self.patience_s > 0:
             raise ValueError(f"patience_s must be positive, got {self.patience_s}")
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError unless a node can be called so in metrics, notes and on the page."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name must be 1 to 100 letters, digits and any of . _ : -, got {name[:100]!r}. Fix: --name")
 
 
 def launcher(learner: LearnerHosts, *, host: str | None = None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.nodes.config import check_name
 from engine.nodes.ledger import Granted, Key, Ledger, Member
 from engine.nodes.link import Link
 from engine.nodes.messages import (
@@ -40,6 +41,7 @@ from engine.nodes.messages import (
     encode,
 )
 
+MOST = 1 << 50  # tokens or replicas that a node may say that it has
 HERE = b""  # the session of the lead's own replicas
 
 
@@ -189,8 +191,8 @@ class LeadProtocol:
         elif session in self._over or session == HERE:
             self._post(address, Fenced(session=session))
             return
-        elif reason := difference(self._job.build, hello.build):
-            self._events.note(f"node {hello.name} is refused: {reason}")
+        elif reason := unfit(hello) or difference(self._job.build, hello.build):
+            self._events.note(f"node {hello.name[:100]} is refused: {reason[:1000]}")
             self._post(address, Refused(reason=reason))
             return
         else:
@@ -267,6 +269,17 @@ class LeadProtocol:
     def _order(self, session: bytes, order: Order) -> None:
         peer = self._peers[session]
         self._post(peer.address, peer.link.send(encode(order)))
+
+
+def unfit(hello: Hello) -> str | None:
+    """Why nobody can take part as this node; None: it can."""
+    try:
+        check_name(hello.name)
+    except ValueError as error:
+        return str(error)
+    if not 0 <= hello.capacity_tokens < MOST or not 0 < hello.replicas < MOST:
+        return f"it says that it has {hello.replicas} replicas with room for {hello.capacity_tokens} tokens"
+    return None
 
 
 def difference(lead: Build, node: Build) -> str | None:

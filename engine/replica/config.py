@@ -154,6 +154,8 @@ class ReplicaConfig:
         common = {
             "model": self.checkpoint,
             "skip_tokenizer_init": True,
+            "trust_remote_code": False,
+            "load_format": "safetensors",  # others are pickles
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,

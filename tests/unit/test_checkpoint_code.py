@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from algo.learner.model import read
+from engine.replica.config import ReplicaConfig
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from tests.support.paths import ROOT, TINY
 
@@ -51,6 +52,12 @@ def test_weights_are_read_from_safetensors_only(checkpoint):
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     with pytest.raises(OSError, match="safetensors"):
         read(checkpoint, "eager")
+
+
+def test_replicas_take_neither_code_nor_pickles():
+    arguments = ReplicaConfig(checkpoint="model").arguments(0)
+    assert arguments["trust_remote_code"] is False
+    assert arguments["load_format"] == "safetensors"
 
 
 def test_every_call_that_loads_a_checkpoint_says_so():

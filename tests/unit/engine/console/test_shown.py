@@ -70,6 +70,14 @@ def test_a_note_is_one_line_whatever_it_holds(tmp_path):
     assert printable(text) == text
 
 
+def test_a_very_long_note_is_cut_and_says_so(tmp_path):
+    with RunFolder.open(tmp_path, "run") as folder:
+        folder.note("a" * 10_000_000)
+        text = (folder.path / "notes.log").read_text()
+    assert len(text) < 10_000
+    assert "10,000,000" in text
+
+
 def test_an_error_is_shown(capsys):
     async def fail():
         raise BadInput(f"row 3: {EVIL}")

@@ -593,6 +593,20 @@ def test_a_node_of_another_build_is_refused_with_the_difference(build, named):
     assert difference(BUILD, BUILD) is None
 
 
+@pytest.mark.parametrize("name", ["", "a" * 10_000_000, "a/groups", "\x1b]52;c;cm0=\x07", "a\nb", "\u202ea"])
+def test_a_node_whose_name_would_be_an_order_or_a_page_is_refused(name):
+    world = a_world()
+    posted = []
+    world.lead._post = lambda address, message: posted.append(message)
+    world.lead.receive(b"0", Hello(session=b"s", name=name, build=BUILD, capacity_tokens=1, replicas=1))
+    [refused] = posted
+    assert isinstance(refused, Refused)
+    assert len(refused.reason) < 1000
+    assert refused.reason.isprintable()
+    assert len(world.notes[-1]) < 2000
+    assert not world.lead.nodes
+
+
 def test_a_session_that_is_not_known_is_told_that_it_is_over():
     world = a_world()
     posted = []
