@@ -250,7 +250,7 @@ class Formula:
             elif self.starts():
                 if divided:
                     raise Unreadable("a product without a sign after a quotient")
-                if is_number(token) and result != sympy.S.One and not self.between_factorials():
+                if is_number(token) and result != sympy.S.One and not self.behind_factorial():
                     raise Unreadable("a number behind something")
                 result = self.beside(result)
             else:
@@ -261,7 +261,7 @@ class Formula:
         before = self.tokens[self.position - 1]
         start = self.position
         opening = self.peek()
-        if is_number(opening) and not self.between_factorials():
+        if is_number(opening) and not self.behind_factorial():
             raise Unreadable("two numbers beside each other")
         right = self.power()
         if before.isdigit() and opening == r"\frac":
@@ -276,9 +276,13 @@ class Formula:
             raise Unreadable("a number in braces behind a number")
         return left * right
 
-    def between_factorials(self) -> bool:
-        """Whether a number is one behind another: `3!7!`."""
-        return self.tokens[self.position - 1] == "!" == "".join(self.tokens[self.position + 1 : self.position + 2])
+    def behind_factorial(self) -> bool:
+        """Whether a number is behind a factorial, and cannot be misread: `3!7!`, `n!2^n`."""
+        before, behind = (
+            self.tokens[max(0, self.position - 2) : self.position],
+            self.tokens[self.position + 1 : self.position + 2],
+        )
+        return before[-1:] == ["!"] and (behind == ["!"] or not is_number(before[0]))
 
     def signed(self) -> Any:
         if self.peek() in ("+", "-"):

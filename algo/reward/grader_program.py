@@ -300,7 +300,7 @@ def variable(relation: Relation) -> Any:
 def set_of(meaning: Any) -> sympy.Set:
     """The real numbers that a set, an interval or an inequality has."""
     meaning = single(meaning)
-    if isinstance(meaning, Items) and meaning.kind in ("and", "or"):
+    if isinstance(meaning, Items) and (meaning.kind in ("and", "or") or excludes(meaning)):
         if len({variable(item) for item in meaning.items if isinstance(item, Relation)}) != 1:
             raise Unreadable("inequalities of several letters")
         sets = [set_of(item) for item in meaning.items]
@@ -322,6 +322,12 @@ def set_of(meaning: Any) -> sympy.Set:
             operator = TURNED.get(operator, operator)
         result = sympy.Intersection(result, half_line(operator, meaning.sides[position], number, letter))
     return result
+
+
+def excludes(meaning: Items) -> bool:
+    r"""Whether a list is inequalities that all hold: `x < 1, x \\neq -2`."""
+    every = meaning.kind == "list" and all(map(is_inequality, meaning.items))
+    return every and any("!=" in item.operators for item in meaning.items)
 
 
 def half_line(operator: str, formula: Any, number: Any, letter: Any) -> sympy.Set:

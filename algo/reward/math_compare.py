@@ -3,7 +3,7 @@ r"""Compares the content of a box with a reference, as far as their texts tell.
 Invariants
 - True and False are final. A Question is what mathematics has to decide: LaTeX of both, in one unit, for the grader.
 - Units count where the reference has one: the answer has the same, one of the same kind (5 km, 5000 m) or none. Where
-  the reference has none, the unit of an answer is left out.
+  the reference has none, the unit of an answer is left out, if it is not a letter such as x or K.
 - A reference in another base (`52_8`) wants its digits and its base; a number without a base has base ten.
 - Case counts in formulas (R is not r), not in words; nor for the letter of a choice, where the reference shows that it
   is one: `\text{(C)}`, `(C)`, `\text{C}`. Where the reference is one letter from A to J and the answer shows an option
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from algo.reward.math_text import SPOKEN_SETS, Number, Reading, is_list, read, without_percent
+from algo.reward.math_unit import may_be_no_unit
 
 LARGEST_EXPONENT = 9999  # of ten, in the grader; text alone tells larger ones apart
 RADIANS = r"\frac{\pi}{180}"
@@ -107,6 +108,8 @@ def same_number(said: Reading, expected: Reading) -> bool:
 
 def compare_quantities(said: Reading, expected: Reading) -> bool | Question:
     if (said.several and expected.number) or (said.number and expected.several):
+        return False
+    if said.unit is not None and expected.unit is None and may_be_no_unit(said.unit):
         return False
     factor = Fraction(1)
     if said.unit is not None and expected.unit is not None:

@@ -442,7 +442,7 @@ def _run(found: re.Match[str]) -> str:
         return rf"\{run} "
     if lower in _NAMES:
         return _NAMES[lower]
-    if not run.isascii() or len(run) >= 4 or lower in _SHORT_WORDS:
+    if not run.isascii() or len(run) >= 4 or (lower in _SHORT_WORDS and run not in ("Mm", "mM")):
         return OPEN + run + CLOSE
     return run
 

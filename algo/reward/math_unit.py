@@ -129,6 +129,14 @@ class Unit:
 
 
 NONE = Unit(kinds=())
+_OF_ONE_LETTER = frozenset("NJWVACFT")
+_MONEY = frozenset(("money", "euro", "gbp", "rupee", "yen"))
+
+
+def may_be_no_unit(unit: Unit) -> bool:
+    r"""Whether it is one letter that may as well be a variable or a thousand: `5\text{x}`, `\$20\text{K}`."""
+    letters = [kind for kind, power in unit.kinds if len(kind) == 1 and power == 1 and kind not in _OF_ONE_LETTER]
+    return bool(letters) and all(kind in letters or kind in _MONEY for kind, _ in unit.kinds)
 
 
 def named(word: str) -> Unit:
@@ -147,7 +155,7 @@ def named(word: str) -> Unit:
 
 def denies(word: str) -> bool:
     """Whether a word beside a number may change it or take it back."""
-    return any(part in _NO_UNITS for part in word.lower().split("-"))
+    return any(part in _NO_UNITS or part.endswith("fold") for part in word.lower().split("-"))
 
 
 def unit_of(text: str) -> Unit | None:
