@@ -17,6 +17,11 @@ def first_error(failures: BaseExceptionGroup) -> BaseException:
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Of a group to the error that `first_error` takes out of it."""
+    (first_error(error) if isinstance(error, BaseExceptionGroup) else error).add_note(note)
+
+
 @contextmanager
 def no_foreign_cancel(what: str) -> Iterator[None]:
     """Turns a CancelledError that leaked from something shared (a look-up that several calls await, say) into a

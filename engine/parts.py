@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -15,10 +17,33 @@ class WrongPart(ValueError):
 
 async def call(what: str, part: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a part that is `async def`, or `def`. what: its kind, for messages. Raises WrongPart for a part that does
-    not take so many arguments.
+    not take so many arguments, or that would end the process.
+    """
+    with no_exit(what, part):
+        answer = _called(what, part, arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+@contextmanager
+def no_exit(what: str, part: Any) -> Iterator[None]:
+    """Turns what a part raises to end the process (`sys.exit()`, KeyboardInterrupt) into a WrongPart that names it.
+    Otherwise the run would end with the exit code of the part, and no word.
     """
     try:
-        answer = part(*arguments)
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raised = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
+        raise WrongPart(
+            f"the {what} {place_of(part)} raised {raised}, which would end the process. Fix: raise another "
+            "exception, or return"
+        ) from error
+
+
+def _called(what: str, part: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return part(*arguments)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
             raise  # a bug within the part, not in how it is called
@@ -27,7 +52,6 @@ async def call(what: str, part: Callable[..., Any], *arguments: Any) -> Any:
             f"the {what} {place_of(part)} cannot be called with {count} argument{'s' * (count > 1)}: {error}. "
             "Fix: let it take them"
         ) from None
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def place_of(part: Any) -> str:
@@ -38,6 +62,7 @@ def place_of(part: Any) -> str:
     """
     while isinstance(part, functools.partial):
         part = part.func
+    part = getattr(part, "__wrapped__", part)  # a tool that was made of a function
     function = inspect.unwrap(part) if inspect.isroutine(part) else vars(type(part)).get("__call__")
     name = getattr(part, "__qualname__", type(part).__qualname__).rpartition("<locals>.")[2]
     code = getattr(function, "__code__", None)

@@ -447,7 +447,7 @@ class Training:
         """
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
-        wiring.check_held_out(prompts)
+        wiring.check_held_out(prompts, self.note)
         wiring.check_reward(reward)
         wiring.check_rollouts(rollouts)
         self._check_budget(prompts, rollouts)
@@ -517,6 +517,7 @@ class Training:
         """
         wiring.check_make_batch(make_batch)
         wiring.check_evaluations(evaluations, ScheduledEvaluation)
+        wiring.check_enough(enough)
         if self.work is not None:
             return Stage(name="learn", run=_elsewhere)
         self._evaluations = evaluations
@@ -803,6 +804,7 @@ async def training(
         "training must be given a TrainingConfig",
         "training(config.training(), run), where config.training() makes one of the options",
     )
+    wiring.check_sinks(sinks)
     wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
     opens = run.opens or _alone
     console = console or Console()

@@ -96,6 +96,12 @@ class Prompt:
     limits: PromptLimits | None = None
 
     def __post_init__(self) -> None:  # Early, since the journal would take other types, and no resume could read them.
+        is_sequence = isinstance(self.messages, Sequence) and not isinstance(self.messages, str)
+        if not is_sequence or not all(isinstance(each, Mapping) for each in self.messages):
+            raise ValueError(
+                f"messages must be a tuple of messages such as {{'role': 'user', 'content': 'What is 6 * 7?'}}, got "
+                f"{self.messages!r:.100}"
+            )
         texts = [text for message in self.messages for part in message.items() for text in part]
         try:
             "".join([self.id, self.answer, *texts]).encode()
@@ -207,6 +213,12 @@ class Turn:
     placed: tuple[Placement, ...] = ()
 
 
+def _set_read_only(part: Trajectory | Segment) -> None:
+    """What was sampled is trained: a reward or a stage that would change it in place raises."""
+    for array_T in (part.token_ids_T, part.sampled_T, part.logprobs_T, part.versions_T):
+        array_T.setflags(write=False)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
     """A token sequence of a rollout beside its main one, and the turns that were sampled in it.
@@ -220,6 +232,9 @@ class Segment:
     logprobs_T: Floats
     versions_T: Ids
     turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        _set_read_only(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +269,9 @@ class Trajectory:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     answer: str | None = None
+
+    def __post_init__(self) -> None:
+        _set_read_only(self)
 
     @property
     def final_text(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -135,6 +136,23 @@ def check_make_batch(make_batch: Any) -> None:
     )
 
 
+def check_enough(enough: Any) -> None:
+    require(
+        enough,
+        takes(enough, "steps") and not is_async(enough),
+        "enough must be a function (not async) of the rows of all steps",
+        "def enough(steps): ..., which returns a reason to end the run, or None",
+    )
+
+
+def check_sinks(sinks: Any) -> None:
+    require(sinks, isinstance(sinks, list | tuple), "sinks must be a list", "sinks=[sink]")
+    for sink in sinks:
+        made = hasattr(sink, "step") and hasattr(sink, "close") and not isinstance(sink, type)
+        made = made and not is_async(sink.step) and not is_async(sink.close)
+        require(sink, made, "a sink must be an object with step(step, metrics) and close(), not async", "make one")
+
+
 def check_evaluations(evaluations: Any, kind: type) -> None:
     """kind: of an evaluation that is scheduled."""
     if inspect.iscoroutine(evaluations) or isinstance(evaluations, kind):
@@ -145,16 +163,25 @@ def check_evaluations(evaluations: Any, kind: type) -> None:
     for each in evaluations:
         fix = "evaluation = await job.evaluation(...), and evaluations=[evaluation]"
         require(each, isinstance(each, kind), "evaluations must be what job.evaluation gives", fix)
+    if len({id(each) for each in evaluations}) < len(evaluations):
+        raise BadInput("evaluations must be different ones, got one of them twice. Fix: list it once")
 
 
-def check_held_out(prompts: Any) -> None:
-    """Those of an evaluation, which are asked again and again."""
+def check_held_out(prompts: Any, note: Callable[[str], None]) -> None:
+    """Those of an evaluation, which are asked again and again. An id that several have is told to `note`."""
     fix = "list(read_prompts(path, limit=100)), or another list of Prompt"
     require(prompts, isinstance(prompts, list | tuple), "held-out prompts must be a list", fix)
     if not prompts:
         raise BadInput(f"held-out prompts must be at least one, got none. Fix: {fix}")
     for prompt in prompts:
         require(prompt, isinstance(prompt, Prompt), "held-out prompts must be of the type Prompt", fix)
+        _check_messages(prompt)
+    [(most, times)] = Counter(prompt.id for prompt in prompts).most_common(1)
+    if times > 1:
+        note(
+            f"the id {most!r} is that of {times} held-out prompts, whose rollouts have the same seeds and may be the "
+            "same. Fix: give each prompt an id of its own"
+        )
 
 
 def check_stream(prompts: Any) -> None:
@@ -173,6 +200,7 @@ def checked(prompts: Iterator[Any], first: int, note: Callable[[str], None]) -> 
     for number, prompt in enumerate(prompts, first + 1):
         fix = "Prompt(id=..., messages=..., answer=...) of engine.types"
         require(prompt, isinstance(prompt, Prompt), f"the stream of prompts gave no Prompt (number {number})", fix)
+        _check_messages(prompt)
         if prompt.id in seen and not repeats:
             repeats = True
             note(
@@ -185,6 +213,16 @@ def checked(prompts: Iterator[Any], first: int, note: Callable[[str], None]) -> 
             if len(seen) > REMEMBERED:
                 del seen[next(iter(seen))]
         yield prompt
+
+
+def _check_messages(prompt: Prompt) -> None:
+    """Raises BadInput for what no chat template renders."""
+    fix = 'messages=({"role": "user", "content": "What is 6 * 7?"},)'
+    if not prompt.messages:
+        raise BadInput(f"prompt {prompt.id}: messages must be at least one, got none. Fix: {fix}")
+    for message in prompt.messages:
+        if missing := [name for name in ("role", "content") if name not in message]:
+            raise BadInput(f"prompt {prompt.id}: {dict(message)!r:.100} has no {missing[0]}. Fix: {fix}")
 
 
 def check_stages(stages: Any) -> None:

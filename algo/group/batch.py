@@ -8,8 +8,10 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +32,16 @@ class Selection:
     advantage: Advantage = GRPO
 
     def __call__(self, group: Group) -> Group:
-        """Raises ValueError for a selector that gives an index twice."""
+        """Raises ValueError for a selector that gives no indices, or one twice."""
         usable = _usable(group)
         alone = self.advantage.baseline == "batch"  # then a trajectory is compared with those of other groups
         if len(usable) < (1 if alone else 2):
             return replace(group, drop="error")
         digest = hashlib.blake2b(f"{self.seed}/{group.prompt.id}".encode(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(digest, "big"))
-        chosen = self.selector([group.trajectories[index] for index in usable], rng)
-        kept = [usable[index] for index in chosen]
-        if len(set(kept)) < len(kept):  # a mask, or drawn with replacement: trained twice, and counted as sampled twice
-            raise ValueError(f"the selector must give different indices, got {chosen}")
+        # As a tuple: what it would sort or shorten is what its indices are of.
+        chosen = self.selector(tuple(group.trajectories[index] for index in usable), rng)
+        kept = [usable[index] for index in self._indices(chosen, len(usable))]
         group = replace(group, kept=tuple(kept))
         rewards_K = rewards(group)
         if is_flat(rewards_K) and not alone:
@@ -48,6 +49,21 @@ class Selection:
         if self.advantage.over_batch:
             return group
         return replace(group, advantages_K=self.advantage.of_group(rewards_K, lengths(group)))
+
+    def _indices(self, chosen: Any, members: int) -> list[int]:
+        try:
+            chosen = list(chosen)
+            indices = [operator.index(index) for index in chosen]  # numpy's are integers too
+            is_mask = any(isinstance(index, bool) for index in chosen)  # it would be read as the indices 0 and 1
+            if not is_mask and len(set(indices)) == len(indices) and all(0 <= index < members for index in indices):
+                return indices
+        except TypeError:  # no list of integers
+            pass
+        name = getattr(self.selector, "__name__", type(self.selector).__name__)
+        raise ValueError(
+            f"the selector {name} must give different indices of the {members} trajectories, got {chosen!r:.100}. "
+            f"Fix: a list of whole numbers from 0 to {members - 1}, each once"
+        )
 
     def explain(self, group: Group) -> list[Mapping[str, float]]:
         """What the selector says of its choice, for each trajectory of a group; nothing of those that failed, and
@@ -69,7 +85,7 @@ def _usable(group: Group) -> list[int]:
 
 def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Selection:
     """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
-    ValueError for a selector that gives an index twice.
+    ValueError for a selector that gives no indices, or one twice.
 
     Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
     keeps). With the scale or baseline of a batch there are none before `make_batch`, which has to be told the same:

@@ -19,6 +19,7 @@ from sandbox.printable import printable
 LOG = "error.log"
 OURS_SHOWN = 3  # lines of ours where there is none of the user's
 MESSAGE_LINES = 20
+FRAMES_SHOWN = 8  # at either end
 _LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OURS = tuple(f"{Path(__file__).parents[2] / package}/" for package in ("algo", "engine", "sandbox"))
 
@@ -68,7 +69,11 @@ def _context(error: BaseException) -> BaseException | None:
 
 
 def _message(error: BaseException) -> list[str]:
-    lines = (str(error) or "(without a message)").splitlines()[:MESSAGE_LINES]
+    try:
+        text = str(error)
+    except Exception as fault:  # an exception of the user's own
+        text = f"(its message cannot be had: {type(fault).__name__})"
+    lines = (text or "(without a message)").splitlines()[:MESSAGE_LINES]
     first, *rest = [plain(line, limit=1000) for line in lines]
     return [f"{type(error).__name__}: {first}", *rest]
 
@@ -95,4 +100,9 @@ def _is_users(path: str) -> bool:
 
 
 def _lines(frames: list[traceback.FrameSummary]) -> list[str]:
-    return [line.rstrip() for frame in frames for line in traceback.format_list([frame])]
+    """Of a deep recursion the outermost and the innermost frames."""
+    left_out = len(frames) - 2 * FRAMES_SHOWN
+    if left_out <= 0:
+        return [line.rstrip() for frame in frames for line in traceback.format_list([frame])]
+    between = f"  ... {left_out} calls between them ..."
+    return [*_lines(frames[:FRAMES_SHOWN]), between, *_lines(frames[-FRAMES_SHOWN:])]

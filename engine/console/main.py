@@ -68,7 +68,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
             run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
             try:
                 runner.run(_begin(config, invocation, run, recipe))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if not isinstance(error, TOLD):
                     log = failure.write(folder.path, error)
                 raise
@@ -81,7 +81,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{program}: {_interrupted(folder, invocation, config)}", file=sys.stderr)
         return 130
-    except Exception as error:  # a bug, perhaps in a part of the user's
+    except (Exception, SystemExit) as error:  # a bug, perhaps in a part of the user's
         failure.tell(program, error, log)
         return 1
     return 0

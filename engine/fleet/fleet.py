@@ -367,6 +367,7 @@ class Fleet:
                     self._note(turn, place)
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
+            error.add_note(f"in the balancer {type(self._balancer).__name__}, or in what its decide() answered")
             self._supervisor.fail(error)
             return
         self._later = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None

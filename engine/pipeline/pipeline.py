@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import first_error
+from engine.errors import add_note, first_error
 from engine.parts import call
 from engine.pipeline.channel import Channel, ChannelClosed
 from engine.pipeline.leases import Leases
@@ -263,6 +263,8 @@ class Pipeline:
     def _check(self, index: int, item: Any) -> None:
         """Raises ValueError unless the stage may put this out."""
         name = self.stages[index].name
+        if isinstance(item, list) and not item:
+            raise ValueError(f"stage {name} put out an empty list. Fix: put out the groups of each step that it takes")
         if index + 1 < len(self.stages) and not isinstance(item, (following := self.stages[index + 1]).takes):
             raise ValueError(
                 f"stage {name} put out {item!r:.100} ({type(item).__name__}), and stage {following.name} takes a "
@@ -284,7 +286,7 @@ class Pipeline:
         try:
             await call("stage", self.stages[index].run, worker.inbox, worker.outbox)
         except Exception as error:
-            error.add_note(f"in the stage {self.stages[index].name}")
+            add_note(error, f"in the stage {self.stages[index].name}")
             raise
         worker.ended_at = self._clock()
         peers = self._workers[index]

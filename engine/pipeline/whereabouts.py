@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,8 @@ def _wrong(group: Any) -> str | None:
         return f"kept={kept}. Fix: different indices below its {members} trajectories"
     if advantages_K is not None and len(advantages_K) != len(kept):
         return f"{len(advantages_K)} advantages for kept={kept}. Fix: one for each trajectory that is kept"
+    if advantages_K is not None and not all(map(math.isfinite, advantages_K)):
+        return f"advantages that are not finite, {advantages_K!r:.100}. Fix: finite numbers"
     return None
 
 

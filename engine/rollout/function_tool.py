@@ -39,7 +39,10 @@ class FunctionTool:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        if not function.__name__.isidentifier():
+            raise WrongPart(f"the tool {place_of(function)} has no name. Fix: def, by whose name the model calls it")
         self.name = function.__name__
+        self.__wrapped__ = function
         self.description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         self._function = function
         self._arguments = _arguments_of(function)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from engine import parts
-from engine.errors import first_error
+from engine.errors import BadInput, first_error
 from engine.fleet.fleet import Fleet, Superseded
 from engine.ports import StatefulTool, Tool
 from engine.replica.port import ReplicaDied, Sampling
@@ -152,7 +152,8 @@ class Rollouts:
         """
         tools = as_tools(tools)
         if len({tool.name for tool in tools}) < len(tools):
-            raise ValueError(f"tools must have different names, got {[tool.name for tool in tools]}")
+            names = [tool.name for tool in tools]
+            raise BadInput(f"tools must have different names, got {names}. Fix: rename one, or leave it out")
         self.config = config
         self.seed = seed
         self.call_closing_tokens = chat.tokens_completing(CLOSE)
@@ -215,6 +216,23 @@ class Rollouts:
                     log.begin(log.discarded + sum(turn.end - turn.start for turn in rollout.turns), tally.tokens)
 
 
+async def _opened(tool: StatefulTool, opened: AsyncExitStack) -> Tool:
+    """The tool of a trajectory, until `opened` closes. Raises WrongPart where `open` gives none."""
+    with parts.no_exit("tool", tool):
+        made = tool.open()
+        if not hasattr(made, "__aenter__"):
+            raise parts.WrongPart(
+                f"open() of the tool {tool.name} ({type(tool).__name__}) gave {made!r:.100}. "
+                "Fix: @asynccontextmanager above async def open(self), which yields a tool"
+            )
+        entered = await opened.enter_async_context(made)
+        if not callable(entered):
+            raise parts.WrongPart(
+                f"open() of the tool {tool.name} ({type(tool).__name__}) yielded {entered!r:.100}. Fix: yield a tool"
+            )
+        return entered
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
     """The tools that a model may call, and the chat that shows them."""
@@ -261,7 +279,7 @@ class _Rollout:
         try:
             async with deadline.timeout() as budget:
                 for tool in self.offer.tools:
-                    self.tools[tool.name] = tool if callable(tool) else await opened.enter_async_context(tool.open())
+                    self.tools[tool.name] = tool if callable(tool) else await _opened(tool, opened)
                 await self._rebuild()
                 stop = await self._turns(lane)
         except TimeoutError:

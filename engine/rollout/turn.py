@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.errors import no_foreign_cancel
+from engine.errors import add_note, no_foreign_cancel
 from engine.parts import WrongPart, call, place_of
 from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
@@ -77,7 +77,7 @@ class PendingToolCall:
         except WrongPart:
             raise
         except Exception as error:
-            error.add_note(f"in the tool {self.name}, {place_of(tool)}, called with {arguments!r:.200}")
+            add_note(error, f"in the tool {self.name}, {place_of(tool)}, called with {arguments!r:.200}")
             raise
         finally:
             self.finished_at = timeline.now()

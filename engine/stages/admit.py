@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from engine.errors import BadInput
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.run.journal import Journal
@@ -33,7 +34,7 @@ def admit(
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StageFunction:
     """Puts out a prompt per group until `steps` steps are admitted, and waits for a lease inside `waiting()`. Raises
-    ValueError when the prompts run out.
+    BadInput when the prompts run out.
     """
     journal = journal or Journal()
 
@@ -45,7 +46,10 @@ def admit(
                 lease = await leases.acquire()
             prompt = journal.draw(lease, 0, prompts)
             if prompt is None:
-                raise ValueError(f"the prompts ran out after {number} of {total} groups")
+                raise BadInput(
+                    f"the prompts ran out after {number} of {total} groups. Fix: fewer steps, or prompts without an "
+                    "end, such as read_prompts(path, epochs=None)"
+                )
             await outbox.put(AdmittedPrompt(prompt=prompt, lease=lease))
 
     return stage

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.types import Group
 
 
 def batch_groups(leases: Leases) -> StageFunction:
-    """Group -> list of the groups of one step, steps in order, groups in admission order."""
+    """Group -> list of the groups of one step, steps in order, groups in admission order. Raises WrongPart for a group
+    of which nobody has said whether it is trained.
+    """
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
         steps: dict[int, list[Group]] = defaultdict(list)
         following = leases.first_step
         async for group in inbox:
+            if not group.kept and group.drop is None:
+                raise WrongPart(
+                    f"the group of prompt {group.prompt.id} came with neither kept nor drop. Fix: in the selection, or "
+                    'in a stage after it, replace(group, kept=..., advantages_K=...) or replace(group, drop="why")'
+                )
             steps[leases.step_of(group.lease)].append(group)
             while len(steps[following]) == leases.groups_per_step:
                 await outbox.put(sorted(steps.pop(following), key=lambda member: member.lease))

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
+from engine.parts import WrongPart, place_of
 from engine.ports import GroupReward, Reward
 from engine.rollout.source import RolloutSource
 from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
@@ -135,6 +136,11 @@ class Evaluation:
             raise NothingGraded(f"evaluation: no problem was graded throughout: {cause}")
         scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)
         found = self._estimate(scores_PK)
+        if not all(hasattr(found, name) for name in ("mean", "low", "high")):
+            raise WrongPart(
+                f"the estimate {place_of(self._estimate)} returned {found!r:.100}. Fix: return an object with mean, "
+                "low and high, as avg_at_k of algo.eval_stats does"
+            )
         bounds = {"eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
         sources = [row[0].prompt.source for row in graded]
         means = measure.by_source("eval/accuracy", zip(sources, scores_PK.mean(axis=1), strict=True))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engine.errors import no_foreign_cancel
+from engine.errors import add_note, no_foreign_cancel
 from engine.parts import WrongPart, call, number, place_of
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.telemetry.timeline import Timeline
@@ -57,7 +57,7 @@ async def graded_together(
     done = list(trajectories)
     if not usable:
         return tuple(done)
-    asked = [trajectories[index] for index in usable]
+    asked = tuple(trajectories[index] for index in usable)  # a reward that sorts them would mix up their grades
     prompt_id = asked[0].prompt.id
     found = await _answer(
         partial(call, "reward", reward, asked),
@@ -85,6 +85,9 @@ def _grades(found: Any, asked: Sequence[Trajectory], reward: GroupReward) -> lis
         grades = list(found)
     except TypeError:
         raise WrongPart(f"{whose} answered {found!r:.100}. {_FIX_GROUP}") from None
+    except Exception as failure:  # of a generator
+        add_note(failure, f"in {whose}")
+        raise
     if len(grades) != len(asked):
         raise WrongPart(f"{whose} gave {len(grades)} grades for {len(asked)} trajectories. {_FIX_GROUP}")
     return grades
@@ -108,13 +111,13 @@ async def _answer(
                 return await ask()
     except (GraderUnavailable, TimeoutError) as failure:
         if isinstance(failure, TimeoutError) and not budget.expired():
-            failure.add_note(where)
+            add_note(failure, where)
             raise  # a bug in the reward, not our deadline
         return _error(str(failure) or _no_reason(failure, deadline_s))
     except WrongPart:
         raise
     except Exception as failure:
-        failure.add_note(where)
+        add_note(failure, where)
         raise
     finally:
         timeline.span("reward", prompt_id, started, timeline.now(), lane, **noted)

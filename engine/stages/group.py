@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from engine.errors import add_note
+from engine.parts import WrongPart, no_exit, place_of
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.ports import GroupReward, Reward
 from engine.rollout.rollout import Tally
@@ -176,6 +178,22 @@ class _GroupRunner:
     timeline: Timeline
     journal: Journal
 
+    def _selected(self, group: Group) -> Group:
+        """Raises WrongPart for a selection that gives another thing than the group."""
+        where = f"{place_of(self.select)}, for the group of {group.prompt.id}"
+        try:
+            with no_exit("selection", self.select):
+                found = self.select(group)
+        except Exception as error:
+            add_note(error, f"in the selection {where}")
+            raise
+        if not isinstance(found, Group):
+            raise WrongPart(
+                f"the selection {where}, returned {found!r:.100}. Fix: return replace(group, kept=..., "
+                'advantages_K=...), or replace(group, drop="why")'
+            )
+        return found
+
     async def run(self, admitted: AdmittedPrompt) -> Group:
         """Prompt after prompt, until one gives something to train or no refill is left."""
         prompt, waste, refills = admitted.prompt, Counter[str](), 0
@@ -183,7 +201,7 @@ class _GroupRunner:
             group = self.journal.decided(admitted.lease, refills) or await self.attempt(prompt, admitted.lease, refills)
             waste.update(group.waste)
             if group.drop is None:
-                group = self.select(group)
+                group = self._selected(group)
             more = group.drop is not None and refills < self.config.refills
             following = self.journal.draw(admitted.lease, refills + 1, self.prompts) if more else None
             if group.drop is None or following is None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from engine.fleet.fleet import Fleet
 from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
+from engine.parts import WrongPart, no_exit, place_of
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageStats
 from engine.recording.recording import Recording
@@ -98,7 +99,12 @@ class TrainStage:
             await self._checkpoint(step, self.state)
 
     def _end_if_enough(self, inbox: Inbox) -> None:
-        self.nothing_left = self.enough()
+        with no_exit("function enough", self.enough):
+            self.nothing_left = self.enough()
+        if self.nothing_left is not None and not isinstance(self.nothing_left, str):
+            raise WrongPart(
+                f"enough returned {self.nothing_left!r:.100}. Fix: return the reason to end the run as text, or None"
+            )
         if self.nothing_left:
             inbox.finish()
 
@@ -161,12 +167,22 @@ class TrainStage:
         """The learner's turn; the replicas rest meanwhile where they share its devices."""
         resting = self.fleet.rest() if self.replicas_rest else nullcontext()
         async with resting, asyncio.TaskGroup() as tasks:
-            batch = self.make_batch(step, groups)
+            batch = self._made_batch(step, groups)
             rows = self.recording.begin(step, groups, batch) if self.recording is not None else []
             learning = tasks.create_task(self._train(batch, step, rows), name="train")
             await asyncio.sleep(0)
             gc.collect()  # while the learner has the cores, and nothing waits for this process
         return learning.result()
+
+    def _made_batch(self, step: int, groups: Sequence[Group]) -> Batch:
+        with no_exit("function make_batch", self.make_batch):
+            batch = self.make_batch(step, groups)
+        if not isinstance(batch, Batch):
+            raise WrongPart(
+                f"make_batch, {place_of(self.make_batch)}, returned {batch!r:.100} in step {step}. "
+                "Fix: return Batch.of(step, trajectories, advantages), as that of algo.group.batch does"
+            )
+        return batch
 
     async def _train(
         self, batch: Batch, step: int, rows: Sequence[int]

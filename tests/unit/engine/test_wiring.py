@@ -145,6 +145,13 @@ SLIPS = {
     "async batch": (lambda job: job.train(no_batch), "no_batch", "make_batch"),
     "evaluation without await": (lambda job: job.train(make_batch, evaluations=[evaluation()]), "await", "await"),
     "evaluations without await": (lambda job: job.train(make_batch, evaluations=evaluation()), "await", "await"),
+    "an evaluation twice": (
+        lambda job: job.train(make_batch, evaluations=[ScheduledEvaluation(evaluation=None, every=1)] * 2),
+        "twice",
+        "once",
+    ),
+    "async enough": (lambda job: job.train(make_batch, enough=reward), "the function reward", "enough"),
+    "enough of nothing": (lambda job: job.train(make_batch, enough=lambda: None), "<lambda>", "enough"),
     "evaluation, not a list": (
         lambda job: job.train(make_batch, evaluations=ScheduledEvaluation(evaluation=None, every=1)),
         "ScheduledEvaluation",
@@ -168,6 +175,7 @@ def test_what_is_handed_to_the_job_is_checked_at_once(job, slip):
         (["What is 1 + 1?"], reward, Recorded(), "str"),
         ([a_prompt()], MathReward, Recorded(), "class MathReward"),
         ([a_prompt()], reward, [Echo()], "list"),
+        ([replace(a_prompt(), messages=())], reward, Recorded(), "p0: messages"),
     ],
 )
 async def test_an_evaluation_is_checked(job, prompts, graded, rollouts, given):
@@ -273,6 +281,40 @@ def test_ids_that_differ_are_not_spoken_of(job):
 def test_what_is_no_prompt_is_named(job):
     with pytest.raises(BadInput, match=r"number 2.*got a str"):
         drawn(job, iter([a_prompt(), "What is 1 + 1?"]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [((), "none"), (({"role": "user"},), "no content"), (({"content": "What is 1 + 1?"},), "no role")],
+)
+def test_messages_that_no_template_renders_are_named(job, messages, said):
+    with pytest.raises(BadInput, match=f"prompt p0: .*{said}.*Fix:"):
+        drawn(job, iter([replace(a_prompt(), messages=messages)]))
+
+
+@pytest.mark.parametrize("messages", ["What is 1 + 1?", {"role": "user", "content": "1 + 1?"}, ("1 + 1?",), None])
+def test_messages_are_messages(messages):
+    with pytest.raises((ValueError, TypeError), match="messages"):
+        replace(a_prompt(), messages=messages)
+
+
+class Sink:
+    def step(self, step, metrics): ...
+    def close(self): ...
+
+
+class AsyncSink(Sink):
+    async def step(self, step, metrics): ...
+
+
+@pytest.mark.parametrize(
+    ("sinks", "given"),
+    [(Sink(), "a Sink"), ([Sink], "the class Sink"), ([print], "print"), ([AsyncSink()], "an? AsyncSink")],
+)
+async def test_sinks_are_checked(run, sinks, given):
+    with pytest.raises(BadInput, match=rf"{given}\. Fix:"):
+        async with training(TrainingConfig(**OPTIONS), run, sinks=sinks):
+            pass
 
 
 @pytest.mark.parametrize(

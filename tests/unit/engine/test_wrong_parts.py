@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -11,13 +12,17 @@ import pytest
 
 from engine.console.failure import shown
 from engine.parts import WrongPart
+from engine.pipeline.leases import Leases
+from engine.pipeline.pipeline import Pipeline
 from engine.pipeline.whereabouts import GroupVanished
 from engine.ports import Grade, GraderUnavailable, ToolReply
 from engine.rollout.function_tool import FunctionTool, as_tools
 from engine.rollout.turn import PendingToolCall, ToolLost
+from engine.stages.admit import admit
 from engine.stages.grading import graded, graded_together
+from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
-from tests.support.fakes import Clock, a_trajectory
+from tests.support.fakes import Clock, a_prompt, a_trajectory
 from tests.unit.engine.pipeline.test_vanished import Stage, run
 
 HERE = "test_wrong_parts.py:"
@@ -68,6 +73,41 @@ async def is_too_late(trajectory):
     raise TimeoutError("of a library")
 
 
+async def ends_the_process(trajectory):
+    sys.exit(0)
+
+
+def interrupts(trajectory):
+    raise KeyboardInterrupt
+
+
+async def changes_the_tokens(trajectory):
+    trajectory.token_ids_T[:] = 0
+    return 1.0
+
+
+async def fails_in_a_task(trajectory):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(raises(trajectory))
+
+
+class NoMessage(Exception):
+    def __str__(self):
+        raise LookupError
+
+
+def has_no_message(trajectory):
+    raise NoMessage
+
+
+def recurses(trajectory):
+    return recurses(trajectory)
+
+
+async def yields(trajectory):
+    yield 1.0
+
+
 REWARDS = {
     "forgets to return": (forgets, f"the reward forgets ({HERE}"),
     "text": (Judge("1.0"), "answered '1.0'"),
@@ -97,6 +137,13 @@ REWARDS = {
     "raises in def": (raises_plainly, "'score'"),
     "awaits a number": (awaits_what_is_none, "awaits_what_is_none"),
     "a timeout of its own": (is_too_late, "of a library"),
+    "a coroutine as the answer": (lambda trajectory: raises, "answered <function raises"),
+    "an error as the answer": (Judge(GraderUnavailable("later")), "answered GraderUnavailable"),
+    "yields": (yields, "answered <async_generator"),
+    "changes the tokens": (changes_the_tokens, "read-only"),
+    "fails in a task": (fails_in_a_task, "in the reward fails_in_a_task"),
+    "an error without a message": (has_no_message, "NoMessage"),
+    "recurses": (recurses, "in the reward recurses"),
 }
 
 
@@ -109,6 +156,7 @@ async def test_a_wrong_reward(name):
     assert wanted in said
     assert "sample 3" in said or "parameter" in name, "whom it graded"
     assert "/engine/stages/grading.py" not in said, "no line of ours"
+    assert len(said.splitlines()) < 60
     if isinstance(failure.value, WrongPart):
         assert "Fix: " in said
 
@@ -121,6 +169,12 @@ async def test_a_reward_may_be_a_plain_function(answer, is_async):
 
     found = await graded(a_trajectory(), Judge(answer) if is_async else plain, timeline())
     assert found.reward == float(answer.reward if isinstance(answer, Grade) else answer)
+
+
+@pytest.mark.parametrize("reward", [ends_the_process, interrupts])
+async def test_a_reward_does_not_end_the_process(reward):
+    with pytest.raises(WrongPart, match=f"{reward.__name__} .*Fix:"):
+        await graded(a_trajectory(), reward, timeline())
 
 
 class Ranking:
@@ -152,6 +206,30 @@ async def test_a_wrong_reward_of_groups(answer, wanted):
         await graded_together([a_trajectory(0), a_trajectory(1)], Ranking(answer), timeline())
     assert wanted in str(failure.value)
     assert f"Ranking ({HERE}" in str(failure.value)
+
+
+def sorts(trajectories):
+    trajectories.sort(key=lambda member: -member.sample)
+    return [float(member.sample) for member in trajectories]
+
+
+def fails_while_it_yields(trajectories):
+    yield 1.0
+    raise LookupError("the second")
+
+
+@pytest.mark.parametrize(("grade", "wanted"), [(sorts, "sort"), (fails_while_it_yields, "the second")])
+async def test_a_reward_of_groups_that_raises_is_named(grade, wanted):
+    class Grades:
+        sees_group = True
+
+        def __call__(self, trajectories):
+            return grade(trajectories)
+
+    with pytest.raises(Exception, match=wanted) as failure:
+        await graded_together([a_trajectory(0), a_trajectory(1)], Grades(), timeline())
+    assert "in the reward" in shown(failure.value)
+    assert grade.__name__ in shown(failure.value)
 
 
 async def test_a_plain_function_grades_groups_too():
@@ -191,6 +269,14 @@ def fails(arguments):
     raise KeyError("query")
 
 
+def is_cancelled(arguments):
+    raise asyncio.CancelledError
+
+
+def ends_by_exit(arguments):
+    sys.exit(0)
+
+
 class OfNothing:
     name = "search"
 
@@ -207,6 +293,11 @@ TOOLS = {
     "no text": (Tool(lambda arguments: ToolReply(outcome="ok", text=None)), "None"),
     "raises": (Tool(fails), "'query'"),
     "no parameter": (OfNothing(), "OfNothing"),
+    "bytes": (Tool(lambda arguments: b"42"), "answered b'42'"),
+    "text of bytes": (Tool(lambda arguments: ToolReply(outcome="ok", text=b"42")), "b'42'"),
+    "a coroutine": (Tool(lambda arguments: asyncio.sleep), "answered <function sleep"),
+    "was cancelled": (Tool(is_cancelled), "cancelled"),
+    "ends the process": (Tool(ends_by_exit), "SystemExit(0)"),
 }
 
 
@@ -286,13 +377,29 @@ def of_a_strange_type(x: asyncio.Event):
     return x
 
 
+def of_any(**words: str):
+    return words
+
+
+def by_place(x: int, /):
+    return x
+
+
 def silent(x: int = 0):
     pass
 
 
 @pytest.mark.parametrize(
     ("function", "wanted"),
-    [(untyped, "'x'"), (of_many, "words"), (of_a_strange_type, "Event"), (lambda x: x, "<lambda>")],
+    [
+        (untyped, "'x'"),
+        (of_many, "words"),
+        (of_a_strange_type, "Event"),
+        (lambda x: x, "<lambda>"),
+        (lambda: 1, "<lambda>"),
+        (of_any, "words"),
+        (by_place, "x: int"),
+    ],
 )
 def test_a_function_that_cannot_be_a_tool(function, wanted):
     with pytest.raises(WrongPart) as failure:
@@ -329,6 +436,11 @@ def keeps(kept, advantages):
     return lambda group, outbox: outbox.put(replace(group, drop=None, kept=kept, advantages_K=advantages))
 
 
+async def fails_in_a_stage(group, outbox):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(raises(group))
+
+
 STAGES = {
     "swallows all": (stage(lambda group, outbox: None), GroupVanished, "p0"),
     "raises": (stage(lambda group, outbox: 1 / 0), ZeroDivisionError, "in the stage mine"),
@@ -341,6 +453,9 @@ STAGES = {
     "keeps too few advantages": (stage(keeps((0, 1), np.zeros(1))), ValueError, "p0"),
     "keeps one twice": (stage(keeps((0, 0), np.zeros(2))), ValueError, "p0"),
     "keeps what is not there": (stage(keeps((9,), np.zeros(1))), ValueError, "p0"),
+    "puts an empty list": (stage(lambda group, outbox: outbox.put([])), ValueError, "empty list"),
+    "fails in a task": (stage(fails_in_a_stage), LookupError, "no such answer"),
+    "ends the process": (stage(lambda group, outbox: sys.exit(0)), WrongPart, "SystemExit(0)"),
 }
 
 
@@ -351,6 +466,43 @@ async def test_a_wrong_stage(name):
         await run(Stage(name="mine", run=mine))
     assert wanted in shown(failure.value)
     assert "stage mine" in shown(failure.value)
+
+
+async def test_a_group_of_which_nobody_says_what_is_trained():
+    with pytest.raises(WrongPart, match=r"p0 .*neither kept nor drop.*Fix:"):
+        await run(Stage(name="mine", run=stage(lambda group, outbox: outbox.put(replace(group, drop=None)))))
+
+
+@pytest.mark.parametrize("select", [lambda group: None, lambda group: [group], lambda group: (0, 1)])
+async def test_a_selection_that_gives_no_group_is_named(select):
+    with pytest.raises(WrongPart, match=r"<lambda> \(test_wrong_parts.py:\d+\), for the group of p0, .*Fix:"):
+        await selected(select)
+
+
+async def test_what_a_selection_raises_is_named():
+    for select, wanted in [(lambda group: 1 / 0, "division"), (lambda group: sys.exit(0), "SystemExit(0)")]:
+        with pytest.raises((ZeroDivisionError, WrongPart)) as failure:
+            await selected(select)
+        said = shown(failure.value)
+        assert wanted in said
+        assert "in the selection <lambda>" in said
+
+
+async def selected(select):
+    config = GroupConfig(samples=1)
+    rollouts = Ended()
+    stages = [
+        Stage(name="admit", run=admit(iter([a_prompt()]), Leases(1, 0), 1)),
+        Stage(name="groups", run=groups(rollouts, Judge(1.0), select, iter(()), config, timeline())),
+    ]
+    await Pipeline(stages).run()
+
+
+class Ended:
+    """Rollouts that have ended."""
+
+    async def run(self, prompt, sample, group, *, tally=None, log=None):
+        return a_trajectory(sample, prompt=prompt)
 
 
 async def test_a_stage_that_ends_after_its_first_group_is_named():

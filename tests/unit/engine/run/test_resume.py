@@ -171,7 +171,7 @@ class Life:
             task.result()
             run.json("summary.json", {})
         rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-        return [{"step": row["step"]} | {name: row[name] for name in NUMBERS} for row in rows], self.learner.trained
+        return [{"step": row["step"]} | {name: row.get(name) for name in NUMBERS} for row in rows], self.learner.trained
 
     def pipeline(self, fleet, timeline):
         leases = Leases(2, self.staleness, self.state.step)

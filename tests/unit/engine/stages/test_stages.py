@@ -129,7 +129,7 @@ async def test_the_wait_for_a_lease_is_inside_what_measures_it():
 
 async def test_a_step_that_stays_incomplete_is_an_error():
     async def source(inbox, outbox):
-        await outbox.put(Group(prompt=a_prompt(), trajectories=(a_trajectory(),), lease=0))
+        await outbox.put(Group(prompt=a_prompt(), trajectories=(a_trajectory(),), lease=0, drop="flat"))
 
     pipeline = Pipeline([Stage(name="source", run=source), Stage(name="batch", run=batch_groups(Leases(2, 0)))])
     with pytest.raises(RuntimeError, match=r"within a step: steps \[0\]"):
