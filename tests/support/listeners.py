@@ -52,13 +52,17 @@ def listeners(pid: int, name: str) -> set[Listener]:
             with contextlib.suppress(psutil.NoSuchProcess, OSError):
                 if Path(f"/proc/{process.pid}/ns/net").readlink() == namespace:
                     role = name if process.pid == pid else _role(process)
-                    found = dict(_of(process.pid, role)) | found
+                    if role is not None:
+                        found = dict(_of(process.pid, role)) | found
     return set(found.values())
 
 
-def _role(process: psutil.Process) -> str:
-    command = " ".join(process.cmdline()) or process.name()
-    return next((role for mark, role in ROLES.items() if mark in command), command)
+def _role(process: psutil.Process) -> str | None:
+    """None for one that is ending: its memory, and with it the command line, goes before its descriptors."""
+    words = process.cmdline()
+    command = " ".join(words) or process.name()
+    role = next((role for mark, role in ROLES.items() if mark in command), command)
+    return role if words or role != command else None
 
 
 def _of(pid: int, owner: str) -> Iterator[tuple[str, Listener]]:
