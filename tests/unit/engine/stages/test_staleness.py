@@ -197,8 +197,9 @@ def check(plan, trained):
                 assert recorded == sorted(recorded)
                 assert step - recorded[0] <= plan.max_staleness
                 ages += [step - recorded[0]] if member.sample in group.kept else []
-        assert metrics["rollout/staleness_max"] == max(ages, default=0) <= plan.max_staleness
-        assert metrics["rollout/staleness_mean"] == (sum(ages) / len(ages) if ages else 0)
+        assert max(ages, default=0) <= plan.max_staleness
+        said = (metrics.get("rollout/staleness_max"), metrics.get("rollout/staleness_mean"))
+        assert said == ((max(ages), sum(ages) / len(ages)) if ages else (None, None))
 
 
 plans = st.builds(
@@ -223,7 +224,7 @@ def test_the_schedules_do_reach_the_bound_and_updates_within_a_turn():
     oldest, within = 0, 0
     for seed in range(8):
         for metrics, batch in asyncio.run(train(plan, seed)):
-            oldest = max(oldest, metrics["rollout/staleness_max"])
+            oldest = max(oldest, metrics.get("rollout/staleness_max", 0))
             for member in (member for group in batch for member in group.trajectories):
                 within += any(len(set(member.versions_T[turn.start : turn.end])) > 1 for turn in member.turns)
     assert oldest == 2
