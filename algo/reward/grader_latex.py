@@ -452,12 +452,14 @@ class Formula:
         return value
 
     def several(self, token: str) -> Any:
-        self.expect("(")
+        closing_ = {"(": ")", r"\{": r"\}"}.get(self.take())
+        if closing_ is None:
+            raise Unreadable(f"no bracket behind {token}")
         values = [self.sum()]
         while self.peek() == ",":
             self.take()
             values.append(self.sum())
-        self.expect(")")
+        self.expect(closing_)
         result = values[0]
         for value in values[1:]:
             result = SEVERAL[token](result, value)

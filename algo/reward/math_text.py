@@ -360,7 +360,9 @@ def _cleaned(text: str) -> str:
 
 
 def _plain_character(character: str) -> str:
-    """Of full-width digits and bold letters the usual ones; characters that stand for several stay as they are."""
+    """Of full-width digits and bold letters the usual ones; what stands for several, or numbers a thing (①), stays."""
+    if unicodedata.category(character) == "No":
+        return character
     plain = unicodedata.normalize("NFKC", character)
     return plain if len(plain) == 1 else character
 
