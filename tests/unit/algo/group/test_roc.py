@@ -51,14 +51,28 @@ def test_other_selectors():
     assert RandomSubset(9)(group, np.random.default_rng(0)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("chosen", [[0, 0, 1], [-3, 0, 1], [True, False, True]])
-def test_a_selector_that_gives_an_index_twice_is_refused(chosen):
+@pytest.mark.parametrize(
+    "chosen", [[0, 0, 1], [-3, 0, 1], [-1, 0], [True, False, True], [True, False], None, 1, [0, 7], [0.0, 1.0], ["0"]]
+)
+def test_a_selector_that_gives_other_than_different_indices_is_refused(chosen):
     """As a mask does, or a draw with replacement: it would be trained twice, and counted as sampled twice."""
     members = tuple(trajectory(reward=reward) for reward in (1.0, 0.0, 1.0))
     group = Group(prompt=members[0].prompt, trajectories=members, lease=0)
     assert select_and_score(lambda trajectories, rng: [2, 1], seed=0)(group).kept == (2, 1)
     with pytest.raises(ValueError, match=f"selector.*{re.escape(str(chosen))}"):
         select_and_score(lambda trajectories, rng: chosen, seed=0)(group)
+
+
+def test_a_selector_cannot_sort_what_its_indices_are_of():
+    members = tuple(trajectory(reward=reward) for reward in (1.0, 0.0, 1.0))
+    group = Group(prompt=members[0].prompt, trajectories=members, lease=0)
+
+    def best_two(trajectories, rng):
+        trajectories.sort(key=lambda member: -member.reward)
+        return [0, 1]
+
+    with pytest.raises(AttributeError, match="sort"):
+        select_and_score(best_two, seed=0)(group)
 
 
 def test_what_another_temperature_sampled_is_not_trained():
