@@ -585,8 +585,8 @@ class Training:
         if self.nothing_left:
             say(self.console, str(self.nothing_left))
         for gateway, _ in self._gateways.values():
-            if refused := gateway.refused_line():
-                say(self.console, refused)
+            for line in filter(None, (gateway.refused_line(), gateway.dropped_line())):
+                say(self.console, line)
         await self.role.ended()
         return summary
 

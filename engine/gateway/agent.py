@@ -12,7 +12,10 @@ Invariants
 - An agent that fails ends its trajectory with an error of its own boundary, never with a reward. So does one without a
   finished turn, whatever ended it. One that was refused a later turn for its budget has used that up, whatever it made
   of the refusal.
-- Only our own deadline and stop cancel an agent: any other CancelledError, or SystemExit, leaving it is its failure.
+- Only our own deadline and stop cancel an agent: any other CancelledError, or SystemExit, leaving it is its failure. So
+  is SystemExit in a task that it starts.
+- An agent that goes on although it was cancelled takes no further step after STOP_S, which is counted and said.
+  Meanwhile its session is closed, so that it samples nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ import logging
 import reprlib
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.errors import first_error
 from engine.fleet.fleet import Superseded
 from engine.gateway.gateway import Gateway
+from engine.gateway.held_coroutine import HeldCoroutine, enter_agent
 from engine.gateway.http.server import SESSION_PREFIX
 from engine.gateway.session import Session, SessionRules
 from engine.rollout.chat_template import ChatTemplate
@@ -37,6 +43,8 @@ from engine.rollout.rollout import RolloutConfig, Tally
 from engine.run.journal import Journal, Log
 from engine.types import Boundary, Prompt, RolloutError, StopReason, Trajectory
 
+TOLD_CHARS = 500  # of an error
+STOP_S = 10.0  # for a cancelled agent to end: it may have a browser or a container to put away
 log = logging.getLogger(__name__)
 _NO_JOURNAL = Journal()
 
@@ -77,7 +85,8 @@ class AgentRollouts:
 
     config: its budgets hold as for rollouts of our own, but for calls, which are the agent's. address: of the server
     that gives the gateway to agents; token: what that server asks for, "" for nothing. seed: of the run. at_once: how
-    many agents run at once, None for any number; the wait of the others is not their time.
+    many agents run at once, None for any number; the wait of the others is not their time. stop_s: how long an agent
+    that was cancelled may take to end.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class AgentRollouts:
         seed: int,
         token: str = "",
         at_once: int | None = None,
+        stop_s: float = STOP_S,
     ) -> None:
         if at_once is not None and at_once < 1:
             raise ValueError(f"at_once must be at least 1, or None for any number, got {at_once}")
@@ -104,6 +114,8 @@ class AgentRollouts:
         self._places: contextlib.AbstractAsyncContextManager[None] = (
             contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
         )
+        self._stop_s = stop_s
+        self._left: set[asyncio.Task[Any]] = set()
         self._counts = _Counts()
 
     @property
@@ -170,24 +182,41 @@ class AgentRollouts:
 
     async def _attempt(self, session: Session, prompt: Prompt, deadline: TrajectoryDeadline) -> Trajectory:
         """Raises Superseded when it has to begin again."""
-        answer, failure = None, None
+        held = HeldCoroutine(self._ending(prompt, self._endpoint(session)))
+        # In no TaskGroup, which would wait for an agent that goes on: `_stop` ends it.
+        running = asyncio.create_task(held, name=f"agent-{session.key}")
         try:
-            async with deadline.timeout() as budget, asyncio.TaskGroup() as tasks:
-                ending = self._ending(prompt, self._endpoint(session))
-                running = tasks.create_task(ending, name=f"agent-{session.key}")
-            answer, failure = running.result()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with deadline.timeout() as budget:
+                    await asyncio.wait([running])
+        finally:
+            answer, failure = _result(running)
+            session.close()
+            await self._stop(held, running, prompt)
         if isinstance(session.failure, Superseded):
             raise session.failure
         stop, typed_error = self._outcome(session, prompt, failure, out_of_time=budget.expired())
         trajectory = session.trajectory(prompt, stop, typed_error)
         return replace(trajectory, answer=answer)
 
+    async def _stop(self, held: HeldCoroutine[Any], running: asyncio.Task[Any], prompt: Prompt) -> None:
+        """Ends an agent, if it has not ended."""
+        running.cancel()
+        try:
+            await asyncio.wait([running], timeout=self._stop_s)
+        finally:
+            if not running.done():
+                held.drop()
+                running.cancel()
+                self._left.add(running)  # until its next step, which may be far where it waits for a task like itself
+                running.add_done_callback(self._left.discard)
+                self._gateway.drop_agent(prompt.id, self._stop_s)
+
     async def _ending(self, prompt: Prompt, endpoint: Endpoint) -> tuple[str | None, BaseException | None]:
         """The agent's answer, or why it failed. In a task of its own, where any cancellation is an end of the agent:
         what it or its libraries cancel inside does not reach ours.
         """
+        enter_agent()
         try:
             answer = await self._agent(prompt, endpoint)
             if answer is not None and not isinstance(answer, str):
@@ -196,7 +225,7 @@ class AgentRollouts:
             raise
         except BaseException as error:  # SystemExit too, of a program's `main` that is used as a coroutine
             return None, error
-        return answer, None
+        return None if answer is None else text(answer), None
 
     def _outcome(
         self, session: Session, prompt: Prompt, failure: BaseException | None, *, out_of_time: bool
@@ -219,7 +248,7 @@ class AgentRollouts:
             reason = "the agent ended without a finished turn"
         if session.last_refusal is not None:
             reason += f"; the last request that was refused: {session.last_refusal}"
-        return StopReason.ERROR, RolloutError(boundary=Boundary.AGENT, message=reason[:500])
+        return StopReason.ERROR, RolloutError(boundary=Boundary.AGENT, message=reason[:TOLD_CHARS])
 
     def _log_once(self, prompt: Prompt, failure: BaseException) -> None:
         """The traceback of an agent's first failure, unless the failure says all there is."""
@@ -238,4 +267,26 @@ def _told(failure: BaseException) -> str:
     if isinstance(failure, asyncio.CancelledError):
         return "CancelledError: something that it awaits was cancelled, and it was not"
     cause = first_error(failure) if isinstance(failure, BaseExceptionGroup) else failure
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+    try:
+        message = str(cause)
+    except Exception as error:
+        message = f"its message raises {type(error).__name__}"
+    return f"{type(cause).__name__}: {' '.join(text(message[:TOLD_CHARS]).split())}"
+
+
+def _result(running: asyncio.Task[tuple[str | None, BaseException | None]]) -> tuple[str | None, BaseException | None]:
+    """An agent's answer, or why it failed; neither while it has not ended."""
+    if not running.done():
+        return None, None
+    if running.cancelled():  # before its first step
+        return None, asyncio.CancelledError()
+    return running.result()
+
+
+def text(given: str) -> str:
+    """The same without halves of surrogate pairs, which no file can hold.
+
+    >>> text("a" + chr(0xD800) + "b")
+    'a?b'
+    """
+    return given.encode(errors="replace").decode()

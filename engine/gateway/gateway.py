@@ -68,6 +68,7 @@ class Gateway:
         self._note = note
         self.refusals: Counter[str] = Counter()
         """Requests that were refused, by the part of the request that was wrong."""
+        self._dropped_agents = 0
         self._chats = Chats(chat)
         self._sessions: dict[str, Session] = {}
         self._owned: set[str] = set()
@@ -141,6 +142,21 @@ class Gateway:
             return None
         kinds = ", ".join(f"{number} for {kind!r}" for kind, number in self.refusals.most_common(SHOWN))
         return f"{self.counts.refused} requests of agents were refused: {kinds}"
+
+    def drop_agent(self, prompt_id: str, seconds: float) -> None:
+        """Counts an agent that went on for so long after it was cancelled, and was dropped. The first one is told."""
+        self._dropped_agents += 1
+        if self._dropped_agents == 1:
+            self._note(
+                f"an agent went on for {seconds:g} s after it was cancelled, on prompt {prompt_id}, and was dropped; "
+                "more are only counted. Fix: let CancelledError leave the agent"
+            )
+
+    def dropped_line(self) -> str | None:
+        """How many agents were dropped; None: none was."""
+        if not self._dropped_agents:
+            return None
+        return f"{self._dropped_agents} agents went on after they were cancelled, and were dropped"
 
     def close(self, key: str) -> None:
         """Nothing if it is not open."""

@@ -102,8 +102,8 @@ def _answered(result: Message, place: str, ids: Sequence[Any], results: Mapping[
 
 
 def is_malformed(call: Any) -> bool:
-    """Whether a call names a function, and has arguments that are text but not that of a JSON object, or of one with
-    half of a surrogate pair, which is no text.
+    """Whether a call names a function, and has arguments that are text but not that of a JSON object (a number that is
+    not finite is none of JSON), or of one with half of a surrogate pair, which is no text.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -113,7 +113,7 @@ def is_malformed(call: Any) -> bool:
         return False
     try:
         value = decoded_arguments(arguments)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return True
     return not isinstance(value, dict)

@@ -45,6 +45,19 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to ours."""
 
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.argv, tuple | list)
+            or not self.argv
+            or not all(isinstance(each, str) for each in self.argv)
+        ):
+            raise ValueError(f'argv must be a tuple of texts, as ("python", "agent.py"), got {self.argv!r}')
+        for name, value in self.environment.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"environment must have texts only, got {name!r}: {value!r}")
+        if self.cwd is not None and not os.path.isdir(self.cwd):
+            raise ValueError(f"cwd must be a folder, got {self.cwd!r}")
+
     async def __call__(self, prompt: Prompt, endpoint: Endpoint) -> str | None:
         """Raises AgentFailed for a program that does not start or exits with another status than 0."""
         try:

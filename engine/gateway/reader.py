@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.gateway.lineage import CalledTool
+from engine.gateway.lineage import CalledTool, is_malformed
 from engine.gateway.requests import Call, Event, Text
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message
@@ -138,7 +138,8 @@ class TurnReader:
     def _call(self, found: ToolCall | MalformedCall, now: float) -> list[Call]:
         """The call as the client gets it, if it does."""
         if isinstance(found, ToolCall):
-            name, arguments, malformed = found.name, json.dumps(found.arguments), False
+            name, arguments = found.name, json.dumps(found.arguments)
+            malformed = is_malformed({"function": {"name": name, "arguments": arguments}})  # NaN, say
         else:
             named = _NAME.search(found.text)
             name, arguments, malformed = named[1] if named else "", _raw_arguments(found.text), True

@@ -236,6 +236,8 @@ def _block(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stop(finished: Finished) -> dict[str, Any]:
     reason = "stop_sequence" if finished.stop is not None else STOPS[finished.reason]
+    if reason == "tool_use" and all(map(is_malformed, finished.message.get("tool_calls", ()))):
+        reason = "end_turn"  # all its calls came as text
     return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 

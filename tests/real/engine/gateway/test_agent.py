@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
+from openai import APIError, AsyncOpenAI
 
 from engine.fleet.fleet import Superseded
 from engine.gateway.agent import AgentFailed, AgentRollouts, Endpoint
@@ -28,13 +28,22 @@ ANSWER = f"<answer>42</answer>{END}"
 
 
 @asynccontextmanager
-async def agents(agent, *turns, deadline_s=60.0, token="", at_once=None, **budget):
+async def agents(agent, *turns, deadline_s=60.0, token="", at_once=None, stop_s=10.0, **budget):
     async with Setup(*turns) as node:
-        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig())
+        node.notes = []
+        gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(), node.notes.append)
         async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
             config = RolloutConfig(max_tokens=400, deadline_s=deadline_s, **budget)
             node.rollouts = AgentRollouts(
-                agent, config, gateway, address=address, model="tiny", seed=3, token=token, at_once=at_once
+                agent,
+                config,
+                gateway,
+                address=address,
+                model="tiny",
+                seed=3,
+                token=token,
+                at_once=at_once,
+                stop_s=stop_s,
             )
             node.gateway = gateway
             yield node
@@ -138,7 +147,24 @@ async def exits_in_a_group(prompt, endpoint):
     raise BaseExceptionGroup("parts", [SystemExit(3)])
 
 
-@pytest.mark.parametrize("agent", [cancels_inside, cancels_itself, exits, exits_in_a_group])
+async def awaits_a_task_that_exits(prompt, endpoint):
+    await asyncio.create_task(exits(prompt, endpoint))
+
+
+async def gathers_one_that_exits(prompt, endpoint):
+    await asyncio.gather(ask(prompt, endpoint, times=9), exits(prompt, endpoint))
+
+
+async def groups_one_that_exits(prompt, endpoint):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask(prompt, endpoint, times=9))
+        tasks.create_task(awaits_a_task_that_exits(prompt, endpoint))
+
+
+EXIT = [exits, exits_in_a_group, awaits_a_task_that_exits, gathers_one_that_exits, groups_one_that_exits]
+
+
+@pytest.mark.parametrize("agent", [cancels_inside, cancels_itself, *EXIT])
 async def test_what_ends_an_agent_ends_no_run(agent):
     async with agents(agent, [ANSWER]) as node:
         word = "cancelled" if "cancel" in agent.__name__ else "SystemExit: 3"
@@ -160,6 +186,90 @@ async def test_an_agent_that_keeps_its_stop_to_itself_is_stopped_all_the_same():
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
+
+
+async def goes_on():
+    """Keeps each cancellation to itself."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+
+
+async def goes_on_asking(prompt, endpoint):
+    client = clients[0].with_options(base_url=endpoint.openai_url)
+    while True:
+        with suppress(asyncio.CancelledError, APIError):
+            await client.chat.completions.create(model="tiny", messages=[*prompt.messages])
+
+
+async def goes_on_beside(prompt, endpoint):
+    await ask(prompt, endpoint)
+    async with asyncio.TaskGroup() as tasks:
+        beside.append(tasks.create_task(until_told()))
+
+
+beside, told, clients = [], [], []
+
+
+async def until_told():
+    while not told:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+
+
+async def gathers_one_that_goes_on(prompt, endpoint):
+    await ask(prompt, endpoint)
+    other = asyncio.ensure_future(until_told())
+    beside.append(other)
+    await asyncio.gather(other)
+
+
+async def goes_on_alone(prompt, endpoint):
+    await goes_on()
+
+
+@pytest.mark.parametrize("agent", [goes_on_alone, goes_on_asking, goes_on_beside, gathers_one_that_goes_on])
+async def test_an_agent_that_keeps_its_deadline_to_itself_is_dropped_counted_and_said(agent):
+    for each in (beside, told, clients):
+        each.clear()
+    async with (
+        AsyncOpenAI(base_url="http://x", api_key="x", max_retries=0) as client,
+        agents(agent, *[[ANSWER]] * 9, deadline_s=1.5, stop_s=0.2) as node,
+    ):
+        clients.append(client)
+        try:
+            async with asyncio.timeout(20):
+                found = await asyncio.gather(*[node.rollouts.run(a_prompt(), sample, 0) for sample in range(2)])
+        finally:
+            told.append(True)  # else the loop would wait for those that go on
+            await asyncio.gather(*beside)
+        for trajectory in found:
+            if agent is goes_on_alone:
+                assert failed_for(trajectory, "deadline of 1.5 s")
+            else:
+                assert (trajectory.stop, trajectory.error) == (StopReason.DEADLINE, None)
+        assert node.replicas.made[0].in_flight == 0
+        assert sum("dropped" in note for note in node.notes) == 1, "the first one only"
+        assert "2 agents" in node.gateway.dropped_line()
+
+
+async def test_what_an_agent_says_can_be_written_whatever_it_is():
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise KeyError("no words")
+
+    async def agent(prompt, endpoint):
+        await ask(prompt, endpoint)
+        if prompt.id == "half":
+            return "half of \ud83d"
+        raise Unspeakable if prompt.id == "none" else ValueError("half of \ud83d")
+
+    async with agents(agent, [ANSWER]) as node:
+        prompt = a_prompt()
+        answered = await node.rollouts.run(replace(prompt, id="half"), 0, 0)
+        assert answered.answer == "half of ?"
+        assert failed_for(await node.rollouts.run(replace(prompt, id="failed"), 0, 0), "half of ?")
+        assert failed_for(await node.rollouts.run(replace(prompt, id="none"), 0, 0), "Unspeakable")
 
 
 @pytest.mark.parametrize("answer", [42, {"a": 1}, b"42"])
@@ -200,7 +310,7 @@ async def test_agents_beyond_those_that_may_run_at_once_wait_and_lose_no_time():
     assert {task.result().stop for task in found} == {StopReason.ANSWER}
 
 
-async def test_requests_that_were_refused_are_counted_and_the_last_one_is_in_the_error(caplog):
+async def test_requests_that_were_refused_are_counted_and_the_last_one_is_in_the_error():
     async def agent(prompt, endpoint):
         with suppress(Exception):
             await ask(prompt, endpoint, presence_penalty=1.5)
@@ -210,7 +320,7 @@ async def test_requests_that_were_refused_are_counted_and_the_last_one_is_in_the
             assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "without a finished turn", "presence_penalty")
         assert node.gateway.counts.refused == 3
         assert "3 for 'presence_penalty'" in node.gateway.refused_line()
-    assert sum("refused" in record.message for record in caplog.records) == 1, "the first of a kind only"
+    assert sum("refused" in note for note in node.notes) == 1, "the first of a kind only"
 
 
 async def test_any_name_of_a_model_means_the_one_that_is_trained():
@@ -343,6 +453,21 @@ async def test_a_program_is_told_its_task_and_its_model_in_its_arguments():
     prompt = a_prompt(text="what is {model}?")
     endpoint = Endpoint(openai_url="http://x/v1", anthropic_url="http://x", key="k", model="m")
     assert await Command(argv=argv)(prompt, endpoint) == "-p what is {model}? m http://x/v1 {other} m m"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"argv": ()},
+        {"argv": "true"},
+        {"argv": ("true", 5)},
+        {"argv": ("true",), "environment": {"A": 5}},
+        {"argv": ("true",), "cwd": "/no/such/folder"},
+    ],
+)
+def test_a_command_that_cannot_be_run_is_refused_by_its_field(wrong):
+    with pytest.raises(ValueError, match=[*wrong][-1]):
+        Command(**wrong)
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * 3_000_000])

@@ -147,7 +147,9 @@ async def test_a_stream_of_anthropics_client_is_the_same_message():
         assert counted.input_tokens == len(CHAT.prompt_ids([QUESTION]))
 
 
-@pytest.mark.parametrize("arguments", ['{"code": }', '{"code": "half of \\ud83d"}'])
+@pytest.mark.parametrize(
+    "arguments", ['{"code": }', '{"code": "half of \\ud83d"}', '{"code": NaN}', '{"code": -Infinity}']
+)
 async def test_a_malformed_call_goes_on_in_each_dialect_as_the_client_sends_it_back(arguments):
     bad = f'<tool_call>{{"name": "python", "arguments": {arguments}}}</tool_call>'
     async with served([bad + END], [f"Sorry.{END}"]) as node:
@@ -161,7 +163,7 @@ async def test_a_malformed_call_goes_on_in_each_dialect_as_the_client_sends_it_b
         async with of_anthropic(node, path="/sessions/two") as client:
             options = {"model": "tiny", "max_tokens": 100, "tools": [ANTHROPIC_TOOL]}
             first = await client.messages.create(messages=[QUESTION], **options)
-            assert [block.type for block in first.content] == ["text"]
+            assert ([block.type for block in first.content], first.stop_reason) == (["text"], "end_turn")
             messages = [
                 QUESTION,
                 {"role": "assistant", "content": first.content},
