@@ -58,10 +58,13 @@ class LastWords:
             self._file.close()
 
     def listen(self) -> None:
-        """In the child. Not before: a library that configures its logging takes the handlers of others away."""
-        handler = _Handler(logging.ERROR)
-        handler.words = self
-        self._logger.addHandler(handler)
+        """In the child. By a filter: a library that configures its logging anew takes handlers away, and no filters."""
+        self._logger.addFilter(self._hear)
+
+    def _hear(self, record: logging.LogRecord) -> bool:
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self.write(record.exc_info[1])
+        return True
 
 
 def _begin_child() -> None:
@@ -70,11 +73,3 @@ def _begin_child() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_child)
-
-
-class _Handler(logging.Handler):
-    words: LastWords
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info is not None and record.exc_info[1] is not None:
-            self.words.write(record.exc_info[1])

@@ -78,6 +78,9 @@ def test_what_this_process_logs_itself_is_nobodys(words):
 
 
 def test_a_library_that_configures_its_logging_late_takes_nothing_away(words):
-    parent = LOGGER.partition(".")[0]
-    logging.config.dictConfig({"version": 1, "loggers": {parent: {}}, "disable_existing_loggers": False})
-    assert forked(words, dies_of(RuntimeError("as it is"))) == "RuntimeError: as it is"
+    def end():
+        parent = LOGGER.partition(".")[0]
+        logging.config.dictConfig({"version": 1, "loggers": {parent: {}}, "disable_existing_loggers": False})
+        dies_of(RuntimeError("as it is"))()
+
+    assert forked(words, end) == "RuntimeError: as it is"

@@ -1,8 +1,11 @@
 """The end of an engine's process is seen whenever it comes; what else a replica does is tested on real engines."""
 
 import asyncio
+import json
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +17,7 @@ import uvloop
 from engine.replica.config import ENVIRONMENT, ReplicaConfig
 from engine.replica.port import ReplicaDied, ReplicaMisconfigured
 from engine.replica.replica import Replica
+from tests.support.paths import ROOT
 from tests.support.paths import TINY as AGENT
 
 TINY = str(AGENT)
@@ -71,6 +75,35 @@ async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
     replica = Replica(ReplicaConfig(checkpoint=str(tmp_path)), 3, None, lambda *_: None)
     with pytest.raises(ReplicaMisconfigured, match=f"replica 3 did not start: no config.json in '{tmp_path}'"):
         await replica.start()
+
+
+CANNOT_RUN = """
+import asyncio, sys
+from engine.replica.config import ReplicaConfig, prepare_environment
+prepare_environment()
+from engine.replica.port import ReplicaMisconfigured
+from engine.replica.replica import Replica
+
+async def main():
+    try:
+        await Replica(ReplicaConfig(checkpoint=sys.argv[1], max_model_len=256), 3, None, lambda *_: None).start()
+    except ReplicaMisconfigured as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path):
+    """In a process of its own: vLLM leaves a context of ZeroMQ behind."""
+    shutil.copytree(AGENT, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "intermediate_size": 2 * fields["intermediate_size"]}))
+    command = [sys.executable, "-c", CANNOT_RUN, str(tmp_path / "model")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert re.match(r"replica 3 did not start: \w*Error: ", done.stdout), done.stderr[-4000:]
+    assert "root cause" not in done.stdout
 
 
 async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):
