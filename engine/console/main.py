@@ -130,7 +130,8 @@ async def _train(config: Any, invocation: Invocation, run: Run, recipe: Recipe) 
 def written(recipe: Recipe, config: Any) -> dict[str, Any]:
     """What config.json says beside the options: how the run was begun, and what a replay needs to load its recipe."""
     options = overrides(recipe.config, flat(config))
-    return {"argv": sys.argv, "recipe": name_of(recipe.file), "options": options, "versions": versions()}
+    begun = {"argv": sys.argv, "directory": str(Path.cwd()), "recipe": name_of(recipe.file), "options": options}
+    return {**begun, "versions": versions()}
 
 
 def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -120,10 +121,11 @@ def first_difference(one: Trajectory, other: Trajectory) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """How a run was begun: its recipe, and the options that it had."""
+    """How a run was begun: its recipe, the options that it had, and where: paths among them may be relative."""
 
     recipe: Recipe
     options: list[str]
+    directory: Path
 
 
 def begun(run: Path, recipe: Path | None = None) -> Begun:
@@ -131,10 +133,15 @@ def begun(run: Path, recipe: Path | None = None) -> Begun:
     try:
         config = msgspec.json.decode((run / "config.json").read_bytes(), type=dict[str, Any])
         name, options = str(config["recipe"]), [str(word) for word in config["options"]]
+        directory = Path(config["directory"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
         raise CannotGoOn(f"{run / 'config.json'} does not say which recipe it ran: {error!r}") from error
     try:
-        return Begun(recipe=load_recipe(recipe_of(name) if recipe is None else recipe.resolve()), options=options)
+        return Begun(
+            recipe=load_recipe(recipe_of(name) if recipe is None else recipe.resolve()),
+            options=options,
+            directory=directory,
+        )
     except BadInput as error:
         raise CannotGoOn(str(error)) from error
 
@@ -159,18 +166,18 @@ class _Replayed(Exception):
 async def go_on(
     run: Path,
     place: Place,
+    ran: Begun,
     *,
     seed: int | None,
     checkpoint: Path | None = None,
     start: bool = False,
-    recipe: Path | None = None,
 ) -> dict[str, Any]:
     """The recipe's `train` is run on one replica without a learner: what its stages would make groups with, its tools,
     sessions and agent, makes the trajectory, and its reward grades it.
 
     Raises CannotGoOn, what a replica or the sandbox raises that does not start, and what the recipe raises.
     """
-    then, ran = recorded(run, place), begun(run, recipe)
+    then = recorded(run, place)
     replayed: dict[str, Any] = {}
 
     async def work(job: Training) -> dict[str, Any]:
@@ -258,8 +265,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     place = Place(step=options.step, group=options.group, sample=options.sample, turn=options.turn)
     try:
-        weights = {"checkpoint": options.checkpoint, "start": options.start, "recipe": options.recipe}
-        found = uvloop.run(go_on(options.run, place, seed=options.seed, **weights))
+        run, ran = options.run.absolute(), begun(options.run, options.recipe)
+        weights = {"checkpoint": options.checkpoint and options.checkpoint.absolute(), "start": options.start}
+        if ran.directory.is_dir():  # paths among the recipe's options may be relative
+            os.chdir(ran.directory)
+        found = uvloop.run(go_on(run, place, ran, seed=options.seed, **weights))
     except (CannotGoOn, ReplicaDied, SandboxUnavailable, TemplateError, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2

@@ -202,7 +202,7 @@ def test_two_ranks_train_like_one_and_name_what_they_refuse(one, tmp_path, check
     two = two_steps(tmp_path, checkpoint, 2, after)
     np.testing.assert_allclose(two.scores, one.scores, atol=1e-4)
     assert isinstance(two.failed, messages.Failed)
-    assert re.search(r"step 2: .*tokens of version 2 .*mismatch_tolerance.*trajectory \d of the batch", two.failed.reason)
+    assert re.search(r"step 2: .*tokens of version 2 .*_tolerance.*trajectory \d of the batch", two.failed.reason)
     assert two.exit_code != 0
     assert two.ready.world_size == 2
     for first, second in zip(one.replies, two.replies, strict=True):

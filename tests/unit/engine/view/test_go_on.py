@@ -55,7 +55,7 @@ def test_what_was_not_recorded_is_named(run, changes, named):
 
 
 def begin(run, recipe, *options):
-    (run / "config.json").write_text(json.dumps({"recipe": str(recipe), "options": options}))
+    (run / "config.json").write_text(json.dumps({"recipe": str(recipe), "options": options, "directory": str(ROOT)}))
 
 
 def test_the_recipe_and_its_options_are_those_of_the_run(run):
