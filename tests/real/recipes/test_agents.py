@@ -8,6 +8,7 @@ import pytest
 
 from engine.stages.write_rollouts import path_of, read_rollouts
 from tests.support.paths import ROOT
+from tests.support.replay import one_of_several_turns, replayed
 
 OPTIONS = ("steps=2", "prompts_per_step=4", "group_size=4", "eval_every=1", "eval_problems=4")
 
@@ -43,3 +44,7 @@ def test_the_openai_agent_trains_on_what_the_built_in_loop_trains_on(tmp_path):
         )
     losses = [[row["learner/loss"] for row in steps] for steps in (built_steps, agent_steps)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    run = tmp_path / "recipes-agents-openai_agent.py" / "run"
+    again = replayed(run, *one_of_several_turns(run), "--turn", "0", "--start")
+    assert again["first_difference"] is None, "a replay runs the agent"
+    assert again["again"]["reward"] == again["recorded"]["reward"]

@@ -18,6 +18,7 @@ from engine.errors import BadInput
 from recipes.rstar2.sampling import RowFile
 from recipes.tiny.task import Split, prompts
 from tests.support.paths import ROOT, TINY
+from tests.support.replay import one_of_several_turns, replayed
 from tests.support.runs import Run, metrics, numbers
 
 BUDGET = ["protocol=none", "sandbox.slots=4", "replicas=1", f"model={TINY}"]
@@ -93,6 +94,16 @@ def test_the_stages_follow_each_other(undisturbed: Path, data: Path) -> None:
     solved = [json.loads(line) for line in (undisturbed / "filter" / "samples.jsonl").read_text().splitlines()]
     assert len(solved) == 24
     assert len(kept) == sum(row["solved"] < 2 for row in solved)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_trajectory_of_a_stage_is_made_again_as_it_was(undisturbed: Path, number: int) -> None:
+    """With the stage's own tool, budget and first weights."""
+    run = undisturbed / f"stage-{number}"
+    again = replayed(run, *one_of_several_turns(run), "--turn", "1", "--start")
+    assert again["first_difference"] is None
+    assert again["again"] == again["recorded"]
 
 
 @pytest.mark.timeout(900)
