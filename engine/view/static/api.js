@@ -69,5 +69,15 @@ export function column(found, name, horizontal = null) {
   return { x: rows.map((row) => row[0]), y: rows.map((row) => row[1]) };
 }
 
+/** As `column`, with null where a step was trained of which it could not be measured: a gap of the curve. */
+export function curve(found, name, horizontal = null) {
+  const whole = column(found, name, horizontal);
+  if (!whole.x.length || name.startsWith("eval/")) return whole; // measured at some steps only
+  const trained = found.values["time/step_s"] ?? [];
+  const values = found.values[name].map((value, row) => (value === null && (trained[row] ?? null) !== null ? undefined : value));
+  const rows = column({ ...found, values: { ...found.values, [name]: values } }, name, horizontal);
+  return { x: rows.x, y: rows.y.map((value) => value ?? null) };
+}
+
 /** The newest value of a metric; undefined where there is none. */
 export const last = (found, name) => column(found, name).y.at(-1);

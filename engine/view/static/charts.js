@@ -45,8 +45,7 @@ function draw(place, values, { shown, horizontal, height, cursor, from0, format 
     series.push({
       stroke: one.paint,
       width: 1.6,
-      dash: one.dash,
-      spanGaps: true,
+      dash: one.dash, // null is a gap; a step of another run only is none
       points: { show: one.points || one.x.length === 1, size: 5, fill: one.paint },
       paths: one.stepped ? uPlot.paths.stepped({ align: -1 }) : undefined,
     });

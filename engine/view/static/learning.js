@@ -1,6 +1,6 @@
 // Learning: curves of one run, or of several over each other.
 
-import { ask, column, metrics, Problem } from "view/api";
+import { ask, column, curve, metrics, Problem } from "view/api";
 import { chart } from "view/charts";
 import { card, choice, empty, fixed, h, percent, runColor, signed, table, whole } from "view/dom";
 
@@ -38,7 +38,7 @@ export async function learning({ run, runs, words, set }) {
     label: [`${runs[family[0]].name} and ${family.length - 1} more`, names.length > 1 ? name.split("/").at(-1) : null].filter(Boolean).join(" "),
     ...mean(family.map((number) => column(found[number], name, horizontal))), paint: runColor(family[0]), dash: DASHES[at],
   }))) : found.flatMap((one, number) => names.map((name, at) => {
-    const { x, y } = column(one, name, horizontal);
+    const { x, y } = curve(one, name, horizontal);
     const [low, high] = options.interval ?? [];
     return {
       label: [runs.length > 1 ? runs[number].name : null, names.length > 1 || runs.length === 1 ? name.split("/").at(-1) : null].filter(Boolean).join(" "),
