@@ -11,6 +11,7 @@ from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Ended, Grown, Piece, Record
 from engine.types import Group, Segment, Trajectory
 
+_ROUNDED = 1e-3  # a log-probability is not positive, but for rounding
 _MOST = 2**31  # of whatever counts samples or tokens: arrays have them as int32
 
 
@@ -81,6 +82,8 @@ def _check_tokens(part: Piece | Trajectory | Segment) -> None:
         raise NotOfAGroup(f"arrays of {sorted(lengths)} tokens, which should be as many")
     if np.any(part.token_ids_T < 0):
         raise NotOfAGroup(f"a token {part.token_ids_T.min()}")
+    if not np.all(part.logprobs_T < _ROUNDED):  # nan is not either
+        raise NotOfAGroup(f"a log-probability {part.logprobs_T.max()}")
     for turn in part.turns:
         _check_count("start of a turn", turn.start)
         _check_count("end of a turn", turn.end)

@@ -147,6 +147,8 @@ ODD = [
     [ended(), Began(lease=0, attempt=0, sample=0, discarded=0, tokens=0), decided(0)],
     [grown(sampled_T=np.ones(3, np.bool_))],
     [grown(token_ids_T=np.full(1, -1, np.int32))],
+    [grown(logprobs_T=np.full(1, np.nan, np.float32))],
+    [ended(logprobs_T=np.full(1, 0.5, np.float32))],
     [grown(-1)],
     [grown(2**63)],
     [grown(turns=(turn(0, 2**63),))],
