@@ -22,6 +22,7 @@ MESSAGE_LINES = 20
 FRAMES_SHOWN = 8  # at either end
 _LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OURS = tuple(f"{Path(__file__).parents[2] / package}/" for package in ("algo", "engine", "sandbox"))
+_TYPED = ("<string>", "<stdin>")  # python -c, and a program that comes on standard input
 
 
 def shown(error: BaseException) -> str:
@@ -96,6 +97,8 @@ def _own_frames(error: BaseException) -> list[str]:
 
 
 def _is_users(path: str) -> bool:
+    if path in _TYPED:
+        return True
     return not path.startswith((*_LIBRARY, *_OURS, "<")) and not path.endswith(".pyx")
 
 

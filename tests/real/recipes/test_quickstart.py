@@ -161,7 +161,9 @@ def test_the_same_seed_gives_the_same_curve_to_the_last_digit(learnt: tuple[Path
 def test_staleness_is_bounded_when_steps_overlap(tmp_path: Path) -> None:
     arguments = command(tmp_path, *SMALL, "steps=5", "max_staleness=1")
     subprocess.run(arguments, check=True, capture_output=True, timeout=200)
-    staleness = [row["rollout/staleness_max"] for row in metrics(tmp_path / "quickstart")[1:]]
+    staleness = [
+        row["rollout/staleness_max"] for row in metrics(tmp_path / "quickstart") if "rollout/staleness_max" in row
+    ]
     assert staleness[0] == 0
     assert max(staleness) <= 1
     assert json.loads((tmp_path / "quickstart" / "summary.json").read_text())["canary_max_abs"] < 1e-4
@@ -177,7 +179,7 @@ def test_groups_may_oversample_stop_and_refill(tmp_path: Path) -> None:
             tokens for name, tokens in row.items() if name.startswith("waste/")
         )
         assert row["rollout/trajectories_trained"] == 2 * (4 - row["groups/flat"] - row["groups/error"])
-        assert row["rollout/staleness_max"] <= 1
+        assert row.get("rollout/staleness_max", 0) <= 1  # a step may train nothing
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     assert summary["wasted_tokens"]["surplus_tokens"] > 0
     assert sum(row["groups/refilled"] for row in rows) > 0
@@ -323,8 +325,9 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
     words = [sys.executable, "-c", BROKEN, *SMALL, f"runs={tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 1
+    assert "ValueError: operands could not be broadcast together" in done.stderr.splitlines()[0], done.stderr
+    assert "Broken (<string>:" in done.stderr, "the part"
     assert 'File "<string>", line 8, in __call__' in done.stderr, done.stderr
-    assert done.stderr.endswith("ValueError: operands could not be broadcast together\n"), done.stderr
 
 
 LONG = """
