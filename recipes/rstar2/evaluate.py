@@ -180,7 +180,7 @@ async def evaluate(config: Config, console: Console | None = None) -> dict[str, 
     sets = named_sets(config.sets, config.problems)
     hashes = {name: sha256(path) for name, path in zip(sets, config.sets, strict=True)}
     identity = config.identity(hashes)
-    if config.url:  # before anything is written: a server that is not there leaves no folder
+    if config.url and not config.output.exists():  # a server that is not there leaves no folder
         async with connect(config.url) as client:
             await model_of(client, str(config.model))
     open_output(config.output, identity)
