@@ -71,6 +71,7 @@ MAY_IMPORT = {
         "engine.pipeline",
         "engine.run",
         "engine.atomic_files",
+        "sandbox.printable",
     ),
     "engine": ("engine", "sandbox.wire", "sandbox.printable"),
     "sandbox/inside": (),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.types import Trajectory
+from sandbox.printable import printable
 
 SHOWN_CHARS = 200  # of a message
 
@@ -67,5 +68,4 @@ def plain(text: str, limit: int = SHOWN_CHARS) -> str:
     >>> plain("503\nbusy \x1b[2J")
     '503 busy \\x1b[2J'
     """
-    line = " ".join(text.split())[:limit]
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+    return printable(" ".join(text.split())[:limit])
