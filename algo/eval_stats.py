@@ -11,6 +11,7 @@ Shape legend: P problems, K samples of each.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -100,6 +101,18 @@ def paired_difference(
     square = float((unequal**2).mean()) if len(unequal) else 1.0
     variance = (((differences_P - mean) ** 2).sum() + 2 * square) / (problems + 1)
     margin = _quantile(confidence, problems - 1) * math.sqrt(variance / problems)
+    return Interval(mean, mean - margin, mean + margin)
+
+
+def mean_of_runs(values_S: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Returns the mean over independent runs (seeds, say) with Student's interval.
+
+    The differences of runs paired by seed are such values too. Raises ValueError for fewer than two values.
+    """
+    if len(values_S) < 2:
+        raise ValueError(f"two runs or more expected, got {len(values_S)}")
+    mean = float(np.mean(values_S))
+    margin = _quantile(confidence, len(values_S) - 1) * float(np.std(values_S, ddof=1)) / math.sqrt(len(values_S))
     return Interval(mean, mean - margin, mean + margin)
 
 

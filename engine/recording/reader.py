@@ -67,7 +67,11 @@ class RecordedRun:
     def groups(self, step: int) -> list[GroupRecord]:
         """The groups of a step in admission order, without tokens; none where it is not kept whole."""
         found = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
-        return [record for record in found if isinstance(record, GroupRecord) and record.step == step]
+        return [
+            record
+            for number, record in enumerate(found)
+            if isinstance(record, GroupRecord) and (record.step, record.group) == (step, number)
+        ]
 
     def tokens(self, step: int, group: int) -> GroupTokens | None:
         """The tokens of one group of a step (its number within it); None where they are not there."""

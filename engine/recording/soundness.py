@@ -6,7 +6,6 @@ tracks) without looking at them again. Anything else is damaged, or was made by 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +28,7 @@ from engine.types import Boundary, StopReason
 
 STOPS, BOUNDARIES = frozenset(StopReason), frozenset(Boundary)
 PLAIN = (str, int, float, bool, type(None))
+LATEST_S = 4e9  # 2096 on the wall clock; 8e15 microseconds are below 2**53
 COLUMNS = ("at", "used_blocks", "running", "waiting", "preempted", "prefilled", "steps")
 
 
@@ -73,7 +73,7 @@ def _is_trajectory(member: TrajectoryRecord) -> bool:
         and member.stop in STOPS
         and (member.error is None or member.error[0] in BOUNDARIES)
         and all(0 <= turn.start <= turn.end for turn in turns)
-        and _are_finite(times)
+        and _are_times(times)
     )
 
 
@@ -93,16 +93,17 @@ def _is_segment(segment: Segment) -> bool:
     return (
         all(event.track in TRACKS and _can_be_shown(event.args) for event in events)
         and all(map(_are_columns, segment.engine_steps))
-        and _are_finite(times)
+        and _are_times(times)
     )
 
 
 def _are_columns(steps: EngineSteps) -> bool:
-    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and _are_finite(steps.at.tolist())
+    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and _are_times(steps.at.tolist())
 
 
-def _are_finite(numbers: Iterable[float]) -> bool:
-    return all(map(math.isfinite, numbers))
+def _are_times(seconds: Iterable[float]) -> bool:
+    """Whether whole microseconds of each, and of the difference of any two, are exact numbers for JavaScript too."""
+    return all(abs(each) <= LATEST_S for each in seconds)
 
 
 def _can_be_shown(args: dict[str, Any]) -> bool:

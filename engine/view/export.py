@@ -34,15 +34,16 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
     kept = []
     for number, run in enumerate(runs):
         for name in ("metrics", "now", "about"):
-            yield _asked(questions, name, run=number)
+            yield from _asked(questions, name, run=number)
         groups = sorted({*run["recorded"], *run["rollouts"]})[-STEPS:]
         timelines = run["timeline"][-STEPS:]
-        yield from _steps(questions, number, groups)
+        for step in groups:
+            yield from _step(questions, number, step)
         for step in timelines:
-            yield _asked(questions, "timeline", run=number, first=step, last=step)
+            yield from _asked(questions, "timeline", run=number, first=step, last=step)
         if run["recorded"]:
             first, last = run["recorded"][-STEPS:][0], run["recorded"][-1]
-            yield _asked(questions, "tool-calls", run=number, first=first, last=last)
+            yield from _asked(questions, "tool-calls", run=number, first=first, last=last)
         kept.append(
             run
             | {
@@ -55,19 +56,22 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
     yield "runs", {"follow": False, "runs": kept}
 
 
-def _steps(questions: Questions, run: int, steps: list[int]) -> Iterator[tuple[str, Any]]:
-    for step in steps:
-        address, found = _asked(questions, "groups", run=run, step=step)
-        yield address, found
-        for name in ("placement", "tokens"):
-            with suppress(NotThere):  # rollouts alone hold neither
-                yield _asked(questions, name, run=run, step=step)
-        members = [(group["group"], member["sample"]) for group in found["groups"] for member in group["trajectories"]]
-        for group, sample in members[:TRAJECTORIES]:
-            yield _asked(questions, "trajectory", run=run, step=step, group=group, sample=sample)
+def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]]:
+    members: list[tuple[int, int]] = []
+    for address, groups in _asked(questions, "groups", run=run, step=step):
+        yield address, groups
+        members = [(group["group"], member["sample"]) for group in groups["groups"] for member in group["trajectories"]]
+    for name in ("placement", "tokens"):
+        yield from _asked(questions, name, run=run, step=step)
+    for group, sample in members[:TRAJECTORIES]:
+        yield from _asked(questions, "trajectory", run=run, step=step, group=group, sample=sample)
 
 
-def _asked(questions: Questions, name: str, **words: int) -> tuple[str, Any]:
-    """The answer with the address that the page asks it by: the words stand in this order there too."""
+def _asked(questions: Questions, name: str, **words: int) -> Iterator[tuple[str, Any]]:
+    """Yields the answer with the address that the page asks it by: the words stand in this order there too.
+
+    Yields nothing where the files hold no answer: rollouts alone hold no placement, a damaged record no groups.
+    """
     query = {key: str(value) for key, value in words.items()}
-    return f"{name}?{urlencode(query)}", questions.answer(name, query)
+    with suppress(NotThere):
+        yield f"{name}?{urlencode(query)}", questions.answer(name, query)

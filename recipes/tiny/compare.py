@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from algo.eval_stats import Interval, paired_difference
+from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
 from recipes.tiny.task import METHODS
 
@@ -206,15 +206,9 @@ def _by_step(rows: Sequence[dict[str, Any]], metric: str) -> dict[int, list[floa
     return values
 
 
-def mean_over_seeds(values_S: Sequence[float]) -> Interval:
-    """The mean with its interval: the difference to 0 of values that are drawn independently."""
-    values_S1 = np.asarray(values_S)[:, None]
-    return paired_difference(values_S1, np.zeros_like(values_S1))
-
-
 def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:
-    """ours - theirs, paired by seed."""
-    return paired_difference(np.asarray(ours_S)[:, None], np.asarray(theirs_S)[:, None])
+    """Returns the mean of ours - theirs, paired by seed."""
+    return mean_of_runs([ours - theirs for ours, theirs in zip(ours_S, theirs_S, strict=True)])
 
 
 def rows_of(curves: Curves) -> list[dict[str, Any]]:
@@ -223,7 +217,7 @@ def rows_of(curves: Curves) -> list[dict[str, Any]]:
     return [
         {
             "step": step,
-            **{name: mean_over_seeds(curve[step]) for name, curve in curves.items()},
+            **{name: mean_of_runs(curve[step]) for name, curve in curves.items()},
             **{f"{first} - {other}": difference(curves[first][step], curves[other][step]) for other in others},
         }
         for step in sorted(curves[first])
@@ -283,7 +277,7 @@ def plot(path: Path, result: Comparison) -> None:
     for axes, (metric, title) in zip(figure.subplots(1, len(METRICS)), METRICS.items(), strict=True):
         for colour, (name, curve) in zip(COLOURS, result.curves[metric].items(), strict=False):
             steps = sorted(curve)
-            intervals = [mean_over_seeds(curve[step]) for step in steps]
+            intervals = [mean_of_runs(curve[step]) for step in steps]
             low, high = [each.low for each in intervals], [each.high for each in intervals]
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
             means = [each.mean for each in intervals]

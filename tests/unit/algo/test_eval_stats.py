@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from algo.eval_stats import _binomial_bounds, _quantile, avg_at_k, paired_difference, pass_at_k, pass_hat_k
+from algo.eval_stats import _binomial_bounds, _quantile, avg_at_k, mean_of_runs, paired_difference, pass_at_k, pass_hat_k
 
 
 def test_impossible_counts_are_refused():
@@ -103,3 +103,12 @@ def test_what_is_no_table_of_scores_is_refused():
             paired_difference(*pair)
     with pytest.raises(ValueError, match="confidence"):
         avg_at_k(np.zeros((2, 2)), confidence=1.0)
+
+
+def test_the_mean_of_runs_is_students():
+    """Seeds are runs, not problems: equal ones leave nothing open, and their level does not widen the interval."""
+    interval = mean_of_runs([10.30, 10.31, 10.32])
+    assert (interval.mean, interval.high - interval.mean) == pytest.approx((10.31, 4.30265 * 0.01 / math.sqrt(3)))
+    assert mean_of_runs([0.5, 0.5]).high == 0.5
+    with pytest.raises(ValueError, match="two runs"):
+        mean_of_runs([0.5])

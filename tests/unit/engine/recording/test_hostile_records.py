@@ -257,7 +257,7 @@ def changed(value, dice):
     if isinstance(value, bytes):
         odd += [value[:-1], value[: len(value) // 2 & ~7], value + value, bytes(255 - byte for byte in value)]
     if isinstance(value, int | float):
-        odd += [value + 1, -value, value * 1000]
+        odd += [value + 1, -value, value * 1000] if abs(value) < 1 << 50 else []
     if isinstance(value, str):
         odd += ["answer", "replicas", "error", "\x1b[2J"]
     return dice.choice(odd)
