@@ -36,11 +36,11 @@ from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
 from bench.processes import cpu_seconds
 from bench.report import at_least, environment, fill, finish, interruptible, say
+from engine.assembly.training import Training, training
 from engine.console.options import parse
 from engine.recording.recording import Recording
 from engine.run.run_folder import RunFolder
 from engine.stages.train import TrainStage
-from engine.training import Training, training
 from engine.types import Batch, Floats, Group
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts

@@ -39,13 +39,13 @@ from recipes.quickstart import KV_BLOCKS
 
 OURS = "kv_aware"
 POLICIES: dict[str, MakePolicy] = {
-    OURS: partial(KvAware, moves=0),  # as `engine.training` makes it
+    OURS: partial(KvAware, moves=0),  # as `engine.assembly.training` makes it
     "kv_aware with moves": KvAware,
     "round robin": lambda most: RoundRobin(),
     "static split": lambda most: StaticSplit(),
     "thunder": lambda most: ThunderLike(),
 }
-BLOCK = 32  # tokens of a KV block, as `engine.training` has it
+BLOCK = 32  # tokens of a KV block, as `engine.assembly.training` has it
 FEWEST = 100  # engine steps of which a fit is made: those of the step, and of the ones before as needed
 
 

@@ -35,7 +35,7 @@ from engine.ports import (
     ToolRunner,
 )
 from engine.replica.port import Delta, Generator, KvSample, ReplicaPort, Sampling
-from engine.rollout.python_tool import schema
+from engine.tools.python_tool import schema
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 

@@ -46,7 +46,7 @@ class Tool(Protocol):
             return ToolReply(outcome="ok", text="12:00")
 
     It may have a `description` and `parameters`, a JSON schema of the arguments: what the chat template shows the model
-    of it. `engine.rollout.python_tool.schema` says what is shown in their absence.
+    of it. `engine.tools.python_tool.schema` says what is shown in their absence.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Tool(Protocol):
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
         """Never raises for what the arguments say: a wrong argument is an outcome "error" with a text for the model.
 
-        The model gets the text whole: it is the tool that keeps it short (`engine.rollout.python_tool.clip`).
+        The model gets the text whole: it is the tool that keeps it short (`engine.tools.python_tool.clip`).
         """
         ...
 

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 class Run:
     """What `train` is called with, beside the configuration.
 
-    opens: what `engine.training.training` opens here in place of a run of this machine alone: a run as one machine of
-    several, or a replay.
+    opens: what `engine.assembly.training.training` opens in place of a run of this machine alone: a run as one machine
+    of several, or a replay.
     """
 
     folder: RunFolder

@@ -23,16 +23,16 @@ from algo.group.selection import KeepAll, RandomSubset
 from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import Cispo, Dppo, Gspo, PpoClip, Sapo
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
-from engine.devices import DevicePlan
+from engine.assembly.devices import DevicePlan
+from engine.assembly.training import BLOCK, TrainingConfig, say, training
 from engine.ports import Selector
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.replica.config import ReplicaConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
-from engine.training import BLOCK, TrainingConfig, say, training
 from recipes.tiny.task import METHODS, SHIPPED, prompts, python_tool
 from sandbox import TIERS, Limits, SandboxConfig
 

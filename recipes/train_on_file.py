@@ -3,9 +3,10 @@
     python recipes/train_on_file.py model=models/Qwen3-1.7B data=train.parquet held_out=test.jsonl devices=0 replicas=1
     python recipes/train_on_file.py data=train.jsonl held_out=test.jsonl      (the tiny agent, on the CPU)
 
-A row needs a question and an answer (`engine.data.read_prompts` lists the columns that are known by themselves). What
-is graded is the `<answer>\\boxed{...}</answer>` of a trajectory's last turn. By default a system message asks for it;
-`system=` gives another message, and `system=""` none. The tiny agent answers so without being asked.
+A row needs a question and an answer (`engine.data.prompts.read_prompts` lists the columns that are known by
+themselves). What is graded is the `<answer>\\boxed{...}</answer>` of a trajectory's last turn. By default a system
+message asks for it; `system=` gives another message, and `system=""` none. The tiny agent answers so without being
+asked.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from algo.learner.config import LearnerConfig
 from algo.reward.answers import ASK_FOR_ANSWER
 from algo.reward.grade_math import GRADER_MODULES
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
-from engine.data import after_hashes, read_prompts
-from engine.devices import DevicePlan
+from engine.assembly.devices import DevicePlan
+from engine.assembly.training import TrainingConfig, training
+from engine.data.prompts import after_hashes, read_prompts
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.chat_template import ChatConfig
-from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig
 from engine.stages.group import GroupConfig
 from engine.telemetry.sinks import WeightsAndBiases
 from engine.telemetry.watchdog import exit_process
-from engine.training import TrainingConfig, training
+from engine.tools.python_tool import PythonSessions
 from recipes.tiny.task import SHIPPED
 from sandbox import TIERS, SandboxConfig, Tier
 

@@ -20,11 +20,11 @@ from engine.contracts import check_group_reward, check_reward, check_selector, c
 from engine.gateway.agent import Endpoint
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
-from engine.rollout.mcp_tools import mcp_tools
 from engine.telemetry import metrics
 from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
+from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import served

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 from engine.errors import BadInput, first_error, no_foreign_cancel
-from engine.parts import call
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.types import Trajectory
+from engine.user_parts import call
 
 log = logging.getLogger(__name__)
 

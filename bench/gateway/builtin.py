@@ -17,10 +17,10 @@ from typing import Any
 import uvloop
 
 from bench.gateway.script import KV_BLOCKS, MAX_TURNS, Counted, Scripted, conversations
+from engine.assembly.serving import ServingConfig, serving
 from engine.replica.config import ReplicaConfig
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
-from engine.serving import ServingConfig, serving
+from engine.tools.python_tool import PythonTool
 from engine.types import Trajectory
 
 

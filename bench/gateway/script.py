@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from engine.rollout.python_tool import PYTHON_PARAMETERS, PythonTool
+from engine.tools.python_tool import PYTHON_PARAMETERS, PythonTool
 from engine.types import Prompt
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, TOOL_NAME, prompts
 from sandbox.wire import Limits, ToolResult

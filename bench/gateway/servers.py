@@ -117,7 +117,7 @@ def built_in(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
 @contextmanager
 def gateway(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
     port = _free_port()
-    command = [sys.executable, "-m", "engine.gateway", "--checkpoint", str(checkpoint), "--port", str(port)]
+    command = [sys.executable, "-m", "engine.programs.gateway", "--checkpoint", str(checkpoint), "--port", str(port)]
     command += ["--served-name", NAME, "--max-tokens", str(WORKLOADS[workload]), "--kv-blocks", str(KV_BLOCKS)]
     with _serving(command, port) as process:
         yield Server(process.pid, port, sessions=sessions, workload=workload, keyed=True)

@@ -30,7 +30,7 @@ IMPORTED = (
     "algo.weights.transport_gpu",
     "engine.replica.scheduler",
     "engine.fleet.fleet",
-    "engine.training",
+    "engine.assembly.training",
     "algo.learner.trainer",
     "sandbox",
     "recipes.quickstart",

@@ -44,10 +44,10 @@ from engine.fleet.fleet import Fleet
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 

@@ -26,9 +26,9 @@ from engine.fleet.fleet import Fleet
 from engine.replica.config import ENVIRONMENT
 from engine.replica.port import BUNDLE, Delta, KvSample, Sampling
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from recipes.tiny.task import prompts, tool_call
 from sandbox.wire import ToolResult
 

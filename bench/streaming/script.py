@@ -20,7 +20,7 @@ from bench.fleet.engines import Engines, KeptReplica
 from engine.ports import ToolReply
 from engine.replica.port import Delta, Sampling
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
+from engine.tools.python_tool import PythonTool
 from engine.types import Prompt
 
 

@@ -39,10 +39,10 @@ from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from engine.types import StopReason, Trajectory, Turn
 from sandbox import Limits, Sandbox, SandboxConfig
 

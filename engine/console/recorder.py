@@ -9,6 +9,7 @@ from typing import Any
 from engine.atomic_files import CannotWrite
 from engine.console.display import Display
 from engine.console.report import Progress, plot
+from engine.diagnosis.limit import WINDOW, Diagnosis, diagnose
 from engine.recording.reader import RecordedRun
 from engine.recording.segments import segment_of
 from engine.recording.trace import EVENTS, write_trace
@@ -19,7 +20,6 @@ from engine.telemetry.failures import failures, summed_up
 from engine.telemetry.sinks import MetricSink, Sinks
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
-from engine.view.diagnosis import WINDOW, Diagnosis, diagnose
 
 FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.console.shown import shown
+from engine.diagnosis.limit import Diagnosis
+from engine.diagnosis.step_window import Limit
 from engine.rollout.chat_template import ChatConfig
 from engine.telemetry import metrics as measure
 from engine.types import Trajectory
-from engine.view.diagnosis import Diagnosis
-from engine.view.step_window import Limit
 from sandbox.printable import printable
 
 _BLUE, _RED = "#08519c", "#cb181d"
@@ -196,8 +196,8 @@ def print_report(
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("rollouts", "what the model wrote: python -m engine.console.rollouts shows it"),
-        ("record", "the run as a page: python -m engine.view shows it"),
+        ("rollouts", "what the model wrote: python -m engine.programs.rollouts shows it"),
+        ("record", "the run as a page: python -m engine.programs.view shows it"),
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():

@@ -84,7 +84,7 @@ def node_command(listen: str, keys: Path | None) -> str:
     """What is run on each node of a lead that listens there."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     lead = f"tcp://{socket.gethostname() if host in ('0.0.0.0', '*', '[::]') else host}:{port}"
-    words = [sys.executable, "-m", "engine.nodes", "--lead", lead, *(["--keys", str(keys)] if keys else [])]
+    words = [sys.executable, "-m", "engine.programs.node", "--lead", lead, *(["--keys", str(keys)] if keys else [])]
     return shlex.join(words)
 
 

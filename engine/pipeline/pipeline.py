@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import add_note, first_error
-from engine.parts import call
 from engine.pipeline.channel import Channel, ChannelClosed
 from engine.pipeline.leases import Leases
 from engine.pipeline.own_tasks import OwnTasks, tasks_noted
 from engine.pipeline.whereabouts import FIX, GroupVanished, StageState, is_dead, missing
+from engine.user_parts import call
 
 LOOK_S = 1.0
 LOOKS = 3  # that must find the same dead state: a callback of the loop may be about to act

@@ -56,7 +56,7 @@ class ChatConfig:
     system: str | None = None
     """A system message for conversations that have none of their own."""
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """JSON schemas that the template shows (`engine.rollout.python_tool.schema`). None: those of the tools that can
+    """JSON schemas that the template shows (`engine.tools.python_tool.schema`). None: those of the tools that can
     be called; (): none, where the system message describes them.
     """
     template: str | Path | None = None

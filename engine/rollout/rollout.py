@@ -27,21 +27,21 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from engine import parts
+from engine import user_parts as parts
 from engine.errors import BadInput, first_error
 from engine.fleet.fleet import Fleet, Superseded
 from engine.ports import StatefulTool, Tool
 from engine.replica.port import ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.deadline import TrajectoryDeadline
-from engine.rollout.function_tool import as_tools
-from engine.rollout.python_tool import schema
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
 from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress
 from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.timeline import Timeline
+from engine.tools.function_tool import as_tools
+from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 
 SurplusCalls = Literal["refuse", "drop"]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import add_note, no_foreign_cancel
-from engine.parts import WrongPart, call, place_of
 from engine.ports import Tool, ToolReply
 from engine.rollout.chat_template import TextStream
 from engine.rollout.tool_call_parser import ToolCallParser
 from engine.telemetry.timeline import Timeline
 from engine.types import Placement, ToolUse
+from engine.user_parts import WrongPart, call, place_of
 
 _UNANSWERED = ToolReply(outcome="killed", text="")  # the trajectory ended before the call did
 

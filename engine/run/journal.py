@@ -24,7 +24,6 @@ from pathlib import Path
 import msgspec
 
 from engine.atomic_files import append, sync_folder, write_whole, writing
-from engine.data import skip
 from engine.run.checkpoints import Unresumable
 from engine.run.journal_files import (
     Fault,
@@ -57,6 +56,7 @@ from engine.run.journal_records import (
     parts,
     size,
 )
+from engine.run.prompt_stream import skip
 from engine.types import Group, Prompt, Trajectory
 
 _NOBODY = Prompt(id="", messages=(), answer="")  # the prompt is in the record of its draw

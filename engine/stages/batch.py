@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.types import Group
+from engine.user_parts import WrongPart
 
 
 def batch_groups(leases: Leases) -> StageFunction:

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
-from engine.parts import WrongPart, place_of
 from engine.ports import GroupReward, Reward
 from engine.rollout.source import RolloutSource
 from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
@@ -35,6 +34,7 @@ from engine.telemetry import metrics as measure
 from engine.telemetry.failures import failures, summed_up
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, PublishedWeights, Trajectory
+from engine.user_parts import WrongPart, place_of
 
 
 class NothingGraded(RuntimeError):

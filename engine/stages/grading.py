@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from engine.errors import add_note, no_foreign_cancel
-from engine.parts import WrongPart, call, number, place_of
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason, Trajectory
+from engine.user_parts import WrongPart, call, number, place_of
 
 GRADE_DEADLINE_S = 30.0
 _FIX = "Fix: return a number, or raise GraderUnavailable"

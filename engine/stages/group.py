@@ -19,7 +19,6 @@ from functools import partial
 from itertools import count
 
 from engine.errors import add_note
-from engine.parts import WrongPart, no_exit, place_of
 from engine.pipeline.pipeline import Inbox, Outbox, StageFunction
 from engine.ports import GroupReward, Reward
 from engine.rollout.rollout import Tally
@@ -29,6 +28,7 @@ from engine.stages.admit import AdmittedPrompt
 from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, Trajectory
+from engine.user_parts import WrongPart, no_exit, place_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

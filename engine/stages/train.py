@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from engine.fleet.fleet import Fleet
 from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
-from engine.parts import WrongPart, no_exit, place_of
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageStats
 from engine.recording.recording import Recording
@@ -32,6 +31,7 @@ from engine.telemetry import metrics as measure
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Group, PublishedWeights
+from engine.user_parts import WrongPart, no_exit, place_of
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,7 @@
 
 rivals   the simulator: what other placement policies would have made of a recorded step ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
-go_on    an engine: a trajectory from one of its turns on ("Trajectory"; `engine.view.go_on`)
+go_on    an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from engine.view.answers.trajectories import NotThere
 
 SIMULATOR = (sys.executable, "-m", "bench", "rivals")  # bench/ is not part of the engine
-GO_ON = (sys.executable, "-m", "engine.view.go_on")
+GO_ON = (sys.executable, "-m", "engine.programs.replay")
 DEADLINE_S = 300.0
 REPOSITORY = Path(__file__).parents[2]
 

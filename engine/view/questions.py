@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.view.answers.about import about
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import timeline_of
 from engine.view.answers.token_figures import token_figures_of
 from engine.view.answers.tool_calls import tool_calls_of
 from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
-from engine.view.diagnosis import Diagnosis, diagnose
 from engine.view.run_files import RunFiles
 
 Words = Mapping[str, str]

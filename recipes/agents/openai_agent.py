@@ -10,12 +10,12 @@ from openai import AsyncOpenAI
 
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
+from engine.assembly.training import training
 from engine.ports import ToolReply
+from engine.programs.main import main
 from engine.recipe import Recipe
-from engine.rollout.python_tool import schema
 from engine.telemetry.watchdog import exit_process
-from engine.training import training
+from engine.tools.python_tool import schema
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts, python_tool
 

@@ -22,14 +22,14 @@ from algo.group.roc import RoC
 from algo.learner.config import LearnerConfig
 from algo.reward.combine import Weighted
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
+from engine.assembly.training import TrainingConfig, training
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
-from engine.rollout.mcp_tools import mcp_tools
 from engine.rollout.rollout import RolloutConfig
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
-from engine.training import TrainingConfig, training
+from engine.tools.mcp_tools import mcp_tools
 from engine.types import Trajectory
 from recipes.tiny.task import SHIPPED, prompts
 

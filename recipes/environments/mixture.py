@@ -16,11 +16,11 @@ from typing import Annotated, Any
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.combine import ByName
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
-from engine.mixture import PassRateBand, mixture
+from engine.assembly.training import training
+from engine.data.mixture import PassRateBand, mixture
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
-from engine.training import training
 from engine.types import Prompt
 from recipes.environments.gym_families import REWARD, Family, FamilyReward
 from recipes.quickstart import Config as Quickstart

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from algo.group.batch import make_batch, select_and_score
-from engine.console.main import main
+from engine.assembly.training import training
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
-from engine.training import training
 from recipes.environments.verifiers_env import EpisodeReward, VerifiersEnvironment, load_environment
 from recipes.quickstart import Config as Quickstart
 

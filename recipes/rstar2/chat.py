@@ -27,8 +27,8 @@ from engine.console.options import parse
 from engine.ports import StatefulTool, Tool
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import schema
 from engine.telemetry.watchdog import exit_process
+from engine.tools.python_tool import schema
 from recipes.conversation import OnReplica, Speaker, a_replica, converse, opened, run, typed_lines, weights_folder
 from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
 from recipes.rstar2.template import PROTOCOLS, Protocol, chat_config, python_tool

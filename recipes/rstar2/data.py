@@ -38,9 +38,9 @@ from rich.table import Table
 from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import flat, parse
 from engine.console.progress import Bar
-from engine.data import read_prompts
+from engine.data.prompts import read_prompts
+from engine.data.tables import shown
 from engine.errors import BadInput
-from engine.tables import shown
 from recipes.rstar2.preparation.rows import Dropped, Place, Row, WrongField
 from recipes.rstar2.preparation.rules import (
     Agreement,

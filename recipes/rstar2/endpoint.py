@@ -62,7 +62,7 @@ class _Call:
 class OnEndpoint:
     """A conversation with the model of a server.
 
-    tools: schemas (`engine.rollout.python_tool.schema`); none: what the model calls is the server's business.
+    tools: schemas (`engine.tools.python_tool.schema`); none: what the model calls is the server's business.
     max_tokens: of the whole conversation; None: what the server has room for. template_arguments: of the server's chat
     template. stream: text is shown as it comes, at a cost for each piece of it. seed: of the first turn; those that
     follow count up from it.

@@ -8,8 +8,8 @@ evaluation has 16 samples at temperature 0.6, 30 K tokens and 30 turns; the rele
 evaluation.json and the rows of each set into `output`. The same command goes on with an evaluation that was
 interrupted, and shows one that is complete.
 
-With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` too it is the server
-that runs it (`python -m engine.gateway --tools`). A server's key is taken from the environment (OPENAI_API_KEY).
+With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` the server runs it too
+(`python -m engine.programs.gateway --tools`). The server's key is taken from the environment (OPENAI_API_KEY).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from rich.table import Table
 
 from algo.eval_stats import avg_at_k, pass_at_k
 from algo.reward.math_reward import MathReward
+from engine.assembly.serving import ServingConfig, serving
 from engine.atomic_files import write_whole
-from engine.console.job import run_job
 from engine.console.options import flat
 from engine.errors import BadInput
+from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
-from engine.serving import ServingConfig, serving
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt, StopReason
@@ -173,7 +173,7 @@ class Config:
 async def evaluate(config: Config, console: Console | None = None) -> dict[str, Any]:
     """The figures of each set, which are written to evaluation.json and shown as a table too.
 
-    Raises BadInput, EndpointFailed, or one of `engine.training.EXPECTED`.
+    Raises BadInput, EndpointFailed, or one of `engine.assembly.training.EXPECTED`.
     """
     console = console or Console()
     started = time.monotonic()

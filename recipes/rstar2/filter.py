@@ -27,14 +27,14 @@ import msgspec
 from rich.console import Console
 
 from algo.reward.math_reward import MathReward
+from engine.assembly.serving import ServingConfig, serving
 from engine.atomic_files import write_whole
-from engine.console.job import run_job
 from engine.console.options import flat
-from engine.data import Prompts
+from engine.data.prompts import Prompts
+from engine.data.tables import open_table
+from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
-from engine.serving import ServingConfig, serving
-from engine.tables import open_table
 from engine.telemetry.watchdog import exit_process
 from recipes.rstar2.parts import (
     DEADLINE_S,
@@ -139,7 +139,7 @@ def is_kept(config: Config, solved: int) -> bool:
 async def filter_data(config: Config, console: Console | None = None) -> Path:
     """Samples, then writes what is kept; returns its path.
 
-    Raises BadInput, or one of `engine.training.EXPECTED`.
+    Raises BadInput, or one of `engine.assembly.training.EXPECTED`.
     """
     console = console or Console()
     started = time.monotonic()

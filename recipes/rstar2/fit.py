@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from algo.learner.config import LearnerConfig
+from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
-from engine.devices import DevicePlan
 from recipes.rstar2.memory import (
     GIB,
     RESERVE_BYTES,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from algo.learner.config import LearnerConfig
-from engine.devices import DevicePlan
+from engine.assembly.devices import DevicePlan
 from engine.replica.config import MEMORY_SHARE, MEMORY_SHARE_BY_TURNS, STEP_TOKENS
 
 GIB = 1 << 30

@@ -16,14 +16,14 @@ from typing import Annotated, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from algo.reward.grade_math import GRADER_MODULES
-from engine.data import Prompts, read_prompts
+from engine.assembly.serving import BLOCK
+from engine.data.prompts import Prompts, read_prompts
 from engine.errors import BadInput
 from engine.ports import StatefulTool, Tool
 from engine.replica.config import ReplicaConfig
 from engine.rollout.chat_template import ChatConfig
-from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.rollout.rollout import RolloutConfig
-from engine.serving import BLOCK
+from engine.tools.python_tool import PythonSessions, PythonTool
 from engine.types import Prompt
 from recipes.rstar2.template import PROTOCOLS, REPORT, Protocol, chat_config, limit_calls, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier

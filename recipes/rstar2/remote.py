@@ -1,7 +1,7 @@
 """Rollouts by a model behind an OpenAI-compatible server, for an evaluation: the statistics of `engine.rollout`'s own.
 
 The calls are run here, with the texts that a rollout has for wrong ones; or on the server, where it answers as a whole
-agent (`python -m engine.gateway --tools`) and says in a trace how it came to the answer.
+agent (`python -m engine.programs.gateway --tools`) and says in a trace how it came to the answer.
 
 Invariants
 - A request that the server refuses or fails is a typed error, never a wrong answer. A server that is gone is
@@ -23,11 +23,11 @@ import numpy as np
 
 from engine.errors import first_error
 from engine.ports import StatefulTool, Tool
-from engine.rollout.python_tool import schema
 from engine.rollout.rollout import RolloutConfig, derive_seed
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
 from engine.rollout.turn import PendingToolCall, ToolLost
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint
 

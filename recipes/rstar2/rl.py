@@ -35,17 +35,18 @@ from algo.learner.config import LearnerConfig
 from algo.learner.serialize import to_plain
 from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.math_reward import MathReward
+from engine.assembly.devices import DevicePlan
+from engine.assembly.training import TrainingConfig, say, training
 from engine.balancing.kv_aware import KvAware
-from engine.console.job import run as run_job
-from engine.console.machines import commands, lead_of
-from engine.console.main import written
 from engine.console.options import Machines, flat, parse_all
-from engine.devices import DevicePlan
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
-from engine.nodes.roles import lead_training
 from engine.process import streams
+from engine.programs.job import run as run_job
+from engine.programs.machines import commands, lead_of
+from engine.programs.main import written
+from engine.programs.roles import lead_training
 from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
@@ -53,7 +54,6 @@ from engine.run.checkpoints import CheckpointFolder
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
-from engine.training import TrainingConfig, say, training
 from engine.types import Prompt
 from recipes.rstar2 import filter as offline
 from recipes.rstar2.parts import (
@@ -366,7 +366,7 @@ class Start:
 
 
 async def run_stages(config: Config, lead: LeadConfig | None = None) -> None:
-    """All stages that are asked for, each from where it is. Raises BadInput, or one of `engine.training.EXPECTED`."""
+    """Runs the stages that are asked for, each from where it is. Raises BadInput, or one of `training.EXPECTED`."""
     console = Console()
     check_files(config)
     data = config.data

@@ -42,17 +42,17 @@ from rich.console import Console
 from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import to_batch
+from engine.assembly.devices import DevicePlan
+from engine.assembly.training import say, seconds_since_start
 from engine.atomic_files import write_whole
-from engine.console.main import main
-from engine.devices import DevicePlan
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.run.checkpoints import CheckpointFolder, Unresumable, damage
 from engine.run.run_folder import RunFolder, versions
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import exit_process
-from engine.training import say, seconds_since_start
 from engine.types import Batch
 from recipes.rstar2.tuning.conversations import Conversation, Conversations, Lengths, Plan, Renderer
 from recipes.rstar2.tuning.format_check import Question, Reply, check_format, names, shares

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: th
 from engine.console.options import parse
 from engine.ports import StatefulTool, Tool
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
-from engine.rollout.python_feedback import Feedback, judge_feedback, traceback_feedback
-from engine.rollout.python_tool import Cut, PythonSessions, PythonTool, clip, clip_outside, schema
 from engine.rollout.rollout import RolloutConfig
+from engine.tools.python_feedback import Feedback, judge_feedback, traceback_feedback
+from engine.tools.python_tool import Cut, PythonSessions, PythonTool, clip, clip_outside, schema
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 

@@ -46,6 +46,7 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
+from engine.assembly.serving import ServingConfig, serving
 from engine.console.options import parse
 from engine.console.progress import Bar
 from engine.learner.messages import Configure
@@ -55,7 +56,6 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.run.workspace import workspace
-from engine.serving import ServingConfig, serving
 from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
 from engine.telemetry.watchdog import exit_process

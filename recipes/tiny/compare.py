@@ -32,7 +32,6 @@ from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import numpy as np
 
 from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse

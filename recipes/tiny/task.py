@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Literal
 
 from engine.ports import ToolRunner
-from engine.rollout.python_feedback import message_feedback
-from engine.rollout.python_tool import PythonTool
+from engine.tools.python_feedback import message_feedback
+from engine.tools.python_tool import PythonTool
 from engine.types import Prompt
 from sandbox import Limits
 

@@ -16,7 +16,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
 from engine.ports import ToolReply
 from engine.replica import port
-from engine.rollout.python_tool import PythonSessions, PythonTool
+from engine.tools.python_tool import PythonSessions, PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.support.fakes import Echo, ScriptedReplica, ScriptedRunner, ScriptedSessions, a_trajectory, a_use

@@ -17,8 +17,8 @@ from aiohttp import web
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
+from engine.tools.python_tool import PythonSessions, PythonTool
 from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.http.connections import Connections
 from sandbox.http.server import make_app, make_runner

@@ -144,7 +144,7 @@ def test_several_machines(start: Start, tmp_path: Path) -> None:
     """Rollout nodes, and ranks of the learner on another host; here they are processes of one machine."""
     nodes, meet = free_ports(2)
     fields = [f"nodes=tcp://127.0.0.1:{nodes}", "learner_hosts=2", f"learner_at=127.0.0.1:{meet}", f"runs={tmp_path}"]
-    join = [sys.executable, "-u", "-m", "engine.nodes", "--lead", f"tcp://127.0.0.1:{nodes}"]
+    join = [sys.executable, "-u", "-m", "engine.programs.node", "--lead", f"tcp://127.0.0.1:{nodes}"]
     with ExitStack() as stack:
         lead = start(*QUICKSTART, *fields, *SMALL, "nodes_only=true")
         others = [start(*join, "--learner"), start(*join, "replicas=1", "slots=2")]
@@ -178,7 +178,7 @@ def test_a_checkpoint_behind_an_api(start: Start) -> None:
 def test_the_page_of_a_run(start: Start, tmp_path: Path) -> None:
     [port] = free_ports(1)
     write_viewed_run(tmp_path / "run")
-    words = ["-u", "-m", "engine.view", tmp_path / "run", "--port", port]
+    words = ["-u", "-m", "engine.programs.view", tmp_path / "run", "--port", port]
     check("engine.view", serving(start(sys.executable, *words), "engine.view"), {port: "--port"})
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.view.diagnosis import Diagnosis, diagnose
-from engine.view.step_window import Limit
+from engine.diagnosis.limit import Diagnosis, diagnose
+from engine.diagnosis.step_window import Limit
 from tests.support.limited_runs import OPTIONS
 from tests.support.paths import ROOT
 from tests.support.runs import metrics

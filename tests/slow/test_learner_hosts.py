@@ -46,7 +46,9 @@ class Hosts:
     def other(self) -> Run:
         where = ["--lead", f"tcp://{address(0)}:5700", "--keys", str(self._other_keys), "--learner"]
         environment = ["env", f"TMPDIR={self.folder / 'tmp'}"]
-        return self._start([*self._words("other"), *environment, sys.executable, "-u", "-m", "engine.nodes", *where])
+        return self._start(
+            [*self._words("other"), *environment, sys.executable, "-u", "-m", "engine.programs.node", *where]
+        )
 
     @property
     def run_folder(self) -> Path:

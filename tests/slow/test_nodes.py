@@ -78,7 +78,7 @@ class Cluster:
 
     def node(self, name: str, lead: str = "127.0.0.1") -> Run:
         where = ["--lead", f"tcp://{lead}:{self._port}", "--keys", str(self._node_keys), "--name", name]
-        return self._start([*self._on(name), sys.executable, "-u", "-m", "engine.nodes", *where])
+        return self._start([*self._on(name), sys.executable, "-u", "-m", "engine.programs.node", *where])
 
     def _start(self, words: list[str]) -> Run:
         run = Run(words)

@@ -22,15 +22,15 @@ import psutil
 
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
-from engine import training as opened
-from engine.console.main import main
+from engine.assembly import training as opened
+from engine.assembly.training import Training
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
 from engine.ports import Tool, ToolReply
+from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.replica.replica import Replica
-from engine.rollout.python_tool import PythonTool
 from engine.telemetry.watchdog import exit_process
-from engine.training import Training
+from engine.tools.python_tool import PythonTool
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts
 

@@ -12,9 +12,9 @@ from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.session import SessionRules
 from engine.gateway.tool_loop import ToolLoop
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from tests.support.fakes import Clock, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, logprob_of
 from tests.support.paths import TINY
 

@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 def replayed(run: Path, *words: str) -> dict[str, Any]:
     """What the program says of a trajectory."""
-    program = [sys.executable, "-m", "engine.view.go_on", str(run), *words]
+    program = [sys.executable, "-m", "engine.programs.replay", str(run), *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])

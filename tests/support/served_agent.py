@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from itertools import islice
 
+from engine.assembly.serving import ServingConfig, serving
 from engine.gateway.requests import ChatRequest, Knobs
 from engine.gateway.tool_loop import ToolLoop
-from engine.gateway.tool_options import ToolOptions
-from engine.serving import ServingConfig, serving
+from engine.programs.gateway_tools import ToolOptions
 from recipes.tiny.task import MAX_TOKENS, TOOL_NAME, prompts
 from sandbox import TIERS, SandboxConfig
 from tests.support.paths import TINY

@@ -23,7 +23,7 @@ export async function ask(name, words = {}) {
   try {
     response = await fetch(`/api/${where}`);
   } catch {
-    throw new Problem("the server does not answer. Fix: start python -m engine.view again");
+    throw new Problem("the server does not answer. Fix: start python -m engine.programs.view again");
   }
   return read(response);
 }

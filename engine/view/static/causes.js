@@ -19,7 +19,7 @@ const TEXTS = {
 export const causeText = (cause) => TEXTS[cause] ?? cause.replaceAll("_", " ");
 export const causeColor = (cause) => color(cause) || color("other");
 
-// What limits a run (engine.view.diagnosis.Limit), by the cause whose colour it has.
+// What limits a run (engine.diagnosis.limit.Limit), by the cause whose colour it has.
 const LIMITS = {
   "dead replica": "down", host: "host", tool: "tool_wait", kv: "kv_blocked", tail: "long_tail", reward: "reward",
   learner: "staleness_gate", sync: "weight_sync", staleness: "staleness_gate", none: "busy",

@@ -52,7 +52,7 @@ async function lanes({ run, steps, words, set, finished, path }) {
       legend([["below: KV blocks in use", color("muted")], ["preemption", color("bad")], ["turn", color("busy")], ["waits for its tools", color("tool_wait")], ["call", color("good")], ["call that failed", color("bad")]]),
       h("div", { style: { height: "8px" } }),
       drawn.element,
-      h("p", { class: "muted", style: { marginTop: "8px" } }, "All events of these steps, for ui.perfetto.dev: ", h("code", {}, `python -m engine.recording ${path} --steps ${step === last ? step : `${step}-${last}`}`)),
+      h("p", { class: "muted", style: { marginTop: "8px" } }, "All events of these steps, for ui.perfetto.dev: ", h("code", {}, `python -m engine.programs.trace ${path} --steps ${step === last ? step : `${step}-${last}`}`)),
       found.left_out ? h("p", { class: "muted" }, `${found.left_out.toLocaleString("en-US")} spans of these steps are left out. Fewer steps show all.`) : null),
     card("Replica-seconds in view", losses),
     loopLag(found),

@@ -24,7 +24,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.data import after_hashes
+from engine.data.prompts import after_hashes
 from recipes.rstar2.preparation.rows import Conversation, Dropped, Fields, Place
 from recipes.rstar2.template import PROTOCOLS, tool_schema
 

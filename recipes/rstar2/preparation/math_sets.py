@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.data import after_hashes
+from engine.data.prompts import after_hashes
 from recipes.rstar2.preparation.rows import Dropped, Fields, Place, Problem, WrongField
 from recipes.rstar2.preparation.rules import canonical
 

@@ -1,7 +1,7 @@
 """What a row of a data set becomes: a problem with an answer, a conversation, or a reason why it is neither.
 
-A problem is written in the row format of rStar2-Agent's release, which `engine.data.read_prompts` reads; a conversation
-in the SFT format that `recipes.rstar2.tuning.conversations` reads.
+A problem is written in the row format of rStar2-Agent's release, which `engine.data.prompts.read_prompts` reads; a
+conversation in the SFT format that `recipes.rstar2.tuning.conversations` reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.tables import shown
+from engine.data.tables import shown
 
 Message = Mapping[str, Any]
 

@@ -3,7 +3,7 @@
 Promises
 - Rows are read one by one, by their number; memory does not grow with a file (CSV excepted), but for 16 bytes a row.
 - A file that cannot be read is refused with its path, the row, and what to do.
-- A row has the id that `engine.data.read_prompts` gives it, so that what was sampled for a prompt finds its row.
+- A row has the id that `engine.data.prompts.read_prompts` gives it, so that the samples of a prompt find their row.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.data.tables import SUFFIXES, Table, open_table, shown
 from engine.errors import BadInput
-from engine.tables import SUFFIXES, Table, open_table, shown
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 KINDS = (*SUFFIXES, ".csv")

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from algo.sft import Example
 from engine.atomic_files import write_whole
+from engine.data.tables import open_table, shown
 from engine.errors import BadInput
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.tool_call_messages import normalize, without_nulls
 from engine.rollout.tool_call_parser import OPEN
-from engine.tables import open_table, shown
 
 Rows = NDArray[np.int64]
 
@@ -100,7 +100,7 @@ class Conversations:
         )
 
     def order(self, seed: int, epoch: int) -> Rows:
-        """All numbers, shuffled. The rows of a file are shuffled as it can be read well (`engine.tables`); files are
+        """Returns all numbers, shuffled: the rows of one file in an order that reads well (`engine.data.tables`), files
         mixed row by row.
         """
         digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=16).digest()

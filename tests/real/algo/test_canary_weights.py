@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from algo.learner.config import LearnerConfig
 from algo.learner.publish import full_state
 from algo.learner.trainer import Trainer
+from engine.assembly.training import CANARY
 from engine.fleet.canary import CanaryFailed, compare, tolerance_of
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
-from engine.training import CANARY
 from engine.types import PublishedWeights
 from tests.support.algo_fakes import batch
 

@@ -20,7 +20,7 @@ from transformers import (
 from algo.learner.export import export
 from algo.learner.model import Scorer
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
-from engine.rollout.python_tool import PythonTool, schema
+from engine.tools.python_tool import PythonTool, schema
 from tests.support.paths import TINY
 
 SIZES = {

@@ -19,12 +19,12 @@ sys.path.insert(0, {str(ROOT)!r})
 
 from algo.group.batch import make_batch, select_and_score
 from algo.reward.math_reward import MathReward
-from engine.console.main import main
+from engine.programs.main import main
 from engine.pipeline.pipeline import Stage
 from engine.recipe import Recipe
-from engine.rollout.python_tool import PythonTool
+from engine.tools.python_tool import PythonTool
 from engine.telemetry.watchdog import exit_process
-from engine.training import training
+from engine.assembly.training import training
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts, python_tool
 

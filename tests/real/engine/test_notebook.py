@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from engine import contracts
-from engine.rollout.python_tool import PythonSessions
+from engine.tools.python_tool import PythonSessions
 from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.tiers import BARE
 from tests.support.node import ANSWER, CHAT, END, Setup, call

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.rollout.mcp_tools import mcp_tools
+from engine.tools.mcp_tools import mcp_tools
 
 pytest.importorskip("mcp", reason="an extra: pip install mcp")
 

@@ -308,7 +308,7 @@ def test_a_finished_run_takes_more_steps_and_another_option_names_the_run_that_d
 
 BROKEN = """
 import sys
-from engine.console.main import main
+from engine.programs.main import main
 from recipes import quickstart
 
 class Broken(quickstart.MathReward):
@@ -333,7 +333,7 @@ def test_a_bug_in_a_reward_of_yours_shows_its_line(tmp_path: Path) -> None:
 LONG = """
 import sys
 from dataclasses import replace
-from engine.console.main import main
+from engine.programs.main import main
 from recipes import quickstart
 
 def prompts(split, seed, short=quickstart.prompts):

@@ -139,7 +139,7 @@ def test_a_stage_whose_groups_are_made_on_a_node_ends_as_on_one_machine(
     words = [word for word in rl(data, tmp_path) if not word.startswith(("stage=", "steps="))]
     lead = Run([*words, "stage=1", "steps=2", f"nodes={address}", "nodes_only=true"])
     started.append(lead)
-    node = Run([sys.executable, "-u", "-m", "engine.nodes", "--lead", address, "--name", "one", "replicas=1"])
+    node = Run([sys.executable, "-u", "-m", "engine.programs.node", "--lead", address, "--name", "one", "replicas=1"])
     started.append(node)
     assert lead.end(within_s=300) == 0, lead.text()
     assert node.end() == 0, node.text()

@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM
 from algo.learner.export import export
 from algo.learner.model import Scorer
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool, schema
 from engine.rollout.tool_call_parser import OPEN, ToolCall, ToolCallParser
+from engine.tools.python_tool import PythonTool, schema
 from recipes.conversation import converse
 from recipes.rstar2.endpoint import OnEndpoint, connect, model_of
 from recipes.tiny.task import TOOL_NAME, prompts

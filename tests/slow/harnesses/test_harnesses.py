@@ -1,4 +1,4 @@
-"""Evaluation harnesses from their packages, unmodified, against `python -m engine.gateway`: a few problems each.
+"""Evaluation harnesses from their packages, unmodified, against a served checkpoint: a few problems each.
 
 The model is the tiny agent with a longer context, which answers nonsense: what is looked at is that each request was
 answered, read and scored. Data that harnesses load from a hub is not here; what is used ships with them or is ours.
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory):
 @contextmanager
 def gateway(checkpoint, log):
     """Its address."""
-    command = [sys.executable, "-u", "-m", "engine.gateway", "--checkpoint", str(checkpoint), "--port", "0"]
+    command = [sys.executable, "-u", "-m", "engine.programs.gateway", "--checkpoint", str(checkpoint), "--port", "0"]
     command += ["--served-name", str(checkpoint), "--max-tokens", "8000"]
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)

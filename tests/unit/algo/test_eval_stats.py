@@ -3,7 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from algo.eval_stats import _binomial_bounds, _quantile, avg_at_k, mean_of_runs, paired_difference, pass_at_k, pass_hat_k
+from algo.eval_stats import (
+    _binomial_bounds,
+    _quantile,
+    avg_at_k,
+    mean_of_runs,
+    paired_difference,
+    pass_at_k,
+    pass_hat_k,
+)
 
 
 def test_impossible_counts_are_refused():

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from engine.console.failure import shown
-from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline
 from engine.pipeline.whereabouts import GroupVanished
 from engine.ports import Grade, GraderUnavailable, ToolReply
-from engine.rollout.function_tool import FunctionTool, as_tools
 from engine.rollout.turn import PendingToolCall, ToolLost
 from engine.stages.admit import admit
 from engine.stages.grading import graded, graded_together
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
+from engine.tools.function_tool import FunctionTool, as_tools
+from engine.user_parts import WrongPart
 from tests.support.fakes import Clock, a_prompt, a_trajectory
 from tests.unit.engine.pipeline.test_vanished import Stage, run
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from algo.loss.policy_losses import Correction, PpoClip
-from engine.console.main import identity_of
+from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
-from engine.devices import DevicePlan
 from engine.fleet.canary import tolerance_of
+from engine.programs.main import identity_of
 from recipes.quickstart import ADVANTAGES, Config
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from engine.data import read_prompts
+from engine.data.prompts import read_prompts
 from engine.errors import BadInput
 from recipes.rstar2.data import Config, main, prepare
 from recipes.rstar2.preparation.rows import Dropped, Problem

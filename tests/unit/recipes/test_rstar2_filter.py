@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from engine.console.options import parse
-from engine.data import read_prompts
+from engine.data.prompts import read_prompts
 from recipes.rstar2.filter import Config, is_kept, kept_rows
 from tests.support.paths import TINY
 

@@ -12,8 +12,8 @@ from algo.learner.attention import PACKED, bounds, register
 from algo.learner.config import LearnerConfig
 from algo.learner.lora import add_adapters
 from algo.learner.model import LOGIT_ROWS
+from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
-from engine.devices import DevicePlan
 from recipes.rstar2 import memory, rl
 from recipes.rstar2.fit import Config, command_of, device_plan, fix, main, verdict, with_best_share
 from recipes.rstar2.memory import GIB, Plan, Shape, layer_activation_bytes, learner_parts, memory_of

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from engine.console.report import Progress, model_card, plot, print_report
+from engine.diagnosis.advice import Finding
+from engine.diagnosis.limit import Diagnosis
+from engine.diagnosis.step_window import Limit
 from engine.rollout.chat_template import ChatConfig
 from engine.types import Prompt
-from engine.view.advice import Finding
-from engine.view.diagnosis import Diagnosis
-from engine.view.step_window import Limit
 from tests.support.fakes import a_prompt, a_trajectory
 
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}

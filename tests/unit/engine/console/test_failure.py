@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.console.failure import shown, tell, write
-from engine.parts import WrongPart
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
+from engine.user_parts import WrongPart
 from sandbox.printable import UNPRINTABLE, printable
 from tests.support.fakes import Clock, a_trajectory
 

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from engine.console.recorder import FIRST, LAST, RunRecorder
 from engine.console.report import print_report
+from engine.diagnosis.step_window import Limit
 from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
 from engine.telemetry.timeline import Timeline
-from engine.view.step_window import Limit
 from tests.support.fakes import Clock, a_prompt, a_trajectory
 
 CONFIG = {"steps": 1}

@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from engine.console.job import run
+from engine.assembly.training import say
 from engine.console.report import Progress, print_report
-from engine.console.rollouts import panel
+from engine.diagnosis.advice import Finding
+from engine.diagnosis.limit import Diagnosis
+from engine.diagnosis.step_window import Limit
 from engine.errors import BadInput
+from engine.programs.job import run
+from engine.programs.rollouts import panel
 from engine.run.run_folder import RunFolder
 from engine.stages.write_rollouts import rows
-from engine.training import say
 from engine.types import Group, Prompt
-from engine.view.advice import Finding
-from engine.view.diagnosis import Diagnosis
-from engine.view.step_window import Limit
 from sandbox.printable import printable
 from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_trajectory

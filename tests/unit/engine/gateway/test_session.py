@@ -14,10 +14,10 @@ from engine.gateway.gateway import Gateway, GatewayConfig, TooManySessions
 from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Knobs, Text, TextRequest, TooLong
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
-from engine.rollout.python_tool import PythonTool, schema
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.stages.write_rollouts import rows
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool, schema
 from engine.types import Batch, Group, Segment, StopReason
 from tests.support.examples import examples
 from tests.support.fakes import Clock, Gate, Replicas, ScriptedRunner, a_prompt, fleet_of, settle

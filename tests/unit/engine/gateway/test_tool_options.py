@@ -5,8 +5,8 @@ import json
 import pytest
 
 from engine.console.options import parse
-from engine.gateway.tool_options import ToolOptions
-from engine.rollout.python_tool import schema
+from engine.programs.gateway_tools import ToolOptions
+from engine.tools.python_tool import schema
 from recipes.rstar2.template import PROTOCOLS, limit_calls, python_tool, tool_schema
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner

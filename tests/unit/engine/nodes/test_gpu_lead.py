@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.devices import DevicePlan
+from engine.assembly.devices import DevicePlan
 from engine.errors import BadInput
-from engine.nodes.roles import check_devices
+from engine.programs.roles import check_devices
 
 
 @pytest.mark.parametrize("plan", [DevicePlan(), DevicePlan(devices=(0, 1), ranks=2, replicas=2)])

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.console.rollouts import Config, rollouts
 from engine.errors import BadInput
 from engine.numbered_files import numbered
+from engine.programs.replay import Place, recorded
+from engine.programs.rollouts import Config, rollouts
 from engine.recording import files
 from engine.recording.as_run import group_of
 from engine.recording.reader import RecordedRun
@@ -26,7 +27,6 @@ from engine.run.journal_records import frame, frames
 from engine.stages.write_rollouts import steps_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.export import export
-from engine.view.go_on import Place, recorded
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from tests.support.examples import examples

@@ -9,10 +9,10 @@ import pytest
 
 from algo.eval_stats import avg_at_k
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
-from engine.rollout.python_tool import PythonTool, schema
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.evaluate import Evaluation
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool, schema
 from engine.types import StopReason
 from tests.support.fakes import Clock, Echo, Gate, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, settle
 from tests.unit.engine.rollout.test_chat_template import HERMES, TOOLS, tokenizer

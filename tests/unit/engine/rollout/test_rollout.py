@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from engine.fleet.fleet import Superseded
-from engine.parts import WrongPart
 from engine.ports import ToolReply
-from engine.rollout.python_tool import PythonSessions, PythonTool
 from engine.rollout.rollout import RolloutConfig, Tally, derive_seed
 from engine.run.journal import Journal
+from engine.tools.python_tool import PythonSessions, PythonTool
 from engine.types import Boundary, StopReason
+from engine.user_parts import WrongPart
 from sandbox.wire import ToolResult
 from tests.support.fakes import Die, Gate, ScriptedRunner, ScriptedSessions, a_prompt, settle
 from tests.support.node import ANSWER, CHAT, END, Setup, call, check

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from engine.types import StopReason
 from sandbox.wire import ToolResult
 from tests.support.examples import examples

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from engine.balancing.kv_aware import KvAware
-from engine.rollout.python_tool import PythonSessions
 from engine.run.journal import Journal
+from engine.tools.python_tool import PythonSessions
 from engine.types import PublishedWeights
 from sandbox.wire import ToolResult
 from tests.support.fakes import Gate, ScriptedRunner, ScriptedSessions, a_prompt

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from engine.ports import ToolReply
-from engine.rollout.python_tool import PythonSessions
+from engine.tools.python_tool import PythonSessions
 from engine.types import Boundary, StopReason
 from sandbox.wire import ToolResult
 from tests.support.fakes import Die, Gate, ScriptedSessions, settle

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from engine.learner.messages import Trained
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.rollout.python_tool import PythonTool
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.checkpoints import Unresumable
 from engine.run.journal import Journal
@@ -34,6 +33,7 @@ from engine.stages.batch import batch_groups
 from engine.stages.group import GroupConfig, groups
 from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonTool
 from engine.types import Batch, PublishedWeights
 from tests.support.damage import damages
 from tests.support.examples import examples

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from algo.learner.config import LearnerConfig
+from engine.assembly.training import Training, TrainingConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import Unresumable
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
-from engine.training import Training, TrainingConfig
 from tests.support.fakes import a_prompt
 
 ROOT = Path(__file__).resolve().parents[4]

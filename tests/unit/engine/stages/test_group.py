@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from engine.errors import first_error
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
-from engine.rollout.python_tool import PythonSessions
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import GroupConfig, GroupDecision, GroupProgress, groups
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
+from engine.tools.python_tool import PythonSessions
 from engine.types import Boundary, PublishedWeights
 from tests.support.examples import examples
 from tests.support.fakes import (

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.parts import WrongPart
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade, GraderUnavailable
 from engine.run.journal import Journal
@@ -16,6 +15,7 @@ from engine.stages.group import GroupConfig, groups
 from engine.telemetry import metrics
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError
+from engine.user_parts import WrongPart
 from tests.support.fakes import Clock, Gate, a_prompt, a_trajectory, settle
 from tests.support.held import HeldRollouts
 from tests.unit.engine.stages.test_group import Leased

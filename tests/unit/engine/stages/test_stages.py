@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.parts import WrongPart
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import GraderUnavailable
@@ -20,6 +19,7 @@ from engine.stages.grading import graded
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Group, RolloutError, StopReason
+from engine.user_parts import WrongPart
 from tests.support.examples import examples
 from tests.support.fakes import Clock, Prompts, a_prompt, a_trajectory, settle
 from tests.support.held import HeldRollouts

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.console.rollouts import Config, main, rollouts
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
+from engine.programs.rollouts import Config, main, rollouts
 from engine.stages.write_rollouts import Call, path_of, read_rollouts, rows, steps_of, write_rollouts
 from engine.types import Group
 from tests.support.algo_fakes import tool_use

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from engine.console.display import Display
-from engine.console.rollouts import panel
+from engine.programs.rollouts import panel
 from engine.stages.empty_batches import NothingToTrain, check_graded
 from engine.stages.write_rollouts import rows
 from engine.telemetry import metrics

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from engine.view.__main__ import main
+from engine.programs.view import main
 from engine.view.export import export
 from engine.view.page import STATIC, modules, plot_folder
 from engine.view.questions import Questions

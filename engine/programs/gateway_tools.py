@@ -1,0 +1,82 @@
+"""The Python tool that a server gives its model, and the budgets of an answer, as options of the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from engine.ports import StatefulTool, Tool
+from engine.rollout.rollout import RolloutConfig, SurplusCalls
+from engine.tools.python_feedback import FEEDBACKS, FeedbackName
+from engine.tools.python_tool import PythonSessions, PythonTool, clip, clip_outside
+
+CUTS = {"inside": clip, "outside": clip_outside}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolOptions:
+    """Those that a checkpoint was trained with: a model knows its tool by name, description and parameters."""
+
+    name: Annotated[str, "of the tool"] = "python"
+    schema: Annotated[Path | None, "JSON file with the tool in OpenAI's form, in place of the name; none: ours"] = None
+    stateful: Annotated[bool, "the calls of an answer share their variables"] = False
+    display: Annotated[bool, "a call without output answers with the value of its last expression"] = False
+    reply_chars: Annotated[int, "of a call's output, which is cut in its middle"] = 1000
+    cut: Annotated[str, "inside: the mark of a cut counts; outside: it does not"] = "inside"
+    feedback: Annotated[FeedbackName, "of an error: traceback, message, or as rStar2-Agent's judge"] = "traceback"
+    turns: Annotated[int, "of the model in an answer"] = 10
+    calls_per_turn: Annotated[int | None, "none: as many as the model writes"] = 8
+    surplus_calls: Annotated[SurplusCalls, "refuse: answered with an error; drop: not noticed"] = "refuse"
+    response_tokens: Annotated[int | None, "of all turns and replies of an answer; none: what a prompt leaves"] = None
+    deadline_s: Annotated[float, "wall time of an answer"] = 600.0
+
+    def __post_init__(self) -> None:
+        if self.cut not in CUTS:
+            raise ValueError(f"cut must be one of {', '.join(CUTS)}, got {self.cut!r}")
+        self._shown()
+        self.tool(None)
+        self.budget(max_tokens=1)
+
+    def tool(self, sandbox: Any) -> Tool | StatefulTool:
+        """sandbox: whose limits hold, `sandbox.Sandbox`."""
+        shown = self._shown()
+        name = shown.get("name", self.name)
+        cut, feedback = CUTS[self.cut], FEEDBACKS[self.feedback]
+        reader: dict[str, Any] = {"output_chars": self.reply_chars, "cut": cut, "feedback": feedback}
+        tool: PythonTool | PythonSessions
+        if self.stateful:
+            tool = PythonSessions(sandbox, name, **reader)
+        else:
+            tool = PythonTool(sandbox, name, display=self.display, **reader)
+        tool.description = shown.get("description", tool.description)
+        tool.parameters = shown.get("parameters", tool.parameters)
+        return tool
+
+    def budget(self, *, max_tokens: int, temperature: float = 1.0) -> RolloutConfig:
+        """max_tokens: of a conversation, prompt included. temperature: where a request has none."""
+        return RolloutConfig(
+            max_tokens=max_tokens,
+            max_response_tokens=self.response_tokens,
+            max_turns=self.turns,
+            max_calls_per_turn=self.calls_per_turn,
+            surplus_calls=self.surplus_calls,
+            temperature=temperature,
+            deadline_s=self.deadline_s,
+        )
+
+    def _shown(self) -> dict[str, Any]:
+        """The `function` of the schema. Raises ValueError naming the file."""
+        if self.schema is None:
+            return {}
+        try:
+            function = json.loads(self.schema.read_text())["function"]
+            if not isinstance(function["name"], str) or not function["name"]:
+                raise ValueError("its name must be a text")
+            return dict(function)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            cause = f"schema: {str(self.schema)!r} holds no tool: {error!r}"
+            raise ValueError(
+                f'{cause}. Fix: {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
+            ) from error

@@ -1,0 +1,72 @@
+"""A job that is no training run as a program: options, signals, one line for what is no bug, the exit code.
+
+if __name__ == "__main__":
+    exit_process(run_job(Config, work))
+
+Invariant: a job keeps what it has done where it keeps it; what is printed when it is interrupted says that the same
+command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from engine.assembly.training import EXPECTED
+from engine.console.options import parse
+from engine.errors import BadInput
+from engine.process import streams
+from engine.telemetry.watchdog import end_on_signals
+from sandbox.printable import print_logs, printable
+
+Config = TypeVar("Config")
+
+
+def run_job(
+    config_class: type[Config],
+    work: Callable[[Config], Coroutine[Any, Any, Any]],
+    argv: Sequence[str] | None = None,
+    *,
+    expected: tuple[type[Exception], ...] = (),
+) -> int:
+    """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options. expected: what
+    is no bug of this job, beside what can happen to any of them.
+
+    Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
+    """
+    streams.outlive_readers()
+    print_logs()
+    config = parse(config_class, sys.argv[1:] if argv is None else argv)
+    return run(Path(sys.argv[0]).stem, work(config), expected=expected)
+
+
+def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Exception], ...] = ()) -> int:
+    """As `run_job`, for a job that has its options."""
+    told: tuple[type[Exception], ...] = (*EXPECTED, *expected)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_begin(work))
+    except BadInput as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2
+    except told as error:
+        print(printable(f"{program}: {error}"), file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        again = shlex.join([sys.executable, *sys.argv])
+        print(f"{program}: interrupted; what was done is kept. To go on: {again}", file=sys.stderr)
+        return 130
+    return 0
+
+
+async def _begin(work: Coroutine[Any, Any, Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with end_on_signals(task):
+        await work

@@ -1,0 +1,157 @@
+"""A recipe as a program: options, the run's folder, signals, one line for what is no bug, the exit code.
+
+if __name__ == "__main__":
+    exit_process(main(recipe))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from engine.assembly.training import EXPECTED, say
+from engine.assembly.wiring import check_recipe
+from engine.console import failure
+from engine.console.options import Invocation, flat, overrides, parse_all
+from engine.errors import BadInput
+from engine.nodes.config import LeadConfig
+from engine.nodes.door import ListenFailed
+from engine.process import streams
+from engine.programs.machines import commands, lead_of
+from engine.programs.roles import lead_training
+from engine.recipe import Recipe, Run, name_of
+from engine.run.run_folder import RunFolder, Unfinished, versions
+from engine.telemetry.watchdog import end_on_signals
+from sandbox.printable import print_logs, printable
+
+TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
+
+
+def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
+    """Runs a recipe from the command line: options, the run's folder, signals, one line for what is no bug.
+
+    recipe: its configuration has `steps` among its fields, which is None where the recipe finds out how many there are.
+    Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
+    """
+    try:
+        check_recipe(recipe)
+    except BadInput as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2
+    streams.outlive_readers()
+    print_logs()
+    program = recipe.file.stem
+    invocation, config = parse_all([Invocation, recipe.config], sys.argv[1:] if argv is None else argv)
+    invocation = invocation.named(program)
+    lead = lead_of(invocation, recipe, config)
+    if invocation.dry_run:
+        print("\n".join(_commands(invocation, config, lead)))
+        return 0
+    identity = identity_of(config)
+    folder, log = None, None
+    try:
+        with (
+            RunFolder.open(
+                invocation.runs, invocation.name, None if invocation.fresh else identity, steps=config.steps
+            ) as folder,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            streams.listen(folder.note)
+            run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
+            try:
+                runner.run(_begin(config, invocation, run, recipe))
+            except (Exception, SystemExit) as error:
+                if not isinstance(error, TOLD):
+                    log = failure.write(folder.path, error)
+                raise
+    except BadInput as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2
+    except TOLD as error:
+        print(printable(f"{program}: {error}"), file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"{program}: {_interrupted(folder, invocation, config)}", file=sys.stderr)
+        return 130
+    except (Exception, SystemExit) as error:  # a bug, perhaps in a part of the user's
+        failure.tell(program, error, log)
+        return 1
+    return 0
+
+
+def identity_of(config: Any) -> dict[str, Any]:
+    """The options of which a run goes on only with the same values: not its steps, what is recorded of it, how long is
+    waited, and how far replicas and learner may differ: a run that one of these has ended goes on with another.
+    """
+    free = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
+    return {name: value for name, value in flat(config).items() if not name.startswith(free)}
+
+
+def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:
+    """What each machine of the run is to run."""
+    return commands(_command({**flat(invocation), **flat(config), "dry_run": False}, type(config)), lead)
+
+
+async def _begin(
+    config: Any,
+    invocation: Invocation,
+    run: Run,
+    recipe: Recipe,
+) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with end_on_signals(task):
+        await _train(config, invocation, run, recipe)
+
+
+async def _train(config: Any, invocation: Invocation, run: Run, recipe: Recipe) -> None:
+    console = Console()
+    values = {**flat(invocation), **flat(config)}
+    folder = run.folder
+    if not folder.resumed:
+        if folder.busy is not None:
+            say(console, f"{folder.busy} is written by another process with the same options; this is a run of its own")
+        if folder.unfinished:
+            say(console, _another(folder.unfinished, folder.path, invocation, type(config)))
+        steps = "" if config.steps is None else f" of {config.steps} steps"
+        say(console, f"a new run{steps} in {folder.path}")
+        folder.json("config.json", {**values, **written(recipe, config)})
+    await recipe.train(config, run)
+
+
+def written(recipe: Recipe, config: Any) -> dict[str, Any]:
+    """What config.json says beside the options: how the run was begun, and what a replay needs to load its recipe."""
+    options = overrides(recipe.config, flat(config))
+    begun = {"argv": sys.argv, "directory": str(Path.cwd()), "recipe": name_of(recipe.file), "options": options}
+    return {**begun, "versions": versions()}
+
+
+def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
+    """Why a new run begins although one of its name did not end, and how to go on with that one."""
+    changed = ", ".join(f"{name} ({there} there, {now} now)" for name, (there, now) in unfinished.differences.items())
+    old = _command({**unfinished.config, "runs": invocation.runs}, config_class)
+    return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
+
+
+def _interrupted(folder: RunFolder | None, invocation: Invocation, config: Any) -> str:
+    if folder is None or not folder.path.exists():
+        return "interrupted before anything was measured; what runs before it have measured is as it was"
+    again = _command({**flat(invocation), **flat(config)}, type(config))
+    return f"interrupted; what was measured is in {folder.path}. To go on: {again}"
+
+
+def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
+    """With which a run of these options is begun, or gone on with."""
+    given = {name: value for name, value in values.items() if name != "fresh"}
+    if given["name"] == Path(sys.argv[0]).stem:  # by itself
+        del given["name"]
+    words = [*overrides(Invocation, given), *overrides(config_class, given)]
+    return shlex.join([sys.executable, sys.argv[0], *words])

@@ -1,0 +1,170 @@
+"""A rollout node: makes groups for a run that is led on another machine. Run this on each machine that is to help:
+
+    python -m engine.programs.node --lead tcp://LEAD:5700 --keys DIR [field=value ...]
+    python -m engine.programs.node --lead tcp://LEAD:5700 --keys DIR --learner      # ranks of the learner instead
+
+The lead says which recipe to run with which options, and gives the checkpoint's files; field=value changes an option
+for this machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join and leave at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from engine.assembly.training import EXPECTED
+from engine.console.options import Invocation, parse_all
+from engine.errors import BadInput
+from engine.nodes.build import build_of
+from engine.nodes.config import NodeConfig
+from engine.nodes.lead_protocol import difference
+from engine.nodes.messages import Ask, Job
+from engine.nodes.node import LeadGone, NodeRefused, ask, pull_checkpoint
+from engine.nodes.pulls import PullFailed
+from engine.process import streams
+from engine.programs import learner_host
+from engine.programs.roles import RunEnded, node_training
+from engine.recipe import ROOT, Recipe, Run, load_recipe
+from engine.run.run_folder import RunFolder
+from engine.run.workspace import workspace
+from engine.telemetry.watchdog import end_on_signals, exit_process
+from sandbox.keys import HostKeys, load_host
+from sandbox.printable import print_logs, printable
+
+PROGRAM = "engine.nodes"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 when the run has ended, 2 for what the user has to change, 1 for a part that failed or a
+    lead that is gone, 130 when it was interrupted.
+    """
+    streams.outlive_readers()
+    print_logs()
+    words = _parser().parse_args(argv)
+    try:
+        fields = {"name": words.name} if words.name else {}
+        config = NodeConfig(lead=words.lead, keys=words.keys, patience_s=words.patience_s, **fields)
+        keys = load_host(words.keys) if words.keys is not None else None
+        with workspace(Path(tempfile.gettempdir())) as folder:  # not in memory: it gets the whole checkpoint
+            if words.learner:
+                return _train(config, keys, folder, dry_run=words.dry_run)
+            return _join(config, keys, words.fields, folder, dry_run=words.dry_run)
+    except (BadInput, ValueError) as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 2
+    except (*EXPECTED, LeadGone, NodeRefused, PullFailed) as error:
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"{PROGRAM}: interrupted; the lead gives what this node had to others", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {PROGRAM}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lead", required=True, help="address of the lead, tcp://HOST:PORT")
+    parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub of `python -m sandbox.keys`")
+    parser.add_argument("--name", help="what the lead calls this node (default: the name of this machine)")
+    parser.add_argument("--patience-s", type=float, default=600.0, help="seconds without the lead before it ends")
+    parser.add_argument("--learner", action="store_true", help="run ranks of the learner here, and make no groups")
+    parser.add_argument("--dry-run", action="store_true", help="ask the lead, print what would be run here, and end")
+    parser.add_argument("fields", nargs="*", metavar="field=value", help="options that differ on this machine")
+    return parser
+
+
+def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: bool) -> int:
+    job = asyncio.run(_job(config, keys))
+    if reason := difference(job.build, build_of((ROOT / job.recipe).resolve())):
+        raise BadInput(f"this host cannot take part: {reason}")
+    if dry_run:
+        if job.learner is None:
+            raise BadInput("the lead's learner is on its machine alone. Fix: learner_hosts=2 on the lead")
+        print(printable(shlex.join(learner_host.command(job.learner, folder / "checkpoint", folder))))
+        return 0
+    asyncio.run(_serve_learner(config, keys, job, folder))
+    print("the run has ended", flush=True)
+    return 0
+
+
+async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
+    with end_on_signals(_this_task()):
+        await learner_host.serve(config, keys, job, folder, lambda line: print(printable(line), flush=True))
+
+
+def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: Path, *, dry_run: bool) -> int:
+    job = asyncio.run(_job(config, keys))
+    recipe = (ROOT / job.recipe).resolve()
+    if not recipe.is_file():
+        raise BadInput(f"the lead runs {job.recipe}, which is not here. Fix: copy it to {recipe}")
+    build = build_of(recipe)
+    if reason := difference(job.build, build):
+        raise BadInput(f"this node cannot take part: {reason}")
+    checkpoint = folder / "checkpoint"
+    here = [f"{job.checkpoint_option}={checkpoint}", f"runs={folder}", "name=node"]
+    options = _options(job.options, [*fields, *here])
+    if dry_run:
+        print(printable(shlex.join([sys.executable, str(recipe), *options])))
+        return 0
+    checkpoint.mkdir()
+    asyncio.run(pull_checkpoint(config, keys, job, checkpoint))
+    loaded = load_recipe(recipe)
+    [invocation, values] = parse_all([Invocation, loaded.config], options)
+    with (
+        RunFolder.open(invocation.runs, invocation.name) as run_folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        run = Run(folder=run_folder, opens=partial(node_training, config, keys, build))
+        try:
+            runner.run(_begin(values, run, loaded))
+        except RunEnded:
+            print("the run has ended", flush=True)
+    return 0
+
+
+async def _job(config: NodeConfig, keys: HostKeys | None) -> Job:
+    with end_on_signals(_this_task()):
+        answer = await ask(config, keys, Ask())
+    if not isinstance(answer, Job):
+        raise NodeRefused(f"the lead answers {type(answer).__name__}")
+    return answer
+
+
+async def _begin(values: Any, run: Run, recipe: Recipe) -> None:
+    with end_on_signals(_this_task()):
+        await recipe.train(values, run)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _options(lead: Sequence[str], here: Sequence[str]) -> list[str]:
+    """The lead's options with those of this machine in place of the same fields.
+
+    >>> _options(["steps=3", "learner.lr=0.1"], ["lr=0.2", "replicas=4"])
+    ['steps=3', 'lr=0.2', 'replicas=4']
+    """
+    names = [word.removeprefix("--").partition("=")[0] for word in here]
+
+    def is_given(word: str) -> bool:
+        name = word.partition("=")[0]
+        return any(name == given or name.endswith(f".{given}") for given in names)
+
+    return [*(word for word in lead if not is_given(word)), *here]
+
+
+if __name__ == "__main__":
+    exit_process(main())

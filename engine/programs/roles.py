@@ -1,0 +1,155 @@
+"""What a machine does in a run of several (`engine.assembly.training.Role`): the lead, and a rollout node.
+
+The recipe is the same file with the same options on all of them, since its tools and rewards are Python code. On the
+lead its groups are made by whoever has the room; on a node its rollouts and its reward make the groups that the lead
+grants, and its other stages are never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from msgspec import structs
+
+from engine.assembly.devices import DevicePlan
+from engine.assembly.training import Training, TrainingConfig, opened, say
+from engine.errors import BadInput
+from engine.learner.process import LearnerProcessConfig
+from engine.nodes.config import LeadConfig, NodeConfig, launcher
+from engine.nodes.door import Door
+from engine.nodes.lead import Lead
+from engine.nodes.messages import Build
+from engine.nodes.node import RolloutNode
+from engine.run.run_folder import RunFolder
+from engine.stages.group import Attempt, MakesGroups
+from engine.types import PublishedWeights
+from sandbox.keys import HostKeys
+
+
+class RunEnded(Exception):
+    """Ends the recipe on a node: the lead has said that the run has ended."""
+
+
+@dataclass(kw_only=True)
+class Leads:
+    """The learner is here, and groups are made by rollout nodes and by the replicas here."""
+
+    config: LeadConfig
+    door: Door
+    say: Callable[[str], None]
+    lead: Lead = field(init=False)
+    """While the parts are up."""
+
+    def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
+        learner = self.config.learner
+        if learner is None:
+            return config
+        others = learner.hosts - 1
+        self.say(f"waiting for the learner's ranks of {others} other host{'s' * (others > 1)}")
+        return replace(config, launcher=launcher(learner))
+
+    @asynccontextmanager
+    async def beside(self, job: Training) -> AsyncIterator[None]:
+        oldest = job.leases.max_staleness
+        self.lead = Lead(
+            self.config,
+            self.door,
+            folder=job.workspace,
+            journal=job.journal,
+            group_tokens=job.config.group.started * job.config.rollout.max_tokens,
+            min_version=lambda lease: max(0, job.leases.step_of(lease) - oldest),
+            kv_tokens=lambda: job.fleet.kv_tokens,
+            version=lambda: job.fleet.version,
+            rolling=oldest > 0,
+            timeline=job.timeline,
+            note=job.note,
+        )
+        async with self.lead:
+            self.lead.recording = job.recording
+            assert job.fleet.weights is not None
+            self.lead.publish(job.fleet.weights)
+            self.lead.beat_here()
+            self.say(f"rollout nodes may join at {self.config.listen}")
+            yield
+
+    def groups(self, here: MakesGroups) -> Attempt:
+        self.lead.makes_here = here
+        return self.lead.attempt
+
+    def published(self, weights: PublishedWeights) -> None:
+        self.lead.publish(weights)
+
+    def trained(self) -> Mapping[str, float]:
+        self.lead.beat_here()  # its weights are live
+        return self.lead.metrics()
+
+    def tokens(self) -> int:
+        return self.lead.protocol.tokens
+
+    async def ended(self) -> None:
+        await self.lead.bye()
+
+
+def check_devices(lead: LeadConfig, devices: DevicePlan) -> None:
+    """Raises BadInput for weights that nodes, or the learner's other hosts, cannot have."""
+    if devices.weight_transfer == "nccl":
+        raise BadInput(
+            "nodes cannot be used where weights go from GPU to GPU: nodes pull files. Fix: devices by turns "
+            "(learner_ranks and replicas as many as devices, max_staleness=0), or no nodes"
+        )
+    if devices.adapters:
+        raise BadInput("nodes cannot be used with adapters yet. Fix: adapters=false, and nodes_deltas=true")
+    if lead.learner is not None and devices.devices:
+        raise BadInput("learner_hosts must be 1 with devices: weights of GPUs are not gathered over hosts yet")
+
+
+@asynccontextmanager
+async def lead_training(
+    lead: LeadConfig, config: TrainingConfig, run: RunFolder, **options: Any
+) -> AsyncIterator[Training]:
+    """On the lead (`engine.recipe.Run.opens`). Raises ListenFailed, KeysUnusable, and what `training` raises."""
+    check_devices(lead, config.devices)
+    lead = with_learner(lead, config, run)
+    door = Door(lead, checkpoint=config.checkpoint, note=lambda line: job.note(line))
+    role = Leads(config=lead, door=door, say=partial(say, options["console"]))
+    job = Training(config, run, **options, role=role)
+    async with door, opened(job):
+        yield job
+
+
+def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> LeadConfig:
+    """What the run knows of the learner's hosts beside the command line."""
+    if lead.learner is None:
+        return lead
+    ranks, module = config.devices.ranks, config.learner_module
+    return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.identity))
+
+
+def node_training(
+    node: NodeConfig, keys: HostKeys | None, build: Build, config: TrainingConfig, run: RunFolder, **options: Any
+) -> AbstractAsyncContextManager[Training]:
+    """On a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants."""
+
+    async def work(job: Training) -> dict[str, Any]:
+        """Raises RunEnded when it is over, NodeRefused, or LeadGone."""
+        if job.makes is None:
+            raise BadInput("a recipe without a stage that makes groups has nothing to do on a rollout node")
+        makes_groups = RolloutNode(
+            node,
+            keys,
+            build=build,
+            fleet=job.fleet,
+            makes=job.makes,
+            folder=job.workspace,
+            tokens_sampled=job.tokens_sampled,
+            note=partial(say, job.console),
+            timeline=job.timeline if job.config.record.on else None,
+        )
+        await makes_groups.run()
+        raise RunEnded
+
+    return opened(Training(config, run, **{**options, "sinks": ()}, work=work))

@@ -1,0 +1,136 @@
+"""A plain function as a tool: its name, docstring and signature are what the model is shown of it.
+
+async def weather(city: str, days: int = 1) -> str:
+    '''Tells the weather of a city.'''
+    ...
+
+rollouts = job.rollouts([weather])
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.ports import StatefulTool, Tool, ToolReply
+from engine.user_parts import WrongPart, place_of
+
+log = logging.getLogger(__name__)
+
+
+class FunctionTool:
+    """A tool made of a typed function, `def` or `async def`.
+
+    The model is shown the first paragraph of the docstring and a schema of the parameters; `Annotated[str, "what it
+    is"]` describes one. Arguments that do not fit, and what the function raises, are errors that the model reads. It
+    answers with a ToolReply, a string, or what JSON can say. Raises WrongPart for a parameter without a type.
+
+    >>> def add(a: int, b: int = 0) -> int:
+    ...     '''Adds two numbers.'''
+    ...     return a + b
+    >>> FunctionTool(add).parameters["properties"]
+    {'a': {'type': 'integer'}, 'b': {'type': 'integer', 'default': 0}}
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not function.__name__.isidentifier():
+            raise WrongPart(f"the tool {place_of(function)} has no name. Fix: def, by whose name the model calls it")
+        self.name = function.__name__
+        self.__wrapped__ = function
+        self.description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        self._function = function
+        self._arguments = _arguments_of(function)
+        try:
+            _, types = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
+        except TypeError as error:
+            raise WrongPart(f"the tool {place_of(function)} cannot be described to the model: {error}") from error
+        shown = {key: value for key, value in types.pop(self._arguments.__name__).items() if key != "title"}
+        shown.setdefault("required", [])
+        self.parameters: Mapping[str, Any] = {**shown, "$defs": types} if types else shown
+        self._has_failed = False
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
+        try:
+            given = msgspec.convert(dict(arguments), self._arguments)
+        except msgspec.ValidationError as error:
+            return ToolReply(outcome="error", text=f"TypeError: {error}", executed=False)
+        try:
+            answer = self._function(**msgspec.structs.asdict(given))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except Exception as error:
+            self._note(error)
+            return ToolReply(outcome="error", text=f"{type(error).__name__}: {error}")
+        return answer if isinstance(answer, ToolReply) else ToolReply(outcome="ok", text=self._text(answer))
+
+    def _text(self, answer: Any) -> str:
+        """Raises WrongPart for an answer that says nothing."""
+        if isinstance(answer, str):
+            return answer
+        try:
+            if answer is not None:
+                return json.dumps(answer, ensure_ascii=False)
+        except (TypeError, ValueError):
+            pass
+        raise WrongPart(
+            f"the tool {place_of(self._function)} answered {answer!r:.100}. Fix: return text, what JSON can say, or a "
+            "ToolReply"
+        )
+
+    def _note(self, error: Exception) -> None:
+        """The first failure may be a bug, which nobody but the model would see."""
+        if not self._has_failed:
+            self._has_failed = True
+            log.warning(
+                "the tool %s raised %s: %s; the model reads it as an error, and later ones are not named",
+                place_of(self._function),
+                type(error).__name__,
+                error,
+            )
+
+
+def as_tools(given: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> list[Tool | StatefulTool]:
+    """The tools, with a FunctionTool for each plain function."""
+    found: list[Tool | StatefulTool] = []
+    for tool in given:
+        made: Any = FunctionTool(tool) if inspect.isroutine(tool) else tool
+        found.append(made)
+    return found
+
+
+def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
+    """A struct with a field for each parameter. Raises WrongPart."""
+    whose = f"the tool {place_of(function)}"
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise WrongPart(f"{whose}: {error}. Fix: import the type where the function is defined") from error
+    fields: list[Any] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise WrongPart(f"{whose} has a parameter {parameter}. Fix: give each parameter a name and a type")
+        if name not in hints:
+            raise WrongPart(
+                f"{whose} has no type for {name!r}, by which the model is told what to write. Fix: give one"
+            )
+        default = () if parameter.default is parameter.empty else (parameter.default,)
+        fields.append((name, _described(hints[name]), *default))
+    try:
+        return msgspec.defstruct(function.__name__, fields, kw_only=True, forbid_unknown_fields=True)
+    except (TypeError, ValueError) as error:
+        raise WrongPart(f"{whose} cannot be described to the model: {error}") from error
+
+
+def _described(hint: Any) -> Any:
+    """`Annotated[str, "what it is"]` with the text as its description."""
+    if typing.get_origin(hint) is not typing.Annotated:
+        return hint
+    kind, *notes = typing.get_args(hint)
+    texts = [note for note in notes if isinstance(note, str)]
+    return typing.Annotated[kind, msgspec.Meta(description=" ".join(texts))] if texts else hint

@@ -1,0 +1,217 @@
+"""What limits a run is said rightly: of rows by hand, and of those that runs with one fault each have written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.diagnosis.limit import WINDOW, diagnose
+from engine.diagnosis.step_window import Limit
+from engine.telemetry.idle_clock import CAUSES
+
+RECORDED = Path(__file__).parent / "recorded"
+CONFIG = {
+    "replicas": 2,
+    "devices": [],
+    "max_staleness": 0,
+    "kv_blocks": 64,
+    "slots": 8,
+    "extra_samples": 0,
+    "rollout.max_tokens": 230,
+    "learner.micro_batch_tokens": 4096,
+    "learner.weights_dtype": "float32",
+}
+
+
+def a_row(step=1, rollout_s=8.0, learn_s=1.0, sync_s=0.0, **others):
+    """A step of two replicas, which sample while rollouts are made. others: with _ for / where a name begins so."""
+    step_s = rollout_s + learn_s + sync_s
+    row = {"step": step, "time/step_s": step_s, "time/rollout_s": rollout_s, "time/learn_s": learn_s}
+    row |= {"time/sync_s": sync_s, "replicas/busy_s": 2 * rollout_s, "replicas/live": 2, "tokens/generated": 900}
+    row |= {f"idle/{cause}_s": 0.0 for cause in CAUSES}
+    row |= {"idle/staleness_gate_s": 2 * learn_s, "idle/weight_sync_s": 2 * sync_s, "host/machine_cpu_share": 1.0}
+    return row | {name.replace("__", "/"): value for name, value in others.items()}
+
+
+HEALTHY = a_row()
+CASES = {
+    "healthy": (HEALTHY, Limit.NONE),
+    "half of the time is the learner's": (a_row(rollout_s=3.0, learn_s=7.0), Limit.LEARNER),
+    "tools, replicas idle": (a_row(replicas__busy_s=6.0, idle__tool_wait_s=10.0), Limit.TOOL),
+    "tools, a request here and there": (a_row(tools__starved_s=5.0), Limit.TOOL),
+    "tail": (a_row(rollout__tail_s=5.0), Limit.TAIL),
+    "kv": (a_row(kv__blocked_s=6.0), Limit.KV),
+    "reward": (a_row(replicas__busy_s=6.0, idle__reward_s=10.0), Limit.REWARD),
+    "loading weights": (a_row(rollout_s=3.0, sync_s=7.0), Limit.SYNC),
+    "publishing weights": (a_row(rollout_s=3.0, learn_s=7.0, learner__publish_s=6.0), Limit.SYNC),
+    "loop": (a_row(host__loop_blocked_s=4.0), Limit.HOST),
+    "a loop without a stall and without time": (a_row(host__loop_cpu_share=0.95), Limit.HOST),
+    "a loop that computes a lot": (a_row(host__loop_cpu_share=0.7), Limit.NONE),
+    "node's own work": (a_row(replicas__busy_s=6.0, idle__host_s=10.0), Limit.HOST),
+    "dead": (a_row(replicas__busy_s=8.0, idle__down_s=8.0, replicas__live=1), Limit.DEAD_REPLICA),
+    "taking turns, with room": (a_row(rollout_s=5.0, learn_s=5.0, host__machine_cpu_share=0.5), Limit.STALENESS),
+    "taking turns, without": (a_row(rollout_s=4.5, learn_s=5.5), Limit.LEARNER),
+    "a dead replica and a slow learner": (
+        a_row(rollout_s=2.0, learn_s=8.0, idle__down_s=10.0, replicas__live=1, replicas__busy_s=2.0),
+        Limit.DEAD_REPLICA,
+    ),
+    "a loop that stands still makes all else slow": (
+        a_row(host__loop_blocked_s=4.0, tools__starved_s=6.0, rollout__tail_s=2.0),
+        Limit.HOST,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_limit_is_what_costs_most(case):
+    row, limit = CASES[case]
+    found = diagnose([row] * 3, CONFIG)
+    assert found.limit == limit
+    assert found.healthy == (limit is Limit.NONE)
+
+
+def test_the_line_at_which_the_loop_stands_is_named():
+    rows = [
+        {**a_row(host__loop_blocked_s=4.0), "host/blocked_at/mine.py:12 clean": 1.5, "host/blocked_at/own.py:3 x": 1.0},
+        {**a_row(host__loop_blocked_s=4.0), "host/blocked_at/mine.py:12 clean": 1.5},
+    ]
+    found = diagnose(rows, CONFIG)
+    assert "mine.py:12 clean" in found.sentence
+    assert any("mine.py:12 clean" in alarm.text for alarm in found.alarms)
+
+
+def test_a_gate_that_is_shut_while_both_sides_wait_is_staleness():
+    row = a_row(learn_s=0.5, replicas__busy_s=16.0, rollout__tail_s=7.5, time__lease_wait_s=6.0)
+    assert diagnose([row], CONFIG).limit == Limit.TAIL
+    found = diagnose([row], CONFIG | {"max_staleness": 1})
+    assert found.limit == Limit.STALENESS
+    assert "max_staleness=1" in found.sentence
+    open_gate = row | {"time/lease_wait_s": 0.5}
+    assert diagnose([open_gate], CONFIG | {"max_staleness": 1}).limit == Limit.TAIL
+
+
+def test_replicas_without_work_behind_a_shut_gate_do_not_wait_for_the_host():
+    row = a_row(replicas__busy_s=6.0, idle__host_s=10.0, time__lease_wait_s=8.0)
+    assert diagnose([row], CONFIG | {"max_staleness": 1}).limit == Limit.STALENESS
+
+
+def test_a_learner_that_trains_beside_the_rollouts_costs_nothing():
+    row = a_row(rollout_s=5.0, learn_s=5.0) | {"replicas/busy_s": 20.0, "idle/staleness_gate_s": 0.0}
+    assert diagnose([row], CONFIG | {"max_staleness": 1}).limit == Limit.NONE
+
+
+@pytest.mark.parametrize(("devices", "limit"), [([0, 1, 2], Limit.STALENESS), ([0], Limit.LEARNER)])
+def test_on_gpus_more_staleness_helps_where_the_learner_has_its_own(devices, limit):
+    row = a_row(rollout_s=4.5, learn_s=5.5)
+    assert diagnose([row], CONFIG | {"devices": devices, "learner_ranks": 1}).limit == limit
+
+
+def test_the_newest_steps_count_and_those_without_a_pace_do_not():
+    slow = a_row(rollout_s=1.0, learn_s=99.0)
+    rows = [slow, *(a_row(step) for step in range(2, 2 + WINDOW)), {"step": 99, "reward": 1.0}, {"eval/accuracy": 1.0}]
+    found = diagnose(rows, CONFIG)
+    assert found.limit == Limit.NONE
+    assert found.steps == (2, 1 + WINDOW)
+    assert diagnose(rows, CONFIG, window=WINDOW + 1).limit == Limit.LEARNER
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "option", "value", "figure"),
+    [
+        (CASES["tools, replicas idle"][0] | {"tools/calls_jailed": 9}, {}, "slots", 8, Limit.TOOL),
+        (CASES["tail"][0], {}, "extra_samples", 0, Limit.TAIL),
+        (CASES["tail"][0], {"extra_samples": 4}, "rollout.max_tokens", 230, Limit.TAIL),
+        (CASES["kv"][0], {}, "kv_blocks", 64, Limit.KV),
+        (CASES["loading weights"][0], {}, "learner.weights_dtype", "float32", Limit.SYNC),
+        (CASES["reward"][0], {}, "", None, Limit.REWARD),
+        (CASES["reward"][0], {"graders": 4}, "graders", 4, Limit.REWARD),
+        (
+            CASES["half of the time is the learner's"][0] | {"learner/tokens": 9000, "learner/trajectories": 3},
+            {},
+            "learner.micro_batch_tokens",
+            4096,
+            Limit.LEARNER,
+        ),
+        (CASES["taking turns, with room"][0], {}, "max_staleness", 0, Limit.STALENESS),
+    ],
+)
+def test_the_first_advice_names_the_option_that_changes_the_limit(row, config, option, value, figure):
+    found = diagnose([row], CONFIG | config)
+    first = found.advice[0]
+    assert found.limit == figure
+    assert (first.option, first.value) == (option, value)
+    assert first.figures == {figure: found.lost[figure]}
+    assert option in str(first)
+
+
+@pytest.mark.parametrize(
+    ("figures", "names", "option"),
+    [
+        ({"replicas/live": 1}, {"replicas/live", "replicas/deaths"}, "kv_blocks"),
+        ({"replicas/deaths": 1}, {"replicas/live", "replicas/deaths"}, "kv_blocks"),
+        ({"host/loop_blocked_s": 1.5}, {"host/loop_blocked_s"}, ""),
+        ({"kv/preemptions": 3, "kv_peak/replica1": 0.95}, {"kv/preemptions", "kv_peak"}, "kv_blocks"),
+        ({"rollout/trajectories": 20, "rollout/trajectories_failed": 1}, {"rollout/trajectories_failed"}, ""),
+        ({"rollout/trajectories": 20, "stop/length": 6}, {"stop/length"}, "rollout.max_tokens"),
+        ({"rollout/trajectories": 20, "stop/deadline": 2}, {"stop/deadline"}, "deadline_s"),
+        ({"groups/all": 8, "groups/flat": 5, "groups/solved": 5}, {"groups/flat", "groups/solved"}, "refills"),
+    ],
+)
+def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, names, option):
+    found = diagnose([HEALTHY | figures], CONFIG | {"refills": 0, "deadline_s": 120.0})
+    [alarm] = found.alarms
+    assert set(alarm.figures) == names
+    assert alarm.option == option
+    [without] = diagnose([HEALTHY | figures], {"replicas": 2}).alarms
+    assert without.option == "", "the recipe has none"
+    assert found.limit == Limit.NONE
+    assert not found.healthy
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"kv/preemptions": 3, "kv_peak/replica1": 0.5},
+        {"rollout/trajectories": 20, "stop/length": 5},
+        {"groups/all": 8, "groups/flat": 4},
+        {"host/loop_blocked_s": 0.5},
+    ],
+)
+def test_what_is_usual_is_no_alarm(figures):
+    assert diagnose([HEALTHY | figures], CONFIG).alarms == ()
+
+
+def test_the_sentence_names_the_slowest_tool():
+    tool = CASES["tools, replicas idle"][0] | {"tools/wait/search_s": 30.0, "tools/wait/python_s": 4.0}
+    assert "`search`" in diagnose([tool], CONFIG).sentence
+
+
+def test_without_steps_or_without_the_replicas_seconds_nothing_is_claimed():
+    assert diagnose([], {}).limit == Limit.NONE
+    old = {"step": 1, "time/step_s": 2.0, "time/rollout_s": 0.2, "time/learn_s": 1.8}
+    assert diagnose([old], {}).limit == Limit.NONE
+    summary = {"idle_attribution_s": {"replica0": {"busy": 1.0, "staleness_gate": 9.0}}}
+    assert diagnose([old], {}, summary).limit == Limit.LEARNER
+    assert diagnose([old], {"nodes_only": True}, summary).limit == Limit.NONE, "others make the rollouts"
+
+
+numbers = st.floats(0, 10)
+names = [name for name in HEALTHY if name != "step"] + ["kv/blocked_s", "tools/starved_s", "rollout/tail_s"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(names), numbers), max_size=4), st.integers(0, 2))
+def test_any_rows_give_a_sentence_and_shares_that_are_none_below_zero(rows, staleness):
+    found = diagnose([{"step": step, **row} for step, row in enumerate(rows)], {"max_staleness": staleness})
+    assert found.sentence.endswith(".")
+    assert found.sentence[0].isupper()
+    assert all(share >= 0 for share in found.lost.values())
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_recorded_run_with_one_fault_is_limited_by_it(path):
+    config, *rows = map(json.loads, path.read_text().splitlines())
+    expected = {"healthy": Limit.NONE, "dead": Limit.DEAD_REPLICA}.get(path.stem) or Limit(path.stem)
+    found = diagnose(rows, config)
+    assert found.limit == expected, found
