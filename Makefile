@@ -6,7 +6,9 @@ quick := not (real or hostile or slow) or smoke
 SEED := $(shell date +%s)
 benches := fleet gateway learner mismatch nodes recording rollout sandbox sim_fleet sim_nodes step streaming weights
 
-.PHONY: help venv serve-env quickstart test test-all lint bench clean
+node_modules := requirements/node_modules/.package-lock.json
+
+.PHONY: help venv serve-env quickstart test test-all lint lint-page format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -27,12 +29,23 @@ test-all: serve-env ## the tests that `make test` leaves out, and a search with 
 	@echo "examples of hypothesis are drawn from SEED=$(SEED)"
 	@$(python) -m pytest -m "not ($(quick)) or hypothesis" --hypothesis-profile=search --hypothesis-seed=$(SEED) $(ARGS)
 
-lint: venv ## ruff and mypy
+lint: venv ## ruff and mypy; prettier and tsc for the JavaScript of a run's page
 	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; \
+	else echo "the page's JavaScript is not checked: npm is not installed"; fi
+
+lint-page: $(node_modules)
+	@npm run --silent --prefix requirements check
+
+format: venv $(node_modules) ## ruff format and prettier, in place
+	@$(python) -m ruff format . && npm run --silent --prefix requirements format
+
+$(node_modules): requirements/package-lock.json
+	@npm ci --silent --prefix requirements
 
 bench: venv ## every bench in its quick form
 	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench $$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
-	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native*.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native*.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info requirements/node_modules
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """The page itself: index.html with its modules, as files of a server or as one file.
 
-There is no build step. The modules of static/ import each other by bare names ("view/dom"), which the page's import map
-gives an address: that of the server, or in one file the module's own text.
+There is no build step. The modules of static/ import each other by bare names ("view/parts/dom"). The page's import map
+gives each name an address: that of the server, or in one file the module's own text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def plot_folder() -> Path:
 
 
 def modules() -> dict[str, Path]:
-    """The name by which it is imported -> file."""
-    return {f"view/{path.stem}": path for path in sorted(STATIC.glob("*.js"))}
+    """Returns the page's modules: the name by which each is imported ("view/parts/dom"), and its file."""
+    return {f"view/{path.relative_to(STATIC).with_suffix('')}": path for path in sorted(STATIC.rglob("*.js"))}
 
 
 def served_page() -> str:
@@ -42,7 +42,7 @@ def served_page() -> str:
     return _page(
         style='<link rel="stylesheet" href="/plots/uPlot.min.css">\n<link rel="stylesheet" href="/static/style.css">',
         plots='<script src="/plots/uPlot.iife.js"></script>',
-        addresses={name: f"/static/{path.name}" for name, path in modules().items()},
+        addresses={name: f"/static/{path.relative_to(STATIC)}" for name, path in modules().items()},
         answers=None,
     )
 

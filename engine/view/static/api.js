@@ -17,13 +17,17 @@ export async function ask(name, words = {}) {
   const where = address(name, words);
   if (answers) {
     if (where in answers) return answers[where];
-    throw new Problem("this is not in the exported file, which holds the newest steps of the run only");
+    throw new Problem(
+      "this is not in the exported file, which holds the newest steps of the run only",
+    );
   }
   let response;
   try {
     response = await fetch(`/api/${where}`);
   } catch {
-    throw new Problem("the server does not answer. Fix: start python -m engine.programs.view again");
+    throw new Problem(
+      "the server does not answer. Fix: start python -m engine.programs.view again",
+    );
   }
   return read(response);
 }
@@ -65,7 +69,9 @@ export const forget = (run) => kept.delete(run);
 export function column(found, name, horizontal = null) {
   const values = found.values[name] ?? [];
   const axis = horizontal ? (found.values[horizontal] ?? []) : found.step;
-  const rows = values.map((value, row) => [axis[row], value]).filter(([x, value]) => value !== null && x !== null && x !== undefined);
+  const rows = values
+    .map((value, row) => [axis[row], value])
+    .filter(([x, value]) => value !== null && x !== null && x !== undefined);
   return { x: rows.map((row) => row[0]), y: rows.map((row) => row[1]) };
 }
 
@@ -74,7 +80,9 @@ export function curve(found, name, horizontal = null) {
   const whole = column(found, name, horizontal);
   if (!whole.x.length || name.startsWith("eval/")) return whole; // measured at some steps only
   const trained = found.values["time/step_s"] ?? [];
-  const values = found.values[name].map((value, row) => (value === null && (trained[row] ?? null) !== null ? undefined : value));
+  const values = found.values[name].map((value, row) =>
+    value === null && (trained[row] ?? null) !== null ? undefined : value,
+  );
   const rows = column({ ...found, values: { ...found.values, [name]: values } }, name, horizontal);
   return { x: rows.x, y: rows.y.map((value) => value ?? null) };
 }

@@ -1,25 +1,25 @@
 // The frame of the page: which run, which page, light or dark, and what is asked again while a run goes on.
 
 import { ask, exported, forget, Problem } from "view/api";
-import { badge, empty, h, runColor, tip } from "view/dom";
-import { groups } from "view/groups";
-import { learning } from "view/learning";
-import { now } from "view/now";
-import { placement } from "view/placement";
-import { run } from "view/run";
-import { sandbox } from "view/sandbox";
-import { time } from "view/time";
-import { trajectory } from "view/trajectory";
+import { badge, empty, h, runColor, tip } from "view/parts/dom";
+import { groups } from "view/pages/groups";
+import { learning } from "view/pages/learning";
+import { now } from "view/pages/now";
+import { placement } from "view/pages/placement";
+import { run } from "view/pages/run";
+import { sandbox } from "view/pages/sandbox";
+import { time } from "view/pages/time";
+import { trajectory } from "view/pages/trajectory";
 
 const PAGES = [
-  ["now", "Now", now],
-  ["time", "Where time goes", time],
-  ["groups", "Groups", groups],
-  ["trajectory", "Trajectory", trajectory],
-  ["learning", "Learning", learning],
-  ["placement", "Placement", placement],
-  ["sandbox", "Sandbox", sandbox],
-  ["run", "Run", run],
+  { name: "now", title: "Now", build: now },
+  { name: "time", title: "Where time goes", build: time },
+  { name: "groups", title: "Groups", build: groups },
+  { name: "trajectory", title: "Trajectory", build: trajectory },
+  { name: "learning", title: "Learning", build: learning },
+  { name: "placement", title: "Placement", build: placement },
+  { name: "sandbox", title: "Sandbox", build: sandbox },
+  { name: "run", title: "Run", build: run },
 ];
 const LIVE = new Set(["now", "learning"]); // drawn again when rows come; on others a reader would lose the place
 const POLL_MS = 2000;
@@ -29,7 +29,7 @@ const state = { runs: [], page: "now", words: {}, drawing: 0, newer: false };
 /** "#/groups?run=0&step=8" */
 function readAddress() {
   const [page, query] = location.hash.replace(/^#\//, "").split("?");
-  state.page = PAGES.some(([name]) => name === page) ? page : "now";
+  state.page = PAGES.some(({ name }) => name === page) ? page : "now";
   state.words = Object.fromEntries(new URLSearchParams(query ?? ""));
 }
 
@@ -54,18 +54,42 @@ function drawHeader() {
       "div",
       { class: "row" },
       h("span", { class: "mark" }, "rocstar"),
-      h("div", { class: "runs" }, state.runs.map((one, number) =>
-        h("button", { "aria-pressed": String(number === chosen), title: one.path, onclick: () => go(state.page, { run: number }) },
-          h("i", { style: { background: runColor(number) } }), one.name))),
+      h(
+        "div",
+        { class: "runs" },
+        state.runs.map((one, number) =>
+          h(
+            "button",
+            {
+              "aria-pressed": String(number === chosen),
+              title: one.path,
+              onclick: () => go(state.page, { run: number }),
+            },
+            h("i", { style: { background: runColor(number) } }),
+            one.name,
+          ),
+        ),
+      ),
       badge(found.state, kinds[found.state]),
       h("span", { class: "muted number" }, steps),
       exported ? badge("exported") : null,
-      state.newer ? h("button", { id: "newer", onclick: () => redraw() }, "show what has come since") : null,
+      state.newer
+        ? h("button", { id: "newer", onclick: () => redraw() }, "show what has come since")
+        : null,
       h("span", { class: "spacer" }),
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
     ),
-    h("nav", { class: "row", "aria-label": "pages" }, PAGES.map(([name, title]) =>
-      h("a", { href: `#/${name}?run=${chosen}`, "aria-current": name === state.page ? "page" : null }, title))),
+    h(
+      "nav",
+      { class: "row", "aria-label": "pages" },
+      PAGES.map(({ name, title }) =>
+        h(
+          "a",
+          { href: `#/${name}?run=${chosen}`, "aria-current": name === state.page ? "page" : null },
+          title,
+        ),
+      ),
+    ),
   );
 }
 
@@ -78,7 +102,7 @@ function redraw() {
 async function drawPage() {
   const drawing = ++state.drawing;
   const place = document.getElementById("page");
-  const [, title, build] = PAGES.find(([name]) => name === state.page);
+  const { title, build } = PAGES.find(({ name }) => name === state.page);
   document.title = `${title} · ${state.runs[chosenRun()].name}`;
   const context = {
     run: chosenRun(),
@@ -96,7 +120,9 @@ async function drawPage() {
   }
   if (drawing !== state.drawing) return; // another page was asked for meanwhile
   tip(null, "");
-  const problems = state.runs[chosenRun()].problems.slice(0, 5).map((line) => h("div", { class: "problem" }, line));
+  const problems = state.runs[chosenRun()].problems
+    .slice(0, 5)
+    .map((line) => h("div", { class: "problem" }, line));
   place.replaceChildren(...problems, ...[content].flat());
   place.dataset.page = state.page;
   place.dataset.drawn = String(drawing);

@@ -1,11 +1,15 @@
 // A list of any length: only what is in view is in the document.
 
-import { h } from "view/dom";
+import { h } from "view/parts/dom";
 
 /** height: of a row, in pixels. row: (index) => element of class "item". view: pixels of the list. */
 export function virtualList({ count, height, row, view = 620, id = null }) {
   const sizer = h("div", { class: "sizer", style: { height: `${count * height}px` } });
-  const scroll = h("div", { class: "scroll", id, tabindex: "0", role: "list", style: { maxHeight: `${view}px` } }, sizer);
+  const scroll = h(
+    "div",
+    { class: "scroll", id, tabindex: "0", role: "list", style: { maxHeight: `${view}px` } },
+    sizer,
+  );
   const shown = new Map();
   let asked = false;
   const show = () => {
@@ -28,10 +32,14 @@ export function virtualList({ count, height, row, view = 620, id = null }) {
       sizer.append(element);
     }
   };
-  scroll.addEventListener("scroll", () => {
-    if (!asked) requestAnimationFrame(show);
-    asked = true;
-  }, { passive: true });
+  scroll.addEventListener(
+    "scroll",
+    () => {
+      if (!asked) requestAnimationFrame(show);
+      asked = true;
+    },
+    { passive: true },
+  );
   show();
   return scroll;
 }

@@ -1,8 +1,18 @@
 // What a replica may do or wait for: colours and words, the same on every page.
 
-import { color } from "view/dom";
+import { color } from "view/parts/dom";
 
-export const CAUSES = ["busy", "tool_wait", "long_tail", "kv_blocked", "staleness_gate", "reward", "weight_sync", "host", "down"];
+export const CAUSES = [
+  "busy",
+  "tool_wait",
+  "long_tail",
+  "kv_blocked",
+  "staleness_gate",
+  "reward",
+  "weight_sync",
+  "host",
+  "down",
+];
 
 const TEXTS = {
   busy: "sampling",
@@ -21,8 +31,16 @@ export const causeColor = (cause) => color(cause) || color("other");
 
 // What limits a run (engine.diagnosis.limit.Limit), by the cause whose colour it has.
 const LIMITS = {
-  "dead replica": "down", host: "host", tool: "tool_wait", kv: "kv_blocked", tail: "long_tail", reward: "reward",
-  learner: "staleness_gate", sync: "weight_sync", staleness: "staleness_gate", none: "busy",
+  "dead replica": "down",
+  host: "host",
+  tool: "tool_wait",
+  kv: "kv_blocked",
+  tail: "long_tail",
+  reward: "reward",
+  learner: "staleness_gate",
+  sync: "weight_sync",
+  staleness: "staleness_gate",
+  none: "busy",
 };
 
 export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");

@@ -1,7 +1,7 @@
 // Lanes on a canvas: replicas with their idle time, KV use and requests; below, the spans of every track. Drag to zoom.
 
-import { causeColor, causeText } from "view/causes";
-import { color, h, number, seconds, tip, whole } from "view/dom";
+import { causeColor, causeText } from "view/parts/causes";
+import { color, h, number, seconds, tip, whole } from "view/parts/dom";
 
 const LEFT = 128; // pixels of names
 const AXIS = 34; // seconds, and below them where a step begins
@@ -19,7 +19,13 @@ export class Lanes {
     this.rows = layout(found);
     this.height = this.rows.at(-1).bottom + 6;
     this.dragged = null;
-    this.canvas = h("canvas", { class: "lanes", id: "lanes", role: "img", "aria-label": "timeline", style: { height: `${this.height}px` } });
+    this.canvas = h("canvas", {
+      class: "lanes",
+      id: "lanes",
+      role: "img",
+      "aria-label": "timeline",
+      style: { height: `${this.height}px` },
+    });
     this.element = this.canvas;
     this.canvas.addEventListener("pointerdown", (event) => this.begin(event));
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
@@ -43,7 +49,10 @@ export class Lanes {
   at(event) {
     const box = this.canvas.getBoundingClientRect();
     const share = (event.clientX - box.left - LEFT) / (box.width - LEFT);
-    return { time: this.from + Math.max(0, Math.min(1, share)) * (this.to - this.from), y: event.clientY - box.top };
+    return {
+      time: this.from + Math.max(0, Math.min(1, share)) * (this.to - this.from),
+      y: event.clientY - box.top,
+    };
   }
 
   begin(event) {
@@ -59,7 +68,12 @@ export class Lanes {
       return;
     }
     const row = this.rows.find((one) => y >= one.top && y < one.bottom);
-    tip(event, row ? row.text(time, y, (this.to - this.from) / Math.max(1, this.canvas.clientWidth - LEFT)) : "");
+    tip(
+      event,
+      row
+        ? row.text(time, y, (this.to - this.from) / Math.max(1, this.canvas.clientWidth - LEFT))
+        : "",
+    );
   }
 
   end(event) {
@@ -133,13 +147,19 @@ function layout(found) {
     rows.push(Object.assign(row, { top, bottom: top + height }));
     top += height + gap;
   };
-  const kv = Math.max(1, ...found.replicas.flatMap((replica) => replica.engine.used_blocks ?? []).filter((_, at, all) => all.length < 50000 || at % 7 === 0));
+  const kv = Math.max(
+    1,
+    ...found.replicas
+      .flatMap((replica) => replica.engine.used_blocks ?? [])
+      .filter((_, at, all) => all.length < 50000 || at % 7 === 0),
+  );
   for (const replica of found.replicas) {
     add(stateRow(replica), STATE, 1);
     if (replica.engine.at?.length) add(useRow(replica, kv), USE, 8);
     else top += 6;
   }
-  for (const { node, track, spans } of found.tracks) add(spanRow(node, track, spans), trackHeight(spans), 9);
+  for (const { node, track, spans } of found.tracks)
+    add(spanRow(node, track, spans), trackHeight(spans), 9);
   if (found.lag.length) add(lagRow(found.lag), 22, 4);
   return rows.length ? rows : [{ top, bottom: top + 20, draw: () => {}, text: () => "" }];
 }
@@ -182,7 +202,8 @@ function useRow(replica, most) {
       }
       pen.globalAlpha = 1;
       pen.fillStyle = color("bad");
-      for (let index = 0; index < at.length; index++) if (preempted[index]) pen.fillRect(x(at[index]) - 1, row.top, 2, USE);
+      for (let index = 0; index < at.length; index++)
+        if (preempted[index]) pen.fillRect(x(at[index]) - 1, row.top, 2, USE);
     },
     text(time) {
       let index = at.findIndex((one) => one >= time);
@@ -196,7 +217,14 @@ function useRow(replica, most) {
 function spanColor(track, name) {
   if (track === "trajectories") return name === "generate" ? color("busy") : color("tool_wait");
   if (track === "tool calls") return name === "ok" ? color("good") : color("bad");
-  return { reward: color("reward"), learner: color("staleness_gate"), weights: color("weight_sync"), evaluation: color("run-3") }[track] ?? color("other");
+  return (
+    {
+      reward: color("reward"),
+      learner: color("staleness_gate"),
+      weights: color("weight_sync"),
+      evaluation: color("run-3"),
+    }[track] ?? color("other")
+  );
 }
 
 function spanRow(node, track, spans) {
@@ -213,15 +241,24 @@ function spanRow(node, track, spans) {
         if (end < from || begin > to) continue;
         pen.fillStyle = spanColor(track, spans.name[index]);
         const lane = row.top + Math.round(spans.lane[index] * height); // on whole pixels: thin lanes would blur into bands
-        pen.fillRect(x(begin), lane, Math.max(0.8, x(end) - x(begin)), Math.max(1, Math.floor(height > 3 ? height - 1 : height)));
+        pen.fillRect(
+          x(begin),
+          lane,
+          Math.max(0.8, x(end) - x(begin)),
+          Math.max(1, Math.floor(height > 3 ? height - 1 : height)),
+        );
       }
     },
     text(time, y, perPixel) {
       const lane = Math.floor((y - row.top) / height);
       const near = 2 * perPixel;
-      const index = spans.lane.findIndex((one, at) => one === lane && time >= spans.start[at] - near && time <= spans.end[at] + near);
+      const index = spans.lane.findIndex(
+        (one, at) => one === lane && time >= spans.start[at] - near && time <= spans.end[at] + near,
+      );
       if (index < 0) return "";
-      const args = Object.entries(spans.args[index]).map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : value}`).join(", ");
+      const args = Object.entries(spans.args[index])
+        .map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : value}`)
+        .join(", ");
       return `${spans.name[index]}, ${seconds(spans.end[index] - spans.start[index])}${args ? `\n${args}` : ""}`;
     },
   };
@@ -242,7 +279,10 @@ function lagRow(lag) {
       }
     },
     text(time) {
-      const near = lag.reduce((best, one) => (Math.abs(one[0] - time) < Math.abs(best[0] - time) ? one : best), lag[0]);
+      const near = lag.reduce(
+        (best, one) => (Math.abs(one[0] - time) < Math.abs(best[0] - time) ? one : best),
+        lag[0],
+      );
       return `the event loop was ${seconds(near[1])} late`;
     },
   };

@@ -1,6 +1,6 @@
 // Stacked columns, one for each step, on a canvas.
 
-import { color, h, legend, seconds, tip } from "view/dom";
+import { color, h, legend, seconds, tip } from "view/parts/dom";
 
 const LEFT = 46;
 const BOTTOM = 18;
@@ -8,8 +8,14 @@ const HEIGHT = 190;
 
 /** parts: [[label, values by row, colour]], the first at the bottom. onclick: with the step. */
 export function stacked(rows, parts, onclick) {
-  const at = rows.step.map((_, row) => row).filter((row) => parts.some(([, values]) => values[row] != null));
-  const canvas = h("canvas", { style: { display: "block", width: "100%", height: `${HEIGHT}px` }, role: "img", "aria-label": "seconds by step" });
+  const at = rows.step
+    .map((_, row) => row)
+    .filter((row) => parts.some(([, values]) => values[row] != null));
+  const canvas = h("canvas", {
+    style: { display: "block", width: "100%", height: `${HEIGHT}px` },
+    role: "img",
+    "aria-label": "seconds by step",
+  });
   const total = (row) => parts.reduce((sum, [, values]) => sum + (values[row] ?? 0), 0);
   const most = Math.max(1e-9, ...at.map(total));
   const column = (event) => {
@@ -57,7 +63,13 @@ export function stacked(rows, parts, onclick) {
   };
   canvas.addEventListener("mousemove", (event) => {
     const row = column(event);
-    const text = row === undefined ? "" : [`step ${rows.step[row]}: ${seconds(total(row))}`, ...parts.map(([label, values]) => `${label} ${seconds(values[row] ?? 0)}`)].join("\n");
+    const text =
+      row === undefined
+        ? ""
+        : [
+            `step ${rows.step[row]}: ${seconds(total(row))}`,
+            ...parts.map(([label, values]) => `${label} ${seconds(values[row] ?? 0)}`),
+          ].join("\n");
     tip(event, text);
   });
   canvas.addEventListener("mouseleave", (event) => tip(event, ""));

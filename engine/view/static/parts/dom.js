@@ -9,19 +9,24 @@ export function h(tag, attributes = {}, ...children) {
     else if (name === "style" && typeof value === "object") Object.assign(element.style, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined),
+  );
   return element;
 }
 
-export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const color = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 export const runColor = (number) => color(`run-${number % 6}`);
 
 // Numbers. A value that is not there is a dash, so that columns stay aligned.
 const there = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 export const fixed = (value, digits = 2) => (there(value) ? Number(value).toFixed(digits) : "–");
-export const signed = (value, digits = 2) => (there(value) ? (value > 0 ? "+" : "") + Number(value).toFixed(digits) : "–");
+export const signed = (value, digits = 2) =>
+  there(value) ? (value > 0 ? "+" : "") + Number(value).toFixed(digits) : "–";
 export const whole = (value) => (there(value) ? Math.round(value).toLocaleString("en-US") : "–");
-export const percent = (share, digits = 0) => (there(share) ? `${(100 * share).toFixed(digits)} %` : "–");
+export const percent = (share, digits = 0) =>
+  there(share) ? `${(100 * share).toFixed(digits)} %` : "–";
 
 export function seconds(value) {
   if (!there(value)) return "–";
@@ -36,9 +41,9 @@ export function seconds(value) {
 
 export function bytes(value) {
   if (!there(value)) return "–";
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
-  }
+  if (value >= 1e9) return `${(value / 1e9).toFixed(1)} GB`;
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(1)} kB`;
   return `${value} B`;
 }
 
@@ -48,7 +53,11 @@ export function number(value) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return whole(value);
   const size = Math.abs(value);
-  return size >= 1000 ? whole(value) : size >= 0.001 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+  return size >= 1000
+    ? whole(value)
+    : size >= 0.001
+      ? String(Number(value.toPrecision(4)))
+      : value.toExponential(2);
 }
 
 /** Names of metrics and causes as words: "tool_wait" is "tool wait". */
@@ -69,7 +78,11 @@ export function badge(text, kind = "") {
 
 /** columns: [{ name, cell: row => text or element, number: right-aligned, key: row => colour }] */
 export function table(columns, rows, { onclick = null, id = null } = {}) {
-  const head = h("tr", {}, columns.map((column) => h("th", { class: column.number ? "number" : null }, column.name)));
+  const head = h(
+    "tr",
+    {},
+    columns.map((column) => h("th", { class: column.number ? "number" : null }, column.name)),
+  );
   const body = rows.map((row) =>
     h(
       "tr",
@@ -101,19 +114,34 @@ export function stepChooser(steps, chosen, onchange) {
     "span",
     { class: "toolbar" },
     h("label", {}, "step"),
-    h("button", { "aria-label": "step before", disabled: at <= 0, onclick: () => onchange(steps[at - 1]) }, "‹"),
+    h(
+      "button",
+      { "aria-label": "step before", disabled: at <= 0, onclick: () => onchange(steps[at - 1]) },
+      "‹",
+    ),
     h(
       "select",
       { "aria-label": "step", onchange: (event) => onchange(Number(event.target.value)) },
       steps.map((step) => h("option", { value: step, selected: step === chosen }, String(step))),
     ),
-    h("button", { "aria-label": "step after", disabled: at >= steps.length - 1, onclick: () => onchange(steps[at + 1]) }, "›"),
+    h(
+      "button",
+      {
+        "aria-label": "step after",
+        disabled: at >= steps.length - 1,
+        onclick: () => onchange(steps[at + 1]),
+      },
+      "›",
+    ),
   );
 }
 
 export function legend(entries) {
-  return h("div", { class: "legend" }, entries.map(([text, paint]) =>
-    h("span", {}, h("i", { style: { background: paint } }), text)));
+  return h(
+    "div",
+    { class: "legend" },
+    entries.map(([text, paint]) => h("span", {}, h("i", { style: { background: paint } }), text)),
+  );
 }
 
 let tipElement = null;
