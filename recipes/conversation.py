@@ -3,8 +3,8 @@
     speaker = OnReplica(chat, replica, max_tokens=4096, temperature=0.6)
     await converse("What is 6 * 7?", speaker, {"python": tool}, max_turns=10, console=Console())
 
-A `Speaker` says the turns: `OnReplica` here, token by token on a replica of ours, or
-`recipes.rstar2.endpoint.OnEndpoint` behind an OpenAI-compatible server. What a chat program needs beside it is here
+A `Speaker` says the turns: `OnReplica` here, token by token on a replica of ours, or `OnEndpoint` of
+`recipes.rstar2.parts.sampling.endpoint` behind an OpenAI-compatible server. What a chat program needs beside it is here
 too: lines that are typed, a replica, the folder of a checkpoint, and one line for what is no bug.
 """
 

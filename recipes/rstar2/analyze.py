@@ -13,7 +13,7 @@ they were sampled. Writes into RUN/analysis/:
 
 Entropies are those of one model for all steps, by default the run's last weights, at temperature 1; the mean entropy
 of the policy while it was trained is the learner's own metric and is drawn beside them. What counts as high, forking
-and reflection is defined in `recipes/rstar2/analysis/token_entropy.py`.
+and reflection is defined in `recipes/rstar2/parts/analysis/token_entropy.py`.
 
 A step whose entropies are computed is not computed again (RUN/analysis/entropies/): an interrupted analysis goes on by
 the same command.
@@ -30,10 +30,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from zipfile import BadZipFile
 
-from sandbox.printable import printable
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -44,9 +40,10 @@ from engine.console.options import parse
 from engine.console.progress import Bar
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.watchdog import exit_process
-from recipes.rstar2.analysis import report_curves
-from recipes.rstar2.analysis.entropy_page import Scale, Shown, page
-from recipes.rstar2.analysis.token_entropy import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE, shares
+from recipes.rstar2.parts.analysis import report_curves
+from recipes.rstar2.parts.analysis.entropy_page import Scale, Shown, page
+from recipes.rstar2.parts.analysis.token_entropy import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE, shares
+from sandbox.printable import printable
 
 # What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
 FOREIGN_NLL = 0.5
@@ -159,7 +156,7 @@ def analyze(config: Config, console: Console) -> dict[str, Any]:
         raise ValueError(f"{path_of(config.run, empty[0])} holds no rollout with a sampled token. Fix: other steps=")
     import torch
 
-    from recipes.rstar2.analysis.scoring import EntropyScorer
+    from recipes.rstar2.parts.analysis.scoring import EntropyScorer
 
     torch.set_num_threads(config.threads)
     if config.device == "cuda" and not torch.cuda.is_available():

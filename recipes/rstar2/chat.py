@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 from rich.console import Console
 
 from engine.console.options import parse
@@ -30,8 +28,8 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.watchdog import exit_process
 from engine.tools.python_tool import schema
 from recipes.conversation import OnReplica, Speaker, a_replica, converse, opened, run, typed_lines, weights_folder
-from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
-from recipes.rstar2.template import PROTOCOLS, Protocol, chat_config, python_tool
+from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol, chat_config, python_tool
 from sandbox import Sandbox, SandboxConfig
 
 BLOCK = 32  # tokens of a block of the KV cache

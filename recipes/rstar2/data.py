@@ -9,7 +9,7 @@ writes train.parquet and test.parquet into the output folder (whichever has rows
 release or in the SFT format, with dropped.jsonl (each row that is not used, and why) and report.json (counts, hashes,
 the command). Rows stream through, so memory is bounded. The same command goes on with work that was interrupted.
 
-The sets and how their rows are read are in `recipes/rstar2/preparation/`.
+The sets and how their rows are read are in `recipes/rstar2/parts/preparation/`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sandbox.printable import printable
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -41,8 +37,8 @@ from engine.console.progress import Bar
 from engine.data.prompts import read_prompts
 from engine.data.tables import shown
 from engine.errors import BadInput
-from recipes.rstar2.preparation.rows import Dropped, Place, Row, WrongField
-from recipes.rstar2.preparation.rules import (
+from recipes.rstar2.parts.preparation.rows import Dropped, Place, Row, WrongField
+from recipes.rstar2.parts.preparation.rules import (
     Agreement,
     Contamination,
     Duplicates,
@@ -54,9 +50,10 @@ from recipes.rstar2.preparation.rules import (
     not_text,
     sifted,
 )
-from recipes.rstar2.preparation.sets import SETS, DataSet, SetName
-from recipes.rstar2.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
-from recipes.rstar2.preparation.sources import Source, Sources, find, open_source
+from recipes.rstar2.parts.preparation.sets import SETS, DataSet, SetName
+from recipes.rstar2.parts.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
+from recipes.rstar2.parts.preparation.sources import Source, Sources, find, open_source
+from sandbox.printable import printable
 
 USABLE: Sequence[Rule] = (not_text, no_question, no_answer)
 

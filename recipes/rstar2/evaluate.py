@@ -25,10 +25,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-from engine.console.shown import shown
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 import msgspec
 import numpy as np
 from rich.console import Console
@@ -39,6 +35,7 @@ from algo.reward.math_reward import MathReward
 from engine.assembly.serving import ServingConfig, serving
 from engine.atomic_files import write_whole
 from engine.console.options import flat
+from engine.console.shown import shown
 from engine.errors import BadInput
 from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
@@ -46,8 +43,8 @@ from engine.run.run_folder import versions
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt, StopReason
-from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
-from recipes.rstar2.parts import (
+from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
+from recipes.rstar2.parts.sampling.options import (
     DEADLINE_S,
     ProtocolName,
     ReplicaOptions,
@@ -59,8 +56,7 @@ from recipes.rstar2.parts import (
     tool_of,
     values_of,
 )
-from recipes.rstar2.remote import RemoteRollouts, schemas
-from recipes.rstar2.sampling import (
+from recipes.rstar2.parts.sampling.problems import (
     Row,
     RowFile,
     Samples,
@@ -70,6 +66,7 @@ from recipes.rstar2.sampling import (
     sample_problems,
     sha256,
 )
+from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
 from sandbox import Sandbox
 
 # What decides no figure: where and how fast it is computed.

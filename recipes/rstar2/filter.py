@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 import msgspec
 from rich.console import Console
 
@@ -36,7 +34,7 @@ from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.telemetry.watchdog import exit_process
-from recipes.rstar2.parts import (
+from recipes.rstar2.parts.sampling.options import (
     DEADLINE_S,
     ProtocolName,
     ReplicaOptions,
@@ -47,7 +45,14 @@ from recipes.rstar2.parts import (
     open_data,
     tool_of,
 )
-from recipes.rstar2.sampling import RowFile, fingerprint, open_output, problems_bar, sample_problems, sha256
+from recipes.rstar2.parts.sampling.problems import (
+    RowFile,
+    fingerprint,
+    open_output,
+    problems_bar,
+    sample_problems,
+    sha256,
+)
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
 # What decides no row: where and how fast it is computed, and what is kept of the rows.

@@ -21,17 +21,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
-from sandbox.printable import printable
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 from rich.console import Console
 from rich.table import Table
 
 from algo.learner.config import LearnerConfig
 from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
-from recipes.rstar2.memory import (
+from recipes.rstar2.parts.memory.memory import (
     GIB,
     RESERVE_BYTES,
     Memory,
@@ -41,7 +37,8 @@ from recipes.rstar2.memory import (
     kv_bytes_per_gpu,
     memory_of,
 )
-from recipes.rstar2.sizes import SHAPES, SIZES, Size
+from recipes.rstar2.parts.memory.sizes import SHAPES, SIZES, Size
+from sandbox.printable import printable
 
 NOT_RUN = "Arithmetic only: none of it has been compared with a GPU."
 USABLE = 0.985  # CUDA gives programs some 79 GiB of a GPU that is sold with 80 GB

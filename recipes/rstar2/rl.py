@@ -20,10 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from sandbox.printable import print_logs
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 import msgspec
 from rich.console import Console
 
@@ -56,7 +52,7 @@ from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt
 from recipes.rstar2 import filter as offline
-from recipes.rstar2.parts import (
+from recipes.rstar2.parts.sampling.options import (
     DEADLINE_S,
     ProtocolName,
     ReplicaOptions,
@@ -70,7 +66,8 @@ from recipes.rstar2.parts import (
     tool_of,
     values_of,
 )
-from recipes.rstar2.sampling import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.problems import fingerprint, open_output, sha256
+from sandbox.printable import print_logs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +87,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What a run is made of. The prompt's chat, the tool and its limits are in template.py."""
+    """What a run is made of. The prompt's chat, the tool and its limits are in parts/sampling/protocol.py."""
 
     stages: tuple[Stage, ...]
     prompts_per_step: int

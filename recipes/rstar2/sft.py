@@ -3,9 +3,9 @@
     python recipes/rstar2/template.py model=models/Qwen3-14B-Base output=models/rstar2-base
     python recipes/rstar2/sft.py model=models/rstar2-base data=data/sft.parquet devices=0,1,2,3,4,5,6,7
 
-The values that are set below are those of the report (arXiv 2508.20722, section 4.1). The form of a row is described in
-tuning/conversations.py. `model` must have the chat template already (template.py). In runs/sft, beside what every run
-has:
+The values that are set below are those of the report (arXiv 2508.20722, section 4.1). parts/tuning/conversations.py
+describes the form of a row. `model` must have the chat template already (template.py). In runs/sft, beside what every
+run has:
 
     checkpoint/           the trained model, a Hugging Face folder that stands alone
     loss.png              loss of the batches and on held-out conversations
@@ -21,18 +21,15 @@ Promises
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
 import asyncio
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -54,9 +51,9 @@ from engine.run.run_folder import RunFolder, versions
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import exit_process
 from engine.types import Batch
-from recipes.rstar2.tuning.conversations import Conversation, Conversations, Lengths, Plan, Renderer
-from recipes.rstar2.tuning.format_check import Question, Reply, check_format, names, shares
-from recipes.rstar2.tuning.sft_report import LossCurve, Meter, changes, model_card, plot
+from recipes.rstar2.parts.tuning.conversations import Conversation, Conversations, Lengths, Plan, Renderer
+from recipes.rstar2.parts.tuning.format_check import Question, Reply, check_format, names, shares
+from recipes.rstar2.parts.tuning.sft_report import LossCurve, Meter, changes, model_card, plot
 
 # Of the report: 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
 # that follow instructions (Tulu 3) and 27 K of chat (Llama-Nemotron).

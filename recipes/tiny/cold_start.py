@@ -28,14 +28,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from sandbox.printable import printable
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
-
-from engine.replica.config import ReplicaConfig, prepare_environment
-
-prepare_environment()
-
 import torch
 import transformers
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -51,6 +43,7 @@ from engine.console.options import parse
 from engine.console.progress import Bar
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig
@@ -63,6 +56,7 @@ from engine.types import StopReason, Trajectory
 from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts, python_tool
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 from sandbox import TIERS, SandboxConfig, SandboxUnavailable
+from sandbox.printable import printable
 
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
 
@@ -280,6 +274,7 @@ def _cpu_s() -> float:
 
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv)
+    prepare_environment()
     started, cpu_started = time.monotonic(), _cpu_s()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -30,9 +30,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-
 from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
 from recipes.tiny.task import METHODS

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.rstar2.template import REPORT, install, tool_schema
+from recipes.rstar2.parts.sampling.protocol import REPORT, tool_schema
+from recipes.rstar2.template import install
 from tests.support.paths import TINY
 
 TOOLS = [tool_schema(REPORT, stateful=False)]

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from recipes.rstar2.chat import Config
-from recipes.rstar2.template import RELEASE, REPORT
+from recipes.rstar2.parts.sampling.protocol import RELEASE, REPORT
 from tests.support.openai_server import KEY, Server, call
 from tests.support.paths import ROOT, TINY
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from engine.ports import ToolReply
 from recipes.conversation import converse
-from recipes.rstar2.endpoint import PARSES, EndpointFailed, OnEndpoint, connect, model_of
+from recipes.rstar2.parts.sampling.endpoint import PARSES, EndpointFailed, OnEndpoint, connect, model_of
 from tests.support.openai_server import KEY, Server, call, raw_call
 
 TOOLS = [{"type": "function", "function": {"name": "python", "description": "", "parameters": {"type": "object"}}}]

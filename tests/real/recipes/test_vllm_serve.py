@@ -29,7 +29,7 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.tool_call_parser import OPEN, ToolCall, ToolCallParser
 from engine.tools.python_tool import PythonTool, schema
 from recipes.conversation import converse
-from recipes.rstar2.endpoint import OnEndpoint, connect, model_of
+from recipes.rstar2.parts.sampling.endpoint import OnEndpoint, connect, model_of
 from recipes.tiny.task import TOOL_NAME, prompts
 from sandbox import Sandbox, SandboxConfig
 from tests.support.paths import ROOT, TINY

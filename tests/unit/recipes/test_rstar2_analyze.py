@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from engine.rollout.chat_template import ChatTemplate
 from engine.stages.write_rollouts import Call, Rollout
-from recipes.rstar2.analysis import report_curves
-from recipes.rstar2.analysis.entropy_page import Scale, Shown, page, text_of
-from recipes.rstar2.analysis.scoring import EntropyScorer, packs
-from recipes.rstar2.analysis.token_entropy import Scored, mark, shares, threshold
 from recipes.rstar2.analyze import choose, main
+from recipes.rstar2.parts.analysis import report_curves
+from recipes.rstar2.parts.analysis.entropy_page import Scale, Shown, page, text_of
+from recipes.rstar2.parts.analysis.scoring import EntropyScorer, packs
+from recipes.rstar2.parts.analysis.token_entropy import Scored, mark, shares, threshold
 from recipes.tiny.task import SHIPPED
 
 CHAT = ChatTemplate.load(SHIPPED)

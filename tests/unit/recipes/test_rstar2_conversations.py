@@ -8,8 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from engine.errors import BadInput
-from recipes.rstar2.template import REPORT
-from recipes.rstar2.tuning.conversations import Conversations, Lengths, Plan, Renderer
+from recipes.rstar2.parts.sampling.protocol import REPORT
+from recipes.rstar2.parts.tuning.conversations import Conversations, Lengths, Plan, Renderer
 from tests.support.conversations import TOOLS, chat_row, installed, sum_row, write_rows
 from tests.support.paths import TINY
 

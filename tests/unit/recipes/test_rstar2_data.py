@@ -10,9 +10,9 @@ from pyarrow import parquet
 from engine.data.prompts import read_prompts
 from engine.errors import BadInput
 from recipes.rstar2.data import Config, main, prepare
-from recipes.rstar2.preparation.rows import Dropped, Problem
-from recipes.rstar2.preparation.shards import SHARD_ROWS, Shards, assemble
-from recipes.rstar2.tuning.conversations import Conversations
+from recipes.rstar2.parts.preparation.rows import Dropped, Problem
+from recipes.rstar2.parts.preparation.shards import SHARD_ROWS, Shards, assemble
+from recipes.rstar2.parts.tuning.conversations import Conversations
 from tests.support.paths import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"

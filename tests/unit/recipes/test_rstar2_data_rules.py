@@ -5,8 +5,8 @@ import importlib
 
 import pytest
 
-from recipes.rstar2.preparation.rows import Conversation, Dropped, Problem, fingerprint
-from recipes.rstar2.preparation.rules import (
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Problem, fingerprint
+from recipes.rstar2.parts.preparation.rules import (
     CHECKABLE,
     LONGEST_PROBLEM,
     Contamination,
@@ -35,7 +35,7 @@ def reason(row, *rules):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_examples_in_docstrings_work(module):
-    failed, tried = doctest.testmod(importlib.import_module(f"recipes.rstar2.preparation.{module}"))
+    failed, tried = doctest.testmod(importlib.import_module(f"recipes.rstar2.parts.preparation.{module}"))
     assert tried > 0
     assert failed == 0
 

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from engine.rollout.tool_call_messages import normalize
-from recipes.rstar2.preparation.chat_sets import Unusable, python_calls
-from recipes.rstar2.preparation.rows import Conversation, Dropped, Place, Problem, WrongField
-from recipes.rstar2.preparation.sets import SETS
-from recipes.rstar2.template import REPORT
+from recipes.rstar2.parts.preparation.chat_sets import Unusable, python_calls
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Place, Problem, WrongField
+from recipes.rstar2.parts.preparation.sets import SETS
+from recipes.rstar2.parts.sampling.protocol import REPORT
 
 
 def read(name, row, **place):

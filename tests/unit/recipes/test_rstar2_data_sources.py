@@ -6,8 +6,8 @@ import pytest
 from huggingface_hub import errors
 
 from engine.errors import BadInput
-from recipes.rstar2.preparation import sources
-from recipes.rstar2.preparation.sources import Hub, Sources, download, find, open_source
+from recipes.rstar2.parts.preparation import sources
+from recipes.rstar2.parts.preparation.sources import Hub, Sources, download, find, open_source
 
 HUB = Hub(id="someone/problems", files=("en/*.parquet", "more.jsonl"))
 

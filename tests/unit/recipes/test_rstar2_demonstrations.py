@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from algo.reward.answers import boxed_answer
 from engine.rollout.chat_template import ChatTemplate
-from recipes.rstar2.preparation.demonstrations import MAX_STEPS, NoArithmetic, evaluate, gsm8k_demonstration, program
-from recipes.rstar2.preparation.rows import Dropped, Place, WrongField
-from recipes.rstar2.template import PROTOCOLS, chat_config
+from recipes.rstar2.parts.preparation.demonstrations import (
+    MAX_STEPS,
+    NoArithmetic,
+    evaluate,
+    gsm8k_demonstration,
+    program,
+)
+from recipes.rstar2.parts.preparation.rows import Dropped, Place, WrongField
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, chat_config
 from tests.support.conversations import installed
 
 CLIPS = {

@@ -14,10 +14,11 @@ from algo.learner.lora import add_adapters
 from algo.learner.model import LOGIT_ROWS
 from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
-from recipes.rstar2 import memory, rl
+from recipes.rstar2 import rl
 from recipes.rstar2.fit import Config, command_of, device_plan, fix, main, verdict, with_best_share
-from recipes.rstar2.memory import GIB, Plan, Shape, layer_activation_bytes, learner_parts, memory_of
-from recipes.rstar2.sizes import SHAPES, SIZES
+from recipes.rstar2.parts.memory import memory
+from recipes.rstar2.parts.memory.memory import GIB, Plan, Shape, layer_activation_bytes, learner_parts, memory_of
+from recipes.rstar2.parts.memory.sizes import SHAPES, SIZES
 from tests.support.algo_fakes import batch, write_checkpoint
 from tests.support.algo_gradients import build
 

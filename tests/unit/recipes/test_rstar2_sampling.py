@@ -11,7 +11,15 @@ from engine.ports import GraderUnavailable
 from engine.replica.port import ReplicaDied
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason
-from recipes.rstar2.sampling import TRIES, Row, RowFile, fingerprint, open_output, sample_problems, sha256
+from recipes.rstar2.parts.sampling.problems import (
+    TRIES,
+    Row,
+    RowFile,
+    fingerprint,
+    open_output,
+    sample_problems,
+    sha256,
+)
 from tests.support.fakes import a_prompt, a_trajectory, a_use
 
 

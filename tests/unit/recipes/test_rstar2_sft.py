@@ -7,9 +7,9 @@ import pytest
 from engine.console.options import parse
 from engine.run.run_folder import RunFolder
 from recipes.rstar2 import sft
+from recipes.rstar2.parts.tuning.format_check import Question, Reply, ask, shares
+from recipes.rstar2.parts.tuning.sft_report import LossCurve, changes, model_card, plot
 from recipes.rstar2.sft import Config, resume
-from recipes.rstar2.tuning.format_check import Question, Reply, ask, shares
-from recipes.rstar2.tuning.sft_report import LossCurve, changes, model_card, plot
 from tests.support.conversations import sum_row, write_rows
 from tests.support.fakes import ScriptedReplica
 from tests.support.node import CHAT, END

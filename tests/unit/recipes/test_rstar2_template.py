@@ -8,18 +8,16 @@ from transformers import AutoTokenizer
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
-from recipes.rstar2.template import (
+from recipes.rstar2.parts.sampling.protocol import (
     PROTOCOLS,
     RELEASE,
     REPORT,
-    TURN_END,
     chat_config,
-    install,
     limit_calls,
-    main,
     python_tool,
     tool_schema,
 )
+from recipes.rstar2.template import TURN_END, install, main
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner, ScriptedSessions
 from tests.support.paths import TINY

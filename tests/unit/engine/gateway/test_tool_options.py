@@ -7,7 +7,7 @@ import pytest
 from engine.console.options import parse
 from engine.programs.gateway_tools import ToolOptions
 from engine.tools.python_tool import schema
-from recipes.rstar2.template import PROTOCOLS, limit_calls, python_tool, tool_schema
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, limit_calls, python_tool, tool_schema
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.tools.python_feedback import FEEDBACKS, judge_feedback, message_feedback, traceback_feedback
 from engine.tools.python_tool import PythonTool
-from recipes.rstar2.template import RELEASE, REPORT, python_tool
+from recipes.rstar2.parts.sampling.protocol import RELEASE, REPORT, python_tool
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner
 from tests.support.odd_texts import ODD_TEXTS, in_no_time

@@ -22,18 +22,18 @@ def questions(tmp_path):
 
 
 def test_each_module_that_is_imported_is_there():
-    for path in modules().values():
+    for path in STATIC.glob("*.js"):
         for name in re.findall(r'from "([^"]+)"', path.read_text()):
             assert name in modules(), f"{path.name} imports {name}"
 
 
 def test_no_file_of_the_page_loads_anything_from_elsewhere():
-    for path in (path for path in STATIC.rglob("*") if path.is_file()):
+    for path in STATIC.iterdir():
         assert not OUTSIDE.search(path.read_text()), path.name
 
 
 def test_no_text_of_a_run_is_ever_read_as_html():
-    for path in modules().values():
+    for path in STATIC.glob("*.js"):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", path.read_text()), path
 
 

@@ -27,7 +27,7 @@ from algo.learner.model import Scorer, read
 from algo.learner.supported import check_structure, empty
 from engine.rollout.chat_template import TextStream
 from engine.stages.write_rollouts import Rollout
-from recipes.rstar2.analysis.token_entropy import Scored, mark
+from recipes.rstar2.parts.analysis.token_entropy import Scored, mark
 
 CHECKED = 16  # rollouts whose text the tokenizer must give back
 CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole character

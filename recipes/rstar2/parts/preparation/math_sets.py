@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.data.prompts import after_hashes
-from recipes.rstar2.preparation.rows import Dropped, Fields, Place, Problem, WrongField
-from recipes.rstar2.preparation.rules import canonical
+from recipes.rstar2.parts.preparation.rows import Dropped, Fields, Place, Problem, WrongField
+from recipes.rstar2.parts.preparation.rules import canonical
 
 LETTERS = "ABCD"
 # What data sets put around a question; the prompt's own words say how to answer.

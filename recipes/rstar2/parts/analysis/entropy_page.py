@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.stages.write_rollouts import Rollout
-from recipes.rstar2.analysis.token_entropy import FORKING_PHRASES, Scored
+from recipes.rstar2.parts.analysis.token_entropy import FORKING_PHRASES, Scored
 
 LEVELS = 9  # of colour; level 1 begins above a tenth of the entropy that the last one stands for
 WHOLE_TOKENS = 2000  # of a trajectory that is shown whole; from the middle of a longer one some are left out

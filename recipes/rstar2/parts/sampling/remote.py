@@ -29,7 +29,7 @@ from engine.rollout.turn import PendingToolCall, ToolLost
 from engine.telemetry.timeline import Timeline
 from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
-from recipes.rstar2.endpoint import EndpointFailed, OnEndpoint
+from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint
 
 
 @dataclass(slots=True)

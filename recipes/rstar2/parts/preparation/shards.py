@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.atomic_files import atomic_path, write_whole, writing
-from recipes.rstar2.preparation.rows import Dropped, Row, fingerprint
+from recipes.rstar2.parts.preparation.rows import Dropped, Row, fingerprint
 
 TRAIN, TEST, DROPPED, REPORT = "train.parquet", "test.parquet", "dropped.jsonl", "report.json"
 SHARD_ROWS = 5_000  # of the source: a second or two of work that an interruption costs

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from recipes.rstar2.preparation import chat_sets, math_sets, rules
-from recipes.rstar2.preparation.demonstrations import gsm8k_demonstration
-from recipes.rstar2.preparation.rows import Dropped, Place, Row
-from recipes.rstar2.preparation.sources import Hub
+from recipes.rstar2.parts.preparation import chat_sets, math_sets, rules
+from recipes.rstar2.parts.preparation.demonstrations import gsm8k_demonstration
+from recipes.rstar2.parts.preparation.rows import Dropped, Place, Row
+from recipes.rstar2.parts.preparation.sources import Hub
 
 Convert = Callable[[Mapping[str, Any], Place], Row | Dropped]
 SetName = Literal[

@@ -1,7 +1,7 @@
 """What a row of a data set becomes: a problem with an answer, a conversation, or a reason why it is neither.
 
 A problem is written in the row format of rStar2-Agent's release, which `engine.data.prompts.read_prompts` reads; a
-conversation in the SFT format that `recipes.rstar2.tuning.conversations` reads.
+conversation in the SFT format that `recipes.rstar2.parts.tuning.conversations` reads.
 """
 
 from __future__ import annotations

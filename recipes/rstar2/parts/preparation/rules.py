@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from recipes.rstar2.preparation.rows import Conversation, Dropped, Problem, Row, fingerprint, words
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Problem, Row, fingerprint, words
 
 Rule = Callable[[Row], Dropped | None]
 

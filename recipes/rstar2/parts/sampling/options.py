@@ -6,14 +6,11 @@ Invariant: for one protocol all of them ask the model in the same way, with the 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 from algo.reward.grade_math import GRADER_MODULES
 from engine.assembly.serving import BLOCK
@@ -25,7 +22,7 @@ from engine.rollout.chat_template import ChatConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.tools.python_tool import PythonSessions, PythonTool
 from engine.types import Prompt
-from recipes.rstar2.template import PROTOCOLS, REPORT, Protocol, chat_config, limit_calls, python_tool
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, REPORT, Protocol, chat_config, limit_calls, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
 
 GRADER = Tier(name="grader", preload=GRADER_MODULES)

@@ -15,13 +15,10 @@ import fcntl
 import hashlib
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run in place: the packages lie in the repository root
 
 import msgspec
 from rich.console import Console
@@ -148,7 +145,7 @@ def _whole_lines(path: Path) -> int:
 
 
 class Samples(Protocol):
-    """Where samples come from: `engine.rollout.rollout.Rollouts`, `recipes.rstar2.remote.RemoteRollouts`."""
+    """Where samples come from: the rollouts of `engine.rollout.rollout`, or those of `remote.py`."""
 
     async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory: ...
 

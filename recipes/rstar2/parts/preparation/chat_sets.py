@@ -18,8 +18,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipes.rstar2.preparation.rows import Conversation, Dropped, Fields, Place, WrongField
-from recipes.rstar2.template import PROTOCOLS, tool_schema
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place, WrongField
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, tool_schema
 
 # Who speaks, in the words of ShareGPT and of OpenAI.
 _ROLES = {

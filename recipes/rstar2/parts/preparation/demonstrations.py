@@ -11,7 +11,7 @@ Promises
 - The program's output is what Python prints: it is computed here with Python's own numbers and operators. Nothing is
   executed; what is no arithmetic is no demonstration.
 - The output equals the answer of the row, so that a demonstration never teaches a wrong one.
-- A turn has the form of `recipes/rstar2/template.py`: the assistant begins with <reason>, then calls or answers.
+- A turn has the form of parts/sampling/chat.jinja: the assistant begins with <reason>, then calls or answers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.data.prompts import after_hashes
-from recipes.rstar2.preparation.rows import Conversation, Dropped, Fields, Place
-from recipes.rstar2.template import PROTOCOLS, tool_schema
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, tool_schema
 
 MAX_STEPS = 5  # 93 of 100 solutions have no more; longer programs teach a small model little that is new
 _MARK = re.compile(r"<<([^<>=]+)=([^<>]*)>>")
