@@ -1,1 +1,5 @@
-"""One script per question; each prints a table and ends with one JSON line."""
+"""Benches: each answers one question with a table, a plot and a line of JSON."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

@@ -1,6 +1,7 @@
 """Every bench by one command.
 
     python -m bench list                                  what there is, and the question that each answers
+    python -m bench page                                  writes bench/README.md from bench/results/*.json
     python -m bench NAME [options]                        one bench; --help lists its options
     python -m bench NAME --json F                         also keeps its figures in F
     python -m bench NAME --baseline F --gate 5% --metric M    ends with code 1 where M is worse than in F by more
@@ -20,29 +21,30 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import compare, profile_run, rivals, stage, sweep
-from bench.figures import QUESTIONS
-from bench.report import RUN, Gate, own_options
+from bench.commands import compare, profile, rivals, stage, sweep
+from bench.measuring import figures
+from bench.measuring.figures import QUESTIONS
+from bench.measuring.report import RUN, Gate, own_options
 
-BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.report.finish`
-    "fleet": "bench.fleet.fleet",
-    "gateway": "bench.gateway.gateway",
-    "gpu": "bench.gpu.gpu",
-    "learner": "bench.learner",
-    "mismatch": "bench.mismatch",
-    "nodes": "bench.nodes.nodes",
-    "recording": "bench.recording",
-    "rollout": "bench.rollout.rollout",
-    "sandbox": "bench.sandbox.sandbox",
-    "sim_fleet": "bench.sim_fleet.sim_fleet",
-    "sim_nodes": "bench.sim_nodes.sim_nodes",
-    "step": "bench.step",
-    "streaming": "bench.streaming.streaming",
-    "weights": "bench.weights",
+BENCHES = {  # the module of each; its `main` measures, shows, and calls `bench.measuring.report.finish`
+    "fleet": "bench.benches.fleet.fleet",
+    "gateway": "bench.benches.gateway.gateway",
+    "gpu": "bench.benches.gpu.gpu",
+    "learner": "bench.benches.learner.learner",
+    "mismatch": "bench.benches.mismatch",
+    "nodes": "bench.benches.nodes.nodes",
+    "recording": "bench.benches.recording",
+    "rollout": "bench.benches.rollout.rollout",
+    "sandbox": "bench.benches.sandbox.sandbox",
+    "sim_fleet": "bench.benches.sim_fleet.sim_fleet",
+    "sim_nodes": "bench.benches.sim_nodes.sim_nodes",
+    "step": "bench.benches.step",
+    "streaming": "bench.benches.streaming.streaming",
+    "weights": "bench.benches.weights",
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "compare": compare.main,
-    "profile": profile_run.main,
+    "profile": profile.main,
     "rivals": rivals.main,
     "stage": stage.main,
     "sweep": sweep.main,
@@ -54,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 0
     name, *words = argv
+    if name == "page":
+        figures.main()
+        return 0
     if name == "list":
         for bench in BENCHES:
             print(f"{bench:12}{QUESTIONS[bench]}")

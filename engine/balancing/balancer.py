@@ -1,6 +1,6 @@
 """Placement of trajectories on replicas. Pure: events and the time go in, placements come out.
 
-`engine.balancing.kv_aware` holds the node's own policy, `bench.fleet.baselines` what others do.
+`engine.balancing.kv_aware` holds the node's own policy, `bench.placement.policies` what others do.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.nodes.network import address, network
+from bench.benches.nodes.network import address, network
 from sandbox import keys
 from tests.support.runs import Run, command, numbers
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bench.processes import child
+from bench.measuring.processes import child
 
 
 def test_a_program_does_not_outlive_the_block_that_runs_it():

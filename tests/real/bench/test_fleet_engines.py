@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet.fleet import trace_of
-from bench.workload import load
+from bench.benches.fleet.fleet import trace_of
+from bench.placement.workload import load
 from tests.support.paths import ROOT
 from tests.support.runs import Run
 

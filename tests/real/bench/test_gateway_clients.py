@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.gateway.clients import talk
-from bench.gateway.script import MAX_TURNS, TOOL, reply
+from bench.benches.gateway.clients import talk
+from bench.benches.gateway.script import MAX_TURNS, TOOL, reply
 from tests.support.openai_server import USAGE, Server, call
 
 ANSWER = [{"content": "It is 13."}, "stop"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import long_rows, weights
+from bench.benches import weights
+from bench.benches.learner import long_rows
 from tests.support.paths import ROOT
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.meter import Meter, listeners
+from bench.measuring.meter import Meter, listeners
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 # for each line on stdin: a child burns 0.3 s of CPU and ends

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.mismatch import BUCKET, Compared, figures, report
+from bench.benches.mismatch import BUCKET, Compared, figures, report
 from tests.support.node import ANSWER, END, Setup, call
 from tests.support.paths import ROOT
 

@@ -1,11 +1,11 @@
-"""bench.step: what it reads out of a timeline."""
+"""bench.benches.step: what it reads out of a timeline."""
 
 import json
 from collections import Counter
 
 import pytest
 
-from bench.step import SKIP, Run, at_rest, busy, clipped, middle, seconds, union
+from bench.benches.step import SKIP, Run, at_rest, busy, clipped, middle, seconds, union
 
 
 def test_times_that_overlap_count_once():

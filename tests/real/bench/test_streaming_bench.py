@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from bench.streaming.script import Script, ScriptedTool
-from bench.streaming.streaming import (
+from bench.benches.streaming.script import Script, ScriptedTool
+from bench.benches.streaming.streaming import (
     STYLES,
     TOKENIZER,
     WAYS,

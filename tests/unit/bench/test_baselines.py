@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.fleet.baselines import Aimd, LeastInFlight, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
+from bench.placement.policies import Aimd, LeastInFlight, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
 from engine import contracts
 from engine.balancing.round_robin import RoundRobin
 from engine.replica.port import KvSample

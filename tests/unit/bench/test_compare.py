@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from bench import compare
 from bench.__main__ import BENCHES, main
-from bench.disturbance import reason
-from bench.figures import QUESTIONS
-from bench.report import RUN, Gate, finish, interruptible, own_options
-from bench.sweep import combinations, pareto
+from bench.commands import compare
+from bench.commands.sweep import combinations, pareto
+from bench.measuring.disturbance import reason
+from bench.measuring.figures import QUESTIONS
+from bench.measuring.report import RUN, Gate, finish, interruptible, own_options
 
 ROUNDS, TRIES = 7, 200
 NOISE, DRIFT = 0.02, 0.10  # of a round, and of the hour, which concerns both checkouts of a round

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.fleet.bound import Engine, StepCost, fit, lower_bound_s
-from bench.fleet.engines import VOCABULARY
-from bench.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
-from bench.fleet.figures import Run as PolicyRun
-from bench.fleet.fleet import POLICIES, Case, arguments, attempt
-from bench.fleet.plot import plot
-from bench.fleet.replay import Record, Step, Timed, replay
-from bench.report import drawn
-from bench.workload import Traced, Turn
+from bench.benches.fleet.bound import Engine, StepCost, fit, lower_bound_s
+from bench.benches.fleet.engines import VOCABULARY
+from bench.benches.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
+from bench.benches.fleet.figures import Run as PolicyRun
+from bench.benches.fleet.fleet import POLICIES, Case, arguments, attempt
+from bench.benches.fleet.plot import plot
+from bench.benches.fleet.replay import Record, Step, Timed, replay
+from bench.measuring.report import drawn
+from bench.placement.workload import Traced, Turn
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin

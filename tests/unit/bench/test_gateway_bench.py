@@ -1,8 +1,8 @@
 """The bench of the gateway: the same conversations for all ways, and what its ratios are of."""
 
-from bench.gateway.gateway import metrics_of
-from bench.gateway.script import SAMPLES, Scripted, conversations, reply
-from bench.gateway.servers import Measured
+from bench.benches.gateway.gateway import metrics_of
+from bench.benches.gateway.script import SAMPLES, Scripted, conversations, reply
+from bench.benches.gateway.servers import Measured
 
 
 def measured(cpu_s, tokens=1000, turns=10):

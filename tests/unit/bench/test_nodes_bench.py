@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.nodes.network import QUEUE_BYTES, _Link
-from bench.nodes.parts import SHAPES, a_prompt, records_of
-from bench.nodes.sync import Link
+from bench.benches.nodes.network import QUEUE_BYTES, _Link
+from bench.benches.nodes.parts import SHAPES, a_prompt, records_of
+from bench.benches.nodes.sync import Link
 from engine.nodes.grant_journal import group_of
 from engine.run.journal_records import Drawn, decode, encode
 

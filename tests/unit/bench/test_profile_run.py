@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from bench.profile_run import flame_graph, hottest, main, stages
+from bench.commands.profile import flame_graph, hottest, main, stages
 
 NODE, REPLICA = 'process 1:"python quickstart.py"', 'process 2:"VLLM::EngineCore"'
 STACKS = f"""{NODE};train (/here/recipes/quickstart.py:7);run (/x/lib/python3.11/asyncio/base.py:1) 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.recording import SKIP, Step, metrics_of, pairs
+from bench.benches.recording import SKIP, Step, metrics_of, pairs
 
 
 def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0, bytes=0):

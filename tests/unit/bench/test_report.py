@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures, learner, mismatch, step, weights
-from bench.fleet import fleet
-from bench.report import drawn, finish, interruptible
-from bench.rollout import rollout
-from bench.sandbox import sandbox
-from bench.sim_fleet import sim_fleet
-from bench.streaming import streaming
+from bench.benches import mismatch, step, weights
+from bench.benches.fleet import fleet
+from bench.benches.learner import learner
+from bench.benches.rollout import rollout
+from bench.benches.sandbox import sandbox
+from bench.benches.sim_fleet import sim_fleet
+from bench.benches.streaming import streaming
+from bench.measuring import figures
+from bench.measuring.report import drawn, finish, interruptible
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_fields_of_the_quick_start_may_stand_anywhere():
 
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_ctrl_c_shows_what_whole_rounds_give(rounds, capsys, monkeypatch):
-    monkeypatch.setattr("bench.report.exit_process", sys.exit)  # which would end this process
+    monkeypatch.setattr("bench.measuring.report.exit_process", sys.exit)  # which would end this process
     whole, shown = [], []
 
     def measure():

@@ -5,8 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from bench.rivals import OURS, POLICIES, Unusable, compare, costs, main, recorded, traced
-from bench.workload import Turn
+from bench.commands.rivals import OURS, POLICIES, Unusable, compare, costs, main, recorded, traced
+from bench.placement.workload import Turn
 from engine.recording import files
 from engine.recording.reader import RecordedRun
 from engine.recording.records import Idle

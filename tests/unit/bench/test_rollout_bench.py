@@ -3,8 +3,8 @@
 import gc
 from itertools import chain
 
-from bench.rollout.load import Repeater, Schedule, Turn, bare
-from bench.rollout.scale import scale
+from bench.benches.rollout.load import Repeater, Schedule, Turn, bare
+from bench.benches.rollout.scale import scale
 from engine.rollout.rollout import derive_seed
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedReplica

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.sandbox.calls import metrics
-from bench.sandbox.contenders import CASES, Sample
-from bench.sandbox.load import burst
+from bench.benches.sandbox.calls import metrics
+from bench.benches.sandbox.contenders import CASES, Sample
+from bench.benches.sandbox.load import burst
 
 
 def sample(cpu_s: float, host_cpu_s: float = 0.0) -> Sample:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.sim_fleet.cache import KvCache
-from bench.sim_fleet.costs import Costs, Machine
-from bench.sim_fleet.engine import Engine, Outcome, Request
+from bench.simulator.cache import KvCache
+from bench.simulator.costs import Costs, Machine
+from bench.simulator.engine import Engine, Outcome, Request
 from tests.support.examples import examples
 
 UNIT = Costs(o=1.0, b=0.0, c=0.0, d=0.0)  # every step takes a second

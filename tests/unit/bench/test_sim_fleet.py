@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from bench import workload
-from bench.sim_fleet import sim_fleet
-from bench.sim_fleet.costs import H200, Costs, Machine, lower_bound_s
-from bench.sim_fleet.run import Death, Result, Simulation
-from bench.sim_fleet.sim_fleet import POLICIES
-from bench.workload import Size, Traced, Turn
+from bench.benches.sim_fleet import sim_fleet
+from bench.benches.sim_fleet.sim_fleet import POLICIES
+from bench.placement import workload
+from bench.placement.workload import Size, Traced, Turn
+from bench.simulator.costs import H200, Costs, Machine, lower_bound_s
+from bench.simulator.fleet import Death, Result, Simulation
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import workload
-from bench.fleet import fleet
-from bench.sim_fleet import live as sim_live
-from bench.sim_fleet import sim_fleet
-from bench.sim_fleet.costs import Costs, Machine, fit
-from bench.sim_fleet.run import Simulation
+from bench.benches.fleet import fleet
+from bench.benches.sim_fleet import live as sim_live
+from bench.benches.sim_fleet import sim_fleet
+from bench.placement import workload
+from bench.simulator.costs import Costs, Machine, fit
+from bench.simulator.fleet import Simulation
 from engine.replica.port import KvSample
 
 TRUE = Costs(o=4e-3, b=2e-4, c=2e-7, d=130e-6)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.sim_fleet.costs import H200
-from bench.sim_nodes.cluster import Cluster, LeadCosts, Setting
-from bench.workload import Traced, Turn
+from bench.benches.sim_nodes.cluster import Cluster, LeadCosts, Setting
+from bench.placement.workload import Traced, Turn
+from bench.simulator.costs import H200
 from engine.balancing.kv_aware import KvAware
 
 SETTING = Setting(nodes=3, replicas=2, groups_per_step=6, steps=4, max_staleness=1, machine=H200, learn_s=5.0)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.stage import Unusable, groups, load, main, measure
+from bench.commands.stage import Unusable, groups, load, main, measure
 from engine.recording.reader import RecordedRun
 from tests.support.recorded_run import write_recorded_run
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import workload
-from bench.workload import KINDS, Size, Traced
+from bench import ROOT
+from bench.placement import workload
+from bench.placement.workload import KINDS, Size, Traced
 
-TRACES = Path(workload.__file__).parent / "traces"
+TRACES = ROOT / "bench" / "traces"
 # Of the reference traces, seed 101 at full size: generated tokens mean, 10th, 50th, 90th and 99th percentile; context
 # mean; turns and calls per trajectory; tool seconds of a turn that calls mean, 50th and 99th percentile.
 REFERENCE = {

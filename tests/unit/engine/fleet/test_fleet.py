@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.fleet.baselines import ThunderPolled
+from bench.placement.policies import ThunderPolled
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.canary import CanaryFailed
