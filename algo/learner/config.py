@@ -55,8 +55,9 @@ class LearnerConfig:
     so sampling must be at temperature 1."""
     reference_kl_coef: float = 0.0
     """Coefficient of an estimate of KL(learner || reference) per token, averaged as the loss is (its `aggregate`, else
-    over tokens). The reference is the run's first checkpoint, frozen, also after a resume (`algo.learner.reference`).
-    It is scored once a step; without adapters it is a second model in memory. Metric: reference_kl."""
+    over tokens). The reference is the run's first checkpoint, frozen, and stays so after a resume
+    (`algo.learner.model.reference`). It is scored once a step; without adapters it is a second model in memory. The
+    metric is reference_kl."""
     reference_kl: ReferenceKl = "k3"
     """Estimator of that KL (`algo.loss.kl`). "k3" is the usual one, "k2" has the gradient of the divergence itself."""
     mismatch_tolerance: float | Literal["auto"] | None = "auto"
@@ -79,7 +80,8 @@ class LearnerConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     """Of all ranks; with "cuda" each has a GPU of its own."""
     attention: str = "packed"
-    """The name "packed" (`algo.learner.attention`), or a name that transformers knows ("sdpa", "flash_attention_2")."""
+    """Kind of attention: "packed" (`algo.learner.model.attention`), or a name that transformers knows ("sdpa",
+    "flash_attention_2")."""
     share_prefix: bool = True
     """Compute once a row what all trajectories of a minibatch begin with (system message, tools, prompt), where that is
     64 tokens or more and attention is "packed". It changes results only by rounding."""

@@ -28,22 +28,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algo.learner import hosts
-from algo.learner.attention import PACKED
-from algo.learner.checkpoint import Checkpoints
-from algo.learner.export import export
-from algo.learner.lora import peft_settings
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
-from algo.learner.model import Scorer, choose_device, copies_of, load, reshard, reshard_between_passes
-from algo.learner.offload import Offloader
+from algo.learner.model.attention import PACKED
+from algo.learner.model.loading import choose_device, load
+from algo.learner.model.lora import peft_settings
+from algo.learner.model.reference import Reference
+from algo.learner.model.scorer import Scorer
+from algo.learner.model.sharding import copies_of, reshard, reshard_between_passes
+from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
-from algo.learner.publish import Publisher
-from algo.learner.reference import Reference
 from algo.learner.serialize import from_plain
-from algo.learner.unsharded import UnshardedScorer
+from algo.learner.state.checkpoint import Checkpoints
+from algo.learner.state.export import export
+from algo.learner.state.offload import Offloader
+from algo.learner.state.publish import Publisher
 from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
 from engine.process.heap import Heap
@@ -386,11 +388,11 @@ class Trainer:
         return logprobs_M.cpu().numpy()
 
     def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
-        """A Hugging Face checkpoint (`algo.learner.export`). Raises OSError or SafetensorError."""
+        """A Hugging Face checkpoint (`algo.learner.state.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path, chat_template=chat_template, end_of_turn=end_of_turn)
 
     def checkpoint(self, path: Path, version: int) -> None:
-        """All that resuming takes, written to path in a thread (`algo.learner.checkpoint`)."""
+        """All that resuming takes, written to path in a thread (`algo.learner.state.checkpoint`)."""
         self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
 
     def restore(self, path: Path) -> int:

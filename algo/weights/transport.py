@@ -5,7 +5,7 @@
     gloo  memory of this process: each replica pulls it over a connection of its own
           (`engine.replica.weight_transfer_gloo`)
 
-Between GPUs there is nccl (`algo.weights.transport_gpu`); `algo.learner.publish.transport` picks one.
+Between GPUs there is nccl (`algo.weights.transport_gpu`); `algo.learner.state.publish.transport` picks one.
 
 Invariants
 - What a replica reads is one version, whole: the file of a version that is overwritten loses its name first.

@@ -1,7 +1,7 @@
 """A published adapter as the folder that vLLM loads. Imports nothing heavy.
 
-The learner publishes one safetensors file with peft's settings in its header (`algo.learner.publish`), so that what
-carries weights to other hosts carries adapters too.
+The learner publishes one safetensors file with peft's settings in its header (`algo.learner.state.publish`), so that
+adapters travel to other hosts the way that weights do.
 """
 
 from __future__ import annotations

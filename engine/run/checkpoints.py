@@ -20,7 +20,7 @@ class Unresumable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """`checkpoints/step-000012` holds the learner's state after step 12 (`algo.learner.checkpoint` writes it)."""
+    """`checkpoints/step-000012` holds the learner's state after step 12 (`algo.learner.state.checkpoint` writes it)."""
 
     path: Path
 

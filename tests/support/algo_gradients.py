@@ -63,7 +63,7 @@ def gradient(trainer, minibatch):
 def gradients(checkpoint, folder):
     """By case; and the weights that leave the learner in the last one, which has adapters."""
     from algo.learner.pack import plan
-    from algo.learner.publish import full_state
+    from algo.learner.state.publish import full_state
     from tests.support.algo_fakes import batch
 
     found = {}

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import leave
-from algo.learner.model import load
-from algo.learner.publish import full_state
+from algo.learner.model.loading import load
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import join_group
 
 

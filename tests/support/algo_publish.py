@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from algo.learner.learner import leave
-from algo.learner.publish import Publisher
+from algo.learner.state.publish import Publisher
 from algo.learner.trainer import join_group
 
 

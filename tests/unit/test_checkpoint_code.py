@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from algo.learner.model import read
+from algo.learner.model.loading import read
 from engine.replica.config import ReplicaConfig
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from tests.support.paths import ROOT, TINY

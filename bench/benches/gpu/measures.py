@@ -46,7 +46,7 @@ def quickstart(options: argparse.Namespace) -> dict[str, Any]:
 def attention(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from algo.learner.attention import bounds, packed_attention
+    from algo.learner.model.attention import bounds, packed_attention
 
     device = torch.device(options.device)
     on_gpu = device.type == "cuda"

@@ -39,11 +39,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from algo.learner.attention import PACKED, bounds
 from algo.learner.config import LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.measure.flops import peak_of
+from algo.learner.model.attention import PACKED, bounds
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
 from bench import ROOT
@@ -117,7 +117,7 @@ def bare_model(source: Path, options: argparse.Namespace, attention: str) -> nn.
     dtype = getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
     if options.lora:
-        from algo.learner.lora import add_adapters
+        from algo.learner.model.lora import add_adapters
 
         add_adapters(model, LearnerConfig(lora_rank=options.lora))
     if options.checkpointing:

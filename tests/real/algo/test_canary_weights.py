@@ -9,7 +9,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.assembly.training import CANARY
 from engine.fleet.canary import CanaryFailed, compare, tolerance_of

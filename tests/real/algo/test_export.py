@@ -17,8 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from algo.learner.export import export
-from algo.learner.model import Scorer
+from algo.learner.model.scorer import Scorer
+from algo.learner.state.export import export
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from engine.tools.python_tool import PythonTool, schema
 from tests.support.paths import TINY

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from algo import contracts
-from algo.learner.publish import Publisher, full_state, named_weights
+from algo.learner.state.publish import Publisher, full_state, named_weights
 from algo.weights import layout as layouts
 from algo.weights import transport
 from algo.weights.layout import Layout

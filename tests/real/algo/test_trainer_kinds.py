@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import algo.learner.model
+import algo.learner.model.scorer
 from algo.learner.config import LearnerConfig
-from algo.learner.lora import add_adapters
 from algo.learner.measure.flops import cost_of
+from algo.learner.model.lora import add_adapters
+from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.pack import plan
-from algo.learner.publish import full_state
-from algo.learner.unsharded import UnshardedScorer
+from algo.learner.state.publish import full_state
 from tests.support.algo_fakes import batch, write_checkpoint
 from tests.support.algo_gradients import CASES, build, gradient, gradients
 from tests.support.algo_node import on_ranks
@@ -215,7 +215,7 @@ def test_log_probabilities_and_entropies_are_those_of_log_softmax(dtype):
     values_MV = (4 * torch.randn(6, 50, generator=generator)).to(dtype)
     targets_M, weights_M = torch.arange(6), torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, -1.0])
     ours_MV, plain_MV = (values_MV.clone().requires_grad_() for _ in range(2))
-    logprobs_M, entropy_M = algo.learner.model.LogProb.apply(ours_MV, targets_M)
+    logprobs_M, entropy_M = algo.learner.model.scorer.LogProb.apply(ours_MV, targets_M)
     expected_MV = plain_MV.float().log_softmax(-1)
     torch.testing.assert_close(logprobs_M, expected_MV[targets_M, targets_M])
     torch.testing.assert_close(entropy_M, torch.distributions.Categorical(logits=expected_MV).entropy())
@@ -240,14 +240,14 @@ def head_errors(subject, minibatch):
     return torch.cat(errors).abs()
 
 
-@pytest.mark.parametrize("rows", [algo.learner.model.LOGIT_ROWS, 7])
+@pytest.mark.parametrize("rows", [algo.learner.model.scorer.LOGIT_ROWS, 7])
 def test_a_head_in_fp32_gives_log_probabilities_without_the_rounding_of_bfloat16(group, tmp_path, monkeypatch, rows):
     """The final norm is scaled so that logits spread as a trained model's do."""
     source, errors = write_checkpoint(tmp_path / "tiny"), {}
     state = load_file(source / "model.safetensors")
     state["model.norm.weight"] *= 12
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr(algo.learner.model, "LOGIT_ROWS", rows)
+    monkeypatch.setattr(algo.learner.model.scorer, "LOGIT_ROWS", rows)
     for fp32_head in (False, True):
         subject = build(source, tmp_path, dtype="bfloat16", fp32_head=fp32_head)
         errors[fp32_head] = head_errors(subject, minibatch())
@@ -265,8 +265,8 @@ def test_a_head_in_fp32_has_the_gradient_of_fp32_to_rounding_in_chunks_too(train
     assert kept[0] == pytest.approx(exact[0], rel=0.02)
     for name, tensor in kept[2].items():
         assert torch.cosine_similarity(tensor.flatten(), exact[2][name].flatten(), 0) > 0.95
-    monkeypatch.setattr(algo.learner.model, "KEPT_LOGITS", 0)
-    monkeypatch.setattr(algo.learner.model, "LOGIT_ROWS", 7)
+    monkeypatch.setattr(algo.learner.model.scorer, "KEPT_LOGITS", 0)
+    monkeypatch.setattr(algo.learner.model.scorer, "LOGIT_ROWS", 7)
     with Widest() as widest:
         assert_close(gradient(subject, minibatch()), kept, rtol=1e-2, atol=1e-5)
     assert widest.rows == 64  # the weight of the head, transposed
@@ -275,7 +275,7 @@ def test_a_head_in_fp32_has_the_gradient_of_fp32_to_rounding_in_chunks_too(train
 def test_a_likely_tokens_log_probability_is_right_to_rounding():
     logits_MV = 30 + 8 * torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
     expected_M, targets_M = logits_MV.double().log_softmax(-1).max(-1)
-    logprobs_M, _ = algo.learner.model.LogProb.apply(logits_MV, targets_M)
+    logprobs_M, _ = algo.learner.model.scorer.LogProb.apply(logits_MV, targets_M)
     torch.testing.assert_close(logprobs_M.double(), expected_M, rtol=0, atol=1e-6)
 
 
@@ -296,8 +296,8 @@ def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradien
     with Widest() as widest:
         kept = gradient(subject, whole)
     assert widest.rows >= whole.loss_tokens
-    monkeypatch.setattr(algo.learner.model, "KEPT_LOGITS", 0)
-    monkeypatch.setattr(algo.learner.model, "LOGIT_ROWS", 7)
+    monkeypatch.setattr(algo.learner.model.scorer, "KEPT_LOGITS", 0)
+    monkeypatch.setattr(algo.learner.model.scorer, "LOGIT_ROWS", 7)
     with Widest() as widest:
         recomputed = gradient(subject, whole)
     assert widest.rows == 64  # the weight of the head, transposed

@@ -23,8 +23,8 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from algo.learner.export import export
-from algo.learner.model import Scorer
+from algo.learner.model.scorer import Scorer
+from algo.learner.state.export import export
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.tool_call_parser import OPEN, ToolCall, ToolCallParser
 from engine.tools.python_tool import PythonTool, schema

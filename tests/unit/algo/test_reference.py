@@ -9,7 +9,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import PpoClip
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import Example, batches, to_batch

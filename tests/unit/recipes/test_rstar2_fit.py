@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from algo.learner.attention import PACKED, bounds, register
 from algo.learner.config import LearnerConfig
-from algo.learner.lora import add_adapters
-from algo.learner.model import LOGIT_ROWS
+from algo.learner.model.attention import PACKED, bounds, register
+from algo.learner.model.lora import add_adapters
+from algo.learner.model.scorer import LOGIT_ROWS
 from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
 from recipes.rstar2 import rl

@@ -3,7 +3,7 @@
 Promises
 - The ids are those that were recorded: nothing is tokenised again.
 - Entropies are exact, over the whole vocabulary, at temperature 1. Memory is bounded by `batch_tokens` and the longest
-  trajectory: logits exist for a thousand tokens at a time (`algo.learner.model.Scorer`).
+  trajectory: logits exist for a thousand tokens at a time (`algo.learner.model.scorer.Scorer`).
 - A checkpoint whose tokenizer does not give the recorded texts back is refused.
 
 On the CPU it computes in float32; on a GPU in bfloat16 with logits in float32, which has not been run.
@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from algo.learner.attention import PACKED, register
-from algo.learner.model import Scorer, read
-from algo.learner.supported import check_structure, empty
+from algo.learner.model.attention import PACKED, register
+from algo.learner.model.loading import read
+from algo.learner.model.scorer import Scorer
+from algo.learner.model.supported import check_structure, empty
 from engine.rollout.chat_template import TextStream
 from engine.stages.write_rollouts import Rollout
 from recipes.rstar2.parts.analysis.token_entropy import Scored, mark

@@ -24,7 +24,7 @@ from engine.replica.config import MEMORY_SHARE, MEMORY_SHARE_BY_TURNS, STEP_TOKE
 
 GIB = 1 << 30
 FLOAT32, BFLOAT16 = 4, 2
-LOGIT_ROWS = 1024  # of `algo.learner.model`, which imports torch
+LOGIT_ROWS = 1024  # of `algo.learner.model.scorer`, which imports torch
 
 # Estimates. A process on a GPU: CUDA's context, NCCL's buffers, what the allocator cannot use.
 RESERVE_BYTES = 2 * GIB

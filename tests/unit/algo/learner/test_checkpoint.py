@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from algo.learner.checkpoint import KEPT, CheckpointFailed, Checkpoints
 from algo.learner.config import LearnerConfig
-from algo.learner.publish import full_state
+from algo.learner.state.checkpoint import KEPT, CheckpointFailed, Checkpoints
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.run.checkpoints import CheckpointFolder, damage
 from tests.support.algo_fakes import CANARY, batch, write_checkpoint

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from algo.learner.export import export
-from algo.learner.publish import full_state
+from algo.learner.state.export import export
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from tests.support.algo_gradients import build
 

@@ -15,7 +15,7 @@ from algo.learner.config import LearnerConfig
 from algo.learner.learner import Fatal, Learner
 from algo.learner.measure.divergence import Diverged, Mismatched, TokenPlace
 from algo.learner.pack import EMPTY, MiniBatch, plan
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.interface import Tokens, Totals
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo

@@ -6,7 +6,7 @@ import torch
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
-from algo.learner.offload import Offloader
+from algo.learner.state.offload import Offloader
 from algo.learner.trainer import Trainer
 
 

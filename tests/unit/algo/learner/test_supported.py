@@ -8,9 +8,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from algo.learner import supported
-from algo.learner.attention import bounds, packed_attention, register
-from algo.learner.model import Scorer
+from algo.learner.model import supported
+from algo.learner.model.attention import bounds, packed_attention, register
+from algo.learner.model.scorer import Scorer
 from engine.types import Batch
 from tests.support.algo_gradients import build
 

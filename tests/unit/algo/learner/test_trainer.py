@@ -11,9 +11,9 @@ import torch.distributed as dist
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner
 from algo.learner.measure.divergence import Diverged
-from algo.learner.model import load, scatter
+from algo.learner.model.loading import load, scatter
 from algo.learner.pack import EMPTY, MiniBatch, plan
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.learner import messages
 from engine.types import Batch

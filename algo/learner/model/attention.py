@@ -92,7 +92,7 @@ def packed_attention(
 
     Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), for one whose layers
     and masks disagree on the window, and for what would be left out: a cap of the scores (softcap), sinks (s_aux).
-    `algo.learner.model.load` asks once, with two tokens.
+    `algo.learner.model.loading.load` asks once, with two tokens.
     """
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         raise ValueError(

@@ -3,7 +3,7 @@
 Invariants
 - A checkpoint appears under its name complete or not at all: by a rename, when everything of it is on the disk.
 - The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
-- A checkpoint that is read runs no code (`algo.learner.checkpoint_reader`).
+- A checkpoint that is read runs no code (`algo.learner.state.checkpoint_reader`).
 - Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint). Any number of
   ranks may go on from them: one that was not there keeps the random numbers of its own seed.
 - Where ranks are on several hosts, a checkpoint is on rank 0's: the others send it what they wrote, and get what they
@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from algo.learner import hosts
-from algo.learner.checkpoint_reader import Planner, Reader
+from algo.learner.state.checkpoint_reader import Planner, Reader
 from engine.atomic_files import sync_folder, write_synced
 
 MANIFEST = "manifest.json"  # {file: [bytes, CRC-32]}; engine.run.checkpoints reads it

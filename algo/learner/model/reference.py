@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algo.learner.lora import without_adapters
-from algo.learner.model import Scorer, load
+from algo.learner.model.loading import load
+from algo.learner.model.lora import without_adapters
+from algo.learner.model.scorer import Scorer
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig

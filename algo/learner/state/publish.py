@@ -1,4 +1,4 @@
-"""Weights leave the learner: gathered, and published for the replicas. `algo.learner.export` writes them for others.
+"""Gathers the learner's weights and publishes them for the replicas; `algo.learner.state.export` is for other programs.
 
 Invariant: every rank calls these with equal arguments (gathering is a collective); rank 0 writes.
 """
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from algo.learner.lora import adapters, merged
-from algo.learner.model import sharding_mesh
+from algo.learner.model.lora import adapters, merged
+from algo.learner.model.sharding import sharding_mesh
 from algo.weights.layout import BUCKET_BYTES, Layout, Transport
 from algo.weights.transport import Gloo, Shm, Silent
 

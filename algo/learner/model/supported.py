@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 
-from algo.learner.attention import PACKED
+from algo.learner.model.attention import PACKED
 
 # Nats between a row and each trajectory alone. Of some fifty families, random and small in float32, those that are
 # scored right are 1e-6 to 1e-5 apart by rounding, and those that are scored wrong 4e-3 and more.

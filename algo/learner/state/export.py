@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig
 
-from algo.learner.publish import full_state
+from algo.learner.state.publish import full_state
 from engine.atomic_files import atomic_path
 
 # Of a checkpoint, beside its weights; what else lies there (how it was made, say) is not true of what was trained on.

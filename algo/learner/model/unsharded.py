@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
-from algo.learner.lora import add_adapters
-from algo.learner.model import Scorer
-from algo.learner.supported import empty
+from algo.learner.model.lora import add_adapters
+from algo.learner.model.scorer import Scorer
+from algo.learner.model.supported import empty
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig

@@ -1,0 +1,140 @@
+"""Loads a checkpoint into the model under training: read once, by rank 0, and scattered over all ranks in fp32."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from algo.learner.measure.flops import Cost, cost_of
+from algo.learner.model.attention import register
+from algo.learner.model.lora import add_adapters
+from algo.learner.model.scorer import Scorer
+from algo.learner.model.sharding import copies_of, shard
+from algo.learner.model.supported import check_names, check_scores, check_structure, check_tied, empty
+
+if TYPE_CHECKING:
+    from algo.learner.config import LearnerConfig
+
+# What PyTorch hands to MKL's vector functions on the CPU.
+VECTOR_FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p"]
+VECTOR_FUNCTIONS += ["log2", "sin", "sqrt", "tan", "tanh"]
+
+
+def choose_device(name: str) -> torch.device:
+    """This rank's device: the GPU of its number on the machine. Raises ValueError where there is none."""
+    if name == "cpu":
+        return torch.device(name)
+    number, there = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
+    if number >= there:
+        where = f"rank {number} of a machine with {there} GPUs"
+        raise ValueError(f"LearnerConfig.device must be 'cpu' for {where}, got {name!r}")
+    torch.cuda.set_device(number)
+    return torch.device(name, number)
+
+
+def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
+    """The checkpoint in fp32, sharded over all ranks, and what a pass costs.
+
+    Every rank builds the model without memory (the meta device) and shards it. Rank 0 reads the weights into host
+    memory, of which a machine holds one whole copy; each weight goes to its shards and is forgotten there, so that a
+    GPU never holds more than its shards and one weight.
+    Raises OSError or ValueError for a checkpoint, a model (`algo.learner.model.supported`) or names that do not fit.
+    """
+    _settle_vector_functions()
+    register()
+    transformers_logging.disable_progress_bar()
+    model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
+    check_structure(model)
+    whole = _whole(source, config) if dist.get_rank() == 0 else {}
+    model.eval()  # the sampler drops nothing
+    if config.lora_rank:
+        with torch.device("meta"):
+            add_adapters(model, config)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in model.base_model.layers:
+            layer.training = True  # it is asked itself, of its parts none
+    cost = cost_of(model)
+    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
+    scorer = shard(scorer, config)
+    scorer.to_empty(device=choose_device(config.device))
+    scatter(scorer, whole)
+    return scorer, cost
+
+
+def _whole(source: Path, config: LearnerConfig) -> dict[str, Tensor]:
+    """The checkpoint's weights and constants in host memory, by the scorer's names; new adapters too."""
+    model = read(source, config.attention)
+    if config.lora_rank:
+        add_adapters(model, config)
+    parts = [*model.named_parameters(prefix="model"), *model.named_buffers(prefix="model")]
+    return {name: part.detach() for name, part in parts}
+
+
+def read(source: Path, attention: str) -> PreTrainedModel:
+    """Returns the whole model with the checkpoint's weights, in fp32 on the CPU. Raises as `load`."""
+    _settle_vector_functions()
+    model, found = AutoModelForCausalLM.from_pretrained(
+        source,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation=attention,
+        output_loading_info=True,
+    )
+    if missing := found["missing_keys"]:  # the library has made random numbers of them
+        raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
+    check_names(model, source)
+    check_tied(model)
+    check_scores(model, attention, Scorer)
+    return model
+
+
+@torch.no_grad()
+def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
+    """Rank 0's weights and constants become those of all ranks. whole: both by name, in host memory, and empty
+    afterwards; the other ranks give none.
+
+    One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
+    ones, which may be shorter or empty.
+    """
+    copies = copies_of(scorer)
+    ranks = dist.get_world_size() // copies
+    for name, weight in scorer.named_parameters():
+        part = weight.to_local()
+        if ranks == copies == 1:
+            part.copy_(whole.pop(name))
+            continue
+        rows = -(-len(weight) // ranks)
+        own = part.new_empty(rows, *part.shape[1:])
+        parts = None
+        if whole:
+            padded = own.new_zeros(ranks * rows, *own.shape[1:])
+            padded[: len(weight)] = whole.pop(name)
+            parts = [*padded.split(rows)] * copies
+        dist.scatter(own, parts, src=0)
+        part.copy_(own[: len(part)])
+    for name, constant in scorer.named_buffers():  # those that no file holds too: the frequencies of rotary embeddings
+        if whole:
+            constant.copy_(whole.pop(name))
+        dist.broadcast(constant, src=0)
+
+
+@cache
+def _settle_vector_functions() -> None:
+    """The first call of each, by one thread alone.
+
+    MKL 2024.2, which PyTorch is built with, chooses a function's code at its first call. Where two threads make it
+    together, one of them may get a coarse variant for its share (pytorch issue 188792): cosines wrong by 1.5e-4 in one
+    learner of some thousand, and log-probabilities by 1.4e-3.
+    """
+    for dtype in (torch.float32, torch.float64):
+        for name in VECTOR_FUNCTIONS:
+            getattr(torch.full((1,), 0.5, dtype=dtype), name)()

@@ -1,0 +1,116 @@
+"""The model as the trainer sees it: log-probabilities and entropies at chosen positions.
+
+Invariants
+- No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
+- With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
+- Activation checkpointing and offload and the kind of attention change results only by rounding.
+
+Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from algo.learner.model.attention import bounds
+
+# Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
+LOGIT_ROWS = 1024
+# Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
+KEPT_LOGITS = 1 << 24
+
+
+class Scorer(nn.Module):
+    """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
+
+    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False, activation_offload: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.fp32_head = fp32_head
+        self.activation_offload = activation_offload
+
+    def forward(
+        self,
+        token_ids_RL: Tensor,
+        position_ids_RL: Tensor,
+        lengths: Sequence[int],
+        positions_M: Tensor,
+        targets_M: Tensor,
+        shared: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """log p(targets_M) in fp32, and the (detached) entropy there, both [M].
+
+        lengths: of the row's trajectories. shared: how many tokens at the row's beginning all of them go on from.
+        """
+        with self._kept_activations(token_ids_RL.device):
+            hidden_RLH = self.model.base_model(
+                input_ids=token_ids_RL,
+                position_ids=position_ids_RL,
+                use_cache=False,
+                **bounds(lengths, token_ids_RL.device, shared),
+            ).last_hidden_state
+        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
+        recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
+        score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
+        score = partial(score, self._head())
+        chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
+        logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _kept_activations(self, device: torch.device) -> AbstractContextManager[None]:
+        """Where the backward pass finds what the layers kept for it: with checkpointing, their inputs."""
+        if not self.activation_offload:
+            return nullcontext()
+        return save_on_cpu(pin_memory=device.type == "cuda")
+
+    def _head(self) -> Callable[[Tensor], Tensor]:
+        """From hidden states to logits. In fp32 its weights are cast once a pass, not once a chunk."""
+        head: nn.Module = self.model.get_output_embeddings()
+        if not self.fp32_head:
+            return head
+        weights = {name: weight.float() for name, weight in head.named_parameters()}
+        return lambda hidden_MH: functional_call(head, weights, hidden_MH.float())
+
+
+def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    return LogProb.apply(head(hidden_MH), targets_M)
+
+
+class LogProb(torch.autograd.Function):
+    """(log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
+
+    Overwrites logits that are fp32. Two tensors of [M, V] are there at once, and the probabilities are kept: a third of
+    what log_softmax and an entropy beside it touch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV = logits_MV.float()
+        # Relative to the largest logit, where a likely token's log-probability is small: no digits cancel.
+        logits_MV -= logits_MV.amax(-1, keepdim=True)
+        probs_MV = logits_MV.exp()
+        sum_M1 = probs_MV.sum(-1, keepdim=True)
+        probs_MV /= sum_M1
+        log_sum_M = sum_M1.log().squeeze(-1)
+        logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - log_sum_M
+        # As matrices: a product of each two numbers first would be a third tensor.
+        entropy_M = log_sum_M - torch.bmm(probs_MV[:, None], logits_MV[:, :, None]).flatten()
+        ctx.save_for_backward(probs_MV, targets_M)
+        ctx.mark_non_differentiable(entropy_M)
+        return logprobs_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads_M: Tensor) -> tuple[Tensor, None]:
+        probs_MV, targets_M = ctx.saved_tensors
+        grad_M1 = grads_M[0][:, None]
+        return (probs_MV * -grad_M1).scatter_add_(1, targets_M[:, None], grad_M1), None

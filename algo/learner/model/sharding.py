@@ -1,0 +1,62 @@
+"""Shards the model under training over the ranks with FSDP2.
+
+Invariants
+- Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is the dtype of the passes.
+- The sharding changes results only by rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from algo.learner.hosts import ranks_of_a_host
+
+if TYPE_CHECKING:
+    from algo.learner.config import LearnerConfig
+    from algo.learner.model.scorer import Scorer
+
+
+def copies_of(scorer: nn.Module) -> int:
+    """How many ranks hold each shard: 1, or with hybrid sharding one of each host."""
+    return dist.get_world_size() // int(sharding_mesh(next(scorer.parameters())).size())
+
+
+def sharding_mesh(weight: Tensor) -> DeviceMesh:
+    """The ranks that share one copy of a sharded weight."""
+    mesh = weight.device_mesh
+    return mesh if mesh.ndim == 1 else mesh["ranks"]
+
+
+def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
+    """FSDP2 per decoder layer and on the root.
+
+    Layers stay gathered between forward and backward unless several GPUs share them: where this runs in fp32 on the
+    CPU memory is not scarce, and on one GPU there is nothing to win.
+    """
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(config.device, (ranks,))
+    if config.sharding == "hybrid" and (within := ranks_of_a_host()) < ranks:
+        mesh = init_device_mesh(config.device, (ranks // within, within), mesh_dim_names=("hosts", "ranks"))
+    computed = None if config.dtype == "float32" else getattr(torch, config.dtype)
+    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32 if computed else None)
+    for layer in scorer.model.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_between_passes(config))
+    return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def reshard_between_passes(config: LearnerConfig) -> bool:
+    """Whether weights and gradients are sharded between passes too: memory of a GPU is worth more than its links."""
+    return config.device == "cuda" and dist.get_world_size() > 1
+
+
+def reshard(scorer: nn.Module) -> None:
+    """After a forward pass without a backward pass: parameters are fp32 shards again."""
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
