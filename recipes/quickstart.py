@@ -128,7 +128,7 @@ class Config:
             ),
             devices=DevicePlan(
                 devices=self.devices,
-                ranks=self.learner_ranks,
+                learner_ranks=self.learner_ranks,
                 replicas=self.replicas,
                 max_staleness=self.max_staleness,
                 adapters=self.adapters,

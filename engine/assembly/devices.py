@@ -21,18 +21,18 @@ from engine.replica.config import ReplicaConfig
 class DevicePlan:
     """Which GPUs the learner and the replicas have.
 
-    >>> DevicePlan(devices=(0,), ranks=1, replicas=1).shared
+    >>> DevicePlan(devices=(0,), learner_ranks=1, replicas=1).shared
     True
-    >>> eight = DevicePlan(devices=tuple(range(8)), ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
+    >>> eight = DevicePlan(devices=tuple(range(8)), learner_ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
     >>> eight.shared, eight.weight_transfer, eight.learner_devices, eight.replica_devices
     (False, 'nccl', (0, 1, 2, 3), (4, 5, 6, 7))
     """
 
     devices: tuple[int, ...] = ()
-    """The GPUs there are, none for the CPU. As many as ranks and replicas need together (then the learner has the first
-    ones), or as each side needs (then they share them).
+    """The GPUs there are; none for the CPU. As many as the learner's ranks and the replicas need together (then the
+    learner has the first ones), or as each side needs (then they share them).
     """
-    ranks: int = 1
+    learner_ranks: int = 1
     """Processes of the learner, each with a GPU."""
     replicas: int = 2
     tensor_parallel: int = 1
@@ -43,7 +43,7 @@ class DevicePlan:
     """0 where learner and replicas share their GPUs: the replicas sleep while it trains."""
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
+        for name, least in (("learner_ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if len(set(self.devices)) < len(self.devices):
@@ -63,37 +63,37 @@ class DevicePlan:
     def _check_count(self) -> None:
         count = len(self.devices)
         serving = self.replicas * self.tensor_parallel
-        apart = count == self.ranks + serving
-        shared = count == self.ranks == serving
+        apart = count == self.learner_ranks + serving
+        shared = count == self.learner_ranks == serving
         if not count or apart or shared:
             return
-        owners = ["learner"] * self.ranks + ["replica"] * serving
+        owners = ["learner"] * self.learner_ranks + ["replica"] * serving
         example = ",".join(map(str, range(len(owners))))
         raise ValueError(
-            f"devices must be {len(owners)} GPUs for ranks={self.ranks}, replicas={self.replicas} and "
+            f"devices must be {len(owners)} GPUs for learner_ranks={self.learner_ranks}, replicas={self.replicas} and "
             f"tensor_parallel={self.tensor_parallel}, got {count}. Fix: devices={example} ({', '.join(owners)}) or "
             f"{self._shared_example()} (shared)"
         )
 
     def _shared_example(self) -> str:
         """The options under which both sides share the learner's GPUs."""
-        own = ",".join(map(str, range(self.ranks)))
-        if self.ranks % self.tensor_parallel == 0:
-            return f"devices={own} replicas={self.ranks // self.tensor_parallel}"
-        return f"devices={own} replicas={self.ranks} tensor_parallel=1"
+        own = ",".join(map(str, range(self.learner_ranks)))
+        if self.learner_ranks % self.tensor_parallel == 0:
+            return f"devices={own} replicas={self.learner_ranks // self.tensor_parallel}"
+        return f"devices={own} replicas={self.learner_ranks} tensor_parallel=1"
 
     @property
     def shared(self) -> bool:
         """Learner and replicas have the same GPUs, by turns."""
-        return bool(self.devices) and len(self.devices) == self.ranks
+        return bool(self.devices) and len(self.devices) == self.learner_ranks
 
     @property
     def learner_devices(self) -> tuple[int, ...]:
-        return self.devices[: self.ranks]
+        return self.devices[: self.learner_ranks]
 
     @property
     def replica_devices(self) -> tuple[int, ...]:
-        return self.devices if self.shared else self.devices[self.ranks :]
+        return self.devices if self.shared else self.devices[self.learner_ranks :]
 
     @property
     def weight_transfer(self) -> str:
@@ -122,7 +122,7 @@ class DevicePlan:
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
         """The same for the learner's processes."""
-        return replace(config, ranks=self.ranks, devices=self.learner_devices)
+        return replace(config, ranks=self.learner_ranks, devices=self.learner_devices)
 
     @property
     def learner_fields(self) -> dict[str, Any]:

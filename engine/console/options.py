@@ -14,7 +14,8 @@ Promises
 
     config = parse(Config, ["steps=10"])
 
-The text in `Annotated`, or the string below a field, is the doc; every field has a default.
+The text in `Annotated`, or the string below a field, is the doc; every field has a default. A class that gives an
+inherited field another default, `steps: int = 100`, inherits its doc; its own fields are listed first.
 Types: int, float, bool, str, Path, Literal, `X | None` ("none"), tuples of these ("1,2,3"), and frozen dataclasses of
 these. A field of another type cannot be set from the command line.
 """
@@ -169,15 +170,25 @@ class _Option:
 
 
 def _options(config_class: type[Any], default: Any = None, prefix: str = "") -> Iterator[_Option]:
-    """All that can be set, in the order of the fields; default: an instance of the class, None: its own defaults."""
-    docs = _docs_below(config_class)
-    for item in fields(config_class):
-        kind, doc = _documented(_hint_of(config_class, item.name))
+    """Yields all that can be set. default: an instance of the class; None: its own defaults."""
+    docs = _docs_of(config_class)
+    for item in _most_derived_first(config_class):
+        kind, _ = _documented(_hint_of(config_class, item.name))
         value = getattr(default, item.name) if default is not None else _default_of(item)
         if is_dataclass(value) and not isinstance(value, type):
             yield from _options(type(value), value, f"{prefix}{item.name}.")
         elif _has_form(kind):
-            yield _Option(f"{prefix}{item.name}", kind, value, doc or docs.get(item.name, ""))
+            yield _Option(f"{prefix}{item.name}", kind, value, docs.get(item.name, ""))
+
+
+def _most_derived_first(config_class: type[Any]) -> list[dataclasses.Field[Any]]:
+    """The fields, a class's own before those that it inherits: they are what the recipe is about."""
+    order = list(dict.fromkeys(name for owner in config_class.__mro__ for name in _annotations(owner)))
+    return sorted(fields(config_class), key=lambda item: order.index(item.name))
+
+
+def _annotations(owner: type[Any]) -> dict[str, Any]:
+    return vars(owner).get("__annotations__", {})
 
 
 def _default_of(item: dataclasses.Field[Any]) -> Any:
@@ -189,13 +200,11 @@ def _default_of(item: dataclasses.Field[Any]) -> Any:
 def _hint_of(config_class: type[Any], name: str) -> Any:
     """The type of a field; None where its module does not know it while it runs (an import for type checkers only)."""
     for owner in config_class.__mro__:
-        if name in vars(owner).get("__annotations__", {}):
-            text = vars(owner)["__annotations__"][name]
+        if name in _annotations(owner):
             try:
-                found = eval_hint(text, vars(sys.modules[owner.__module__]))
+                return eval_hint(_annotations(owner)[name], vars(sys.modules[owner.__module__]))
             except NameError:
                 return None
-            return found
     return None
 
 
@@ -206,6 +215,19 @@ def eval_hint(text: Any, namespace: Mapping[str, Any]) -> Any:
     holder = types.new_class("holder")
     holder.__annotations__ = {"field": text}
     return typing.get_type_hints(holder, dict(namespace), include_extras=True)["field"]
+
+
+def _docs_of(config_class: type[Any]) -> dict[str, str]:
+    """The doc of each field: that of the most derived class that documents it."""
+    docs: dict[str, str] = {}
+    for owner in reversed(config_class.__mro__):
+        if not is_dataclass(owner):
+            continue
+        docs |= _docs_below(owner)
+        for name in _annotations(owner):
+            if doc := _documented(_hint_of(owner, name))[1]:
+                docs[name] = doc
+    return docs
 
 
 def _docs_below(config_class: type[Any]) -> dict[str, str]:

@@ -212,7 +212,7 @@ async def go_on(
 def alone(config: TrainingConfig, weights: Path, seed: int | None) -> TrainingConfig:
     """One replica with these weights, which are whole: an adapter was merged when they were saved."""
     one = config.devices.tensor_parallel
-    devices = DevicePlan(devices=config.devices.devices[: 2 * one], ranks=one, replicas=1, tensor_parallel=one)
+    devices = DevicePlan(devices=config.devices.devices[: 2 * one], learner_ranks=one, replicas=1, tensor_parallel=one)
     replica = None if config.replica is None else replace(config.replica, checkpoint=str(weights))
     return replace(
         config,

@@ -125,7 +125,7 @@ def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> Le
     """What the run knows of the learner's hosts beside the command line."""
     if lead.learner is None:
         return lead
-    ranks, module = config.devices.ranks, config.learner_module
+    ranks, module = config.devices.learner_ranks, config.learner_module
     return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.identity))
 
 

@@ -143,7 +143,7 @@ def device_plan(
         raise ValueError(f"tensor_parallel={tensor_parallel} must divide the {serving} GPUs of the replicas")
     return DevicePlan(
         devices=tuple(range(count)),
-        ranks=count if by_turns else (ranks or 0),
+        learner_ranks=count if by_turns else (ranks or 0),
         replicas=replicas or serving // tensor_parallel,
         tensor_parallel=tensor_parallel,
     )
@@ -175,7 +175,11 @@ def _wider_replicas(plan: Plan) -> Plan | None:
     devices = plan.devices
     serving = devices.replicas * devices.tensor_parallel
     for wide in range(devices.tensor_parallel + 1, serving + 1):
-        if serving % wide == 0 and plan.shape.heads % wide == 0 and not (devices.shared and devices.ranks % wide):
+        if (
+            serving % wide == 0
+            and plan.shape.heads % wide == 0
+            and not (devices.shared and devices.learner_ranks % wide)
+        ):
             return replace(plan, devices=replace(devices, replicas=serving // wide, tensor_parallel=wide))
     return None
 
@@ -247,7 +251,7 @@ def options_of(plan: Plan) -> dict[str, str]:
     devices, learner = plan.devices, plan.learner
     found = {
         "devices": ",".join(map(str, devices.devices)),
-        "learner_ranks": str(devices.ranks),
+        "learner_ranks": str(devices.learner_ranks),
         "replicas": str(devices.replicas),
         "tensor_parallel": str(devices.tensor_parallel),
         "memory_share": "" if plan.memory_share is None else f"{plan.memory_share:g}",

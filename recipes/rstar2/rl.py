@@ -325,7 +325,7 @@ class Config:
             replica=self.replica.config(checkpoint, self.longest(number), self.devices),
             devices=DevicePlan(
                 devices=self.devices,
-                ranks=self.learner_ranks,
+                learner_ranks=self.learner_ranks,
                 replicas=self.replicas,
                 tensor_parallel=self.tensor_parallel,
                 max_staleness=self.max_staleness,

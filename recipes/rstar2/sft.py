@@ -127,7 +127,7 @@ class Config:
     def plan(self) -> DevicePlan:
         """All GPUs are the learner's; the format check has the first of them while there is no learner."""
         ranks = len(self.devices) or self.learner_ranks
-        return DevicePlan(devices=self.devices, ranks=ranks, replicas=ranks)
+        return DevicePlan(devices=self.devices, learner_ranks=ranks, replicas=ranks)
 
     def learner_of(self, steps: int) -> LearnerConfig:
         fields = {**self.plan.learner_fields, "warmup_steps": self.learner.warmup_steps or round(self.warmup * steps)}

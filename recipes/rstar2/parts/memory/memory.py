@@ -237,7 +237,7 @@ def learner_parts(plan: Plan, tokens: int | None = None) -> dict[str, int]:
     Their sum is the peak: `backward pass` is what the worst of three moments needs beyond the other parts (the head's
     chunks, a layer, the reduction of the root's gradient).
     """
-    shape, learner, ranks = plan.shape, plan.learner, plan.devices.ranks
+    shape, learner, ranks = plan.shape, plan.learner, plan.devices.learner_ranks
     tokens = plan.pass_tokens if tokens is None else tokens
     s, frozen = _itemsize(learner), learner.lora_rank > 0
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) if frozen else 0
@@ -325,8 +325,8 @@ def host_parts(plan: Plan) -> dict[str, int]:
     shape, learner = plan.shape, plan.learner
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) if learner.lora_rank else 0
     trained = adapters or shape.parameters
-    inputs = BFLOAT16 * shape.hidden * shape.layers * plan.pass_tokens * plan.devices.ranks
-    processes = plan.devices.ranks + plan.devices.replicas * plan.devices.tensor_parallel + 2
+    inputs = BFLOAT16 * shape.hidden * shape.layers * plan.pass_tokens * plan.devices.learner_ranks
+    processes = plan.devices.learner_ranks + plan.devices.replicas * plan.devices.tensor_parallel + 2
     return {
         "processes": processes * PROCESS_BYTES,
         "published weights": _published_files(plan),

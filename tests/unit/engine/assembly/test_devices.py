@@ -26,13 +26,13 @@ ONE, EIGHT = (0,), tuple(range(8))
     ("options", "transfer", "learner", "replicas", "sleeps"),
     [
         ({}, "shm", (), (), False),
-        ({"max_staleness": 2, "ranks": 2}, "shm", (), (), False),
+        ({"max_staleness": 2, "learner_ranks": 2}, "shm", (), (), False),
         ({"devices": ONE, "replicas": 1}, "shm", ONE, ONE, True),
         ({"devices": (0, 1), "replicas": 1, "max_staleness": 1}, "nccl", (0,), (1,), False),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 8}, "shm", EIGHT, EIGHT, True),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 4, "tensor_parallel": 2}, "shm", EIGHT, EIGHT, True),
-        ({"devices": EIGHT, "ranks": 2, "replicas": 6, "max_staleness": 1}, "nccl", (0, 1), EIGHT[2:], False),
-        ({"devices": (4, 6, 7), "ranks": 1, "tensor_parallel": 1}, "nccl", (4,), (6, 7), False),
+        ({"devices": EIGHT, "learner_ranks": 8, "replicas": 8}, "shm", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "learner_ranks": 8, "replicas": 4, "tensor_parallel": 2}, "shm", EIGHT, EIGHT, True),
+        ({"devices": EIGHT, "learner_ranks": 2, "replicas": 6, "max_staleness": 1}, "nccl", (0, 1), EIGHT[2:], False),
+        ({"devices": (4, 6, 7), "learner_ranks": 1, "tensor_parallel": 1}, "nccl", (4,), (6, 7), False),
     ],
 )
 def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learner, replicas, sleeps):
@@ -41,7 +41,7 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
     assert (replica.weight_transfer, replica.devices, replica.sleeps) == (transfer, replicas, sleeps)
     assert (replica.tensor_parallel, placement.shared) == (placement.tensor_parallel, sleeps)
     process = placement.learner(LearnerProcessConfig(module="x"))
-    assert (process.ranks, process.devices) == (placement.ranks, learner)
+    assert (process.ranks, process.devices) == (placement.learner_ranks, learner)
     assert placement.rests == (placement.max_staleness == 0)
     if replicas:
         arguments = [replica.arguments(index) for index in range(placement.replicas)]
@@ -60,13 +60,13 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"ranks": 0}, "ranks must be at least 1, got 0"),
+        ({"learner_ranks": 0}, "learner_ranks must be at least 1, got 0"),
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"devices": (1, 1)}, r"devices must differ, got \(1, 1\)"),
-        ({"devices": ONE}, "devices must be 3 .* ranks=1, .* got 1"),
-        ({"devices": EIGHT, "ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
-        ({"devices": EIGHT, "ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
+        ({"devices": ONE}, "devices must be 3 .* learner_ranks=1, .* got 1"),
+        ({"devices": EIGHT, "learner_ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
+        ({"devices": EIGHT, "learner_ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
         ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
     ],
@@ -80,9 +80,9 @@ def test_an_impossible_placement_is_refused(options, said):
     "options",
     [
         {"devices": ONE, "replicas": 2},
-        {"devices": EIGHT, "ranks": 4, "replicas": 2},
-        {"devices": ONE, "ranks": 4, "replicas": 1, "tensor_parallel": 2},
-        {"devices": ONE, "ranks": 1, "replicas": 1, "tensor_parallel": 2},
+        {"devices": EIGHT, "learner_ranks": 4, "replicas": 2},
+        {"devices": ONE, "learner_ranks": 4, "replicas": 1, "tensor_parallel": 2},
+        {"devices": ONE, "learner_ranks": 1, "replicas": 1, "tensor_parallel": 2},
     ],
 )
 def test_a_wrong_number_of_gpus_is_answered_with_two_plans_that_hold(options):

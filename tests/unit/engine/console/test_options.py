@@ -99,6 +99,22 @@ def test_help_lists_fields_types_defaults_and_docs(flag, capsys):
         assert part in text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Longer(Config):
+    """Of which one field is inherited with another default."""
+
+    data: Annotated[str, "what is read"] = ""
+    steps: int = 100
+
+
+def test_a_field_with_another_default_keeps_its_doc_and_a_class_lists_its_own_fields_first():
+    text = usage(Longer)
+    assert "steps: int, default 100\n      optimizer steps" in text
+    assert text.index("  data: ") < text.index("  steps: ") < text.index("  lr: ")
+    assert list(flat(Longer()))[:3] == ["data", "steps", "lr"]
+    assert parse(Longer, ["lr=1"]) == Longer(lr=1.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
     lr: float = 5e-4

@@ -9,7 +9,7 @@ from engine.errors import BadInput
 from engine.programs.roles import check_devices
 
 
-@pytest.mark.parametrize("plan", [DevicePlan(), DevicePlan(devices=(0, 1), ranks=2, replicas=2)])
+@pytest.mark.parametrize("plan", [DevicePlan(), DevicePlan(devices=(0, 1), learner_ranks=2, replicas=2)])
 def test_nodes_join_where_weights_are_files(plan):
     check_devices(SimpleNamespace(learner=None), plan)
 
