@@ -7,13 +7,12 @@ The rollouts that the run has written (`rollouts/`) go through one forward pass 
 they were sampled. Writes into RUN/analysis/:
 
     analysis.json   all figures, and the definitions that they rest on
-    entropy.html    trajectories with each token coloured by its entropy; stands alone
     entropy.png     high-entropy tokens by kind, by position, after a tool's reply and over training
     curves.png      tool errors, lengths, truncation and accuracy of the run, beside the report's figures
 
 Entropies are those of one model for all steps, by default the run's last weights, at temperature 1; the mean entropy
 of the policy while it was trained is the learner's own metric and is drawn beside them. What counts as high, forking
-and reflection is defined in `recipes/rstar2/parts/analysis/token_entropy.py`.
+and reflection is defined in `engine/diagnosis/token_kinds.py`; the page of a run marks such tokens in its trajectories.
 
 A step whose entropies are computed is not computed again (RUN/analysis/entropies/): an interrupted analysis goes on by
 the same command.
@@ -38,11 +37,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import parse
 from engine.console.progress import Bar
+from engine.diagnosis.token_kinds import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.watchdog import exit_process
 from recipes.rstar2.parts.analysis import report_curves
-from recipes.rstar2.parts.analysis.entropy_page import Scale, Shown, page
-from recipes.rstar2.parts.analysis.token_entropy import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE, shares
+from recipes.rstar2.parts.analysis.token_entropy import Scored, shares
 from sandbox.printable import printable
 
 # What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
@@ -59,7 +58,6 @@ class Config:
     batch_tokens: Annotated[int, "tokens of one forward pass; a longer trajectory goes alone"] = 8192
     high_share: Annotated[float, "share of the sampled tokens whose entropy counts as high"] = HIGH_SHARE
     after_reply: Annotated[int, "sampled tokens after a tool's reply that may be reflection tokens"] = AFTER_REPLY
-    examples: Annotated[int, "trajectories, and contexts of each kind, on the page"] = 6
     device: Annotated[Literal["cpu", "cuda"], "where the forward pass runs"] = "cpu"
     threads: Annotated[int, "CPU threads"] = 2
 
@@ -69,8 +67,6 @@ class Config:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.high_share < 1:
             raise ValueError(f"high_share must be between 0 and 1, got {self.high_share}")
-        if self.examples < 0:
-            raise ValueError(f"examples must be at least 0, got {self.examples}")
         self.chosen_steps  # noqa: B018  before anything is loaded
         if self.model is None and not (self.run / "checkpoint" / "config.json").is_file():
             raise ValueError(f"{self.run} has no checkpoint/ yet: it has not ended. Fix: model=DIR, or let it end")
@@ -167,18 +163,15 @@ def analyze(config: Config, console: Console) -> dict[str, Any]:
     with _progress(console) as progress:
         total = sum(len(row.ids) for rows in steps.values() for row in rows)
         task = progress.add_task("entropies", total=total)
-        shown = {
-            step: _shown(config, scorer, step, rows, lambda tokens: progress.advance(task, tokens))
+        scored = {
+            step: _scored(config, scorer, step, rows, lambda tokens: progress.advance(task, tokens))
             for step, rows in steps.items()
         }
     figures = [
-        {
-            "step": step,
-            **shares([each.scored for each in members], high_share=config.high_share, after_reply=config.after_reply),
-        }
-        for step, members in shown.items()
+        {"step": step, **shares(members, high_share=config.high_share, after_reply=config.after_reply)}
+        for step, members in scored.items()
     ]
-    return _write(config, figures, shown[max(shown)])
+    return _write(config, figures)
 
 
 def _progress(console: Console) -> Bar:
@@ -186,10 +179,10 @@ def _progress(console: Console) -> Bar:
     return Bar(*columns, TimeRemainingColumn(), console=console)
 
 
-def _shown(
+def _scored(
     config: Config, scorer: Any, step: int, rows: Sequence[Rollout], advance: Callable[[int], None]
-) -> list[Shown]:
-    """The rollouts of a step with their entropies, from an earlier analysis if there was one."""
+) -> list[Scored]:
+    """Returns the rollouts of a step with their entropies, from an earlier analysis if there was one."""
     path = config.folder / "entropies" / f"step-{step:06d}.npz"
     key = fingerprint(config.checkpoint, rows)
     entropies = read_entropies(path, key)
@@ -202,19 +195,14 @@ def _shown(
         write_entropies(path, key, entropies)
     else:
         advance(sum(len(entropy_T) for entropy_T, _ in entropies))
-    return [Shown(row=row, scored=scorer.scored(row, *values)) for row, values in zip(rows, entropies, strict=True)]
+    return [scorer.scored(row, *values) for row, values in zip(rows, entropies, strict=True)]
 
 
-def _write(config: Config, figures: list[dict[str, Any]], last: Sequence[Shown]) -> dict[str, Any]:
+def _write(config: Config, figures: list[dict[str, Any]]) -> dict[str, Any]:
     metrics = metrics_of(config.run)
     curves, entropy = config.folder / "curves.png", config.folder / "entropy.png"
     notes = report_curves.plot_curves(curves, metrics) if metrics else []
     report_curves.plot_entropies(entropy, figures, report_curves.series(metrics, "learner/entropy"))
-    facts = [
-        f"Entropies of {config.checkpoint} at temperature 1 over the rollouts of {config.run}.",
-        f"High: above the {1 - config.high_share:.0%} quantile of the sampled tokens of a step.",
-        *_warnings(config, figures),
-    ]
     result = {
         "run": str(config.run),
         "model": str(config.checkpoint),
@@ -236,17 +224,6 @@ def _write(config: Config, figures: list[dict[str, Any]], last: Sequence[Shown])
             "not_drawn": notes,
         },
     }
-    html = page(
-        title=f"Entropies of {config.run.name}",
-        facts=facts,
-        steps=figures,
-        notes=notes,
-        plots=[entropy, *([curves] if metrics else [])],
-        shown=last,
-        examples=config.examples,
-        scale=Scale.of(last, figures[-1]["threshold"], config.after_reply),
-    )
-    write_whole(config.folder / "entropy.html", [html.encode("utf-8", "replace")])
     write_whole(config.folder / "analysis.json", [json.dumps(result, indent=2).encode(), b"\n"])
     return result
 
@@ -289,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
             highlight=False,
             soft_wrap=True,
         )
-    for name in ("entropy.html", "entropy.png", "curves.png", "analysis.json"):
+    for name in ("entropy.png", "curves.png", "analysis.json"):
         if (config.folder / name).is_file():
             console.print(f"  {config.folder / name}", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.diagnosis.token_kinds import AFTER_REPLY, HIGH_SHARE, mark
 from engine.recording.records import Call, GroupRecord, SequenceTokens, TrajectoryRecord, TurnRecord
 from engine.stages.write_rollouts import Rollout, path_of, read_rollouts
 from engine.view.answers.tokens import pieces, tokenizer_of
@@ -129,7 +130,7 @@ def _recorded_trajectory(run: RunFiles, group: GroupRecord, number: int) -> dict
         sequences.append(
             {
                 "turns": [_recorded_turn(turn, start, text) for turn in turns],
-                "tokens": _token_columns(tokens[index], text) if index < len(tokens) else None,
+                "tokens": _token_columns(tokens[index], text, turns) if index < len(tokens) else None,
             }
         )
     return {
@@ -195,7 +196,7 @@ def _recorded_call(call: Call, start: float) -> dict[str, Any]:
     }
 
 
-def _token_columns(tokens: SequenceTokens, text: list[str] | None) -> dict[str, Any]:
+def _token_columns(tokens: SequenceTokens, text: list[str] | None, turns: Sequence[TurnRecord]) -> dict[str, Any]:
     """Columns of T values, None where nothing was recorded. ratio: learner's to sampler's probability."""
     ratio = None
     if tokens.learner_logprobs is not None and tokens.logprobs is not None:
@@ -210,7 +211,21 @@ def _token_columns(tokens: SequenceTokens, text: list[str] | None) -> dict[str, 
         "entropy": _values(tokens.entropy),
         "push": _values(tokens.push),
         "version": None if tokens.versions is None else tokens.versions.tolist(),
+        **_uncertain(tokens, text, turns),
     }
+
+
+def _uncertain(tokens: SequenceTokens, text: list[str] | None, turns: Sequence[TurnRecord]) -> dict[str, Any]:
+    """The forking and the reflection tokens among those of high entropy in this sequence, as 1 and 0; nothing where
+    no entropy was recorded.
+    """
+    if tokens.entropy is None or text is None or not (known_T := tokens.sampled & ~np.isnan(tokens.entropy)).any():
+        return {}
+    marks = mark(text, [(turn.start, turn.end) for turn in turns])
+    high_T = known_T & (tokens.entropy > np.quantile(tokens.entropy[known_T], 1 - HIGH_SHARE))
+    reflection_T = high_T & (marks.after_reply_T > 0) & (marks.after_reply_T <= AFTER_REPLY)
+    kinds = {"forking": high_T & marks.forking_T, "reflection": reflection_T}
+    return {name: kind_T.astype(int).tolist() for name, kind_T in kinds.items()}
 
 
 def _values(values_T: Any) -> list[float | None] | None:

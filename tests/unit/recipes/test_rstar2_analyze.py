@@ -1,9 +1,7 @@
-"""Entropies of a run's rollouts: what is measured, how tokens are told apart, what the page shows, and bad input."""
+"""Entropies of a run's rollouts: what is measured, how tokens are told apart, and bad input."""
 
 import json
-import re
 import zlib
-from html.parser import HTMLParser
 
 import msgspec
 import numpy as np
@@ -11,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine.diagnosis.token_kinds import mark
 from engine.rollout.chat_template import ChatTemplate
 from engine.stages.write_rollouts import Call, Rollout
 from recipes.rstar2.analyze import choose, main
 from recipes.rstar2.parts.analysis import report_curves
-from recipes.rstar2.parts.analysis.entropy_page import Scale, Shown, page, text_of
 from recipes.rstar2.parts.analysis.scoring import EntropyScorer, packs
-from recipes.rstar2.parts.analysis.token_entropy import Scored, mark, shares, threshold
+from recipes.rstar2.parts.analysis.token_entropy import Scored, shares, threshold
 from recipes.tiny.task import SHIPPED
 
 CHAT = ChatTemplate.load(SHIPPED)
@@ -106,37 +104,6 @@ def test_token_texts_make_the_text_also_where_a_character_has_several_tokens(sco
     assert "".join(texts[start:end]) == row.text
 
 
-def test_phrases_are_found_over_tokens_in_any_case_as_whole_words_and_not_in_calls():
-    texts = [
-        "Hm",
-        "m, ",
-        "DOUB",
-        "LE che",
-        "ck it",
-        ".",
-        " rebut butter",
-        " let\n",
-        "me",
-        "<tool_call>",
-        "wait",
-        "</tool_call>",
-        " wait",
-    ]
-    marks = mark(texts, [(0, len(texts))])
-    assert np.flatnonzero(marks.forking_T).tolist() == [0, 1, 2, 3, 4, 7, 8, 12]
-    assert [phrase for phrase in marks.phrase_T if phrase] == ["hmm", "double check", "let me", "wait"]
-    assert np.flatnonzero(marks.call_T).tolist() == [9, 10, 11]
-    unclosed = mark(["a", "<tool_call>", "{"], [(0, 3)])
-    assert unclosed.call_T.tolist() == [False, True, True], "a call that the budget has cut off"
-
-
-def test_what_follows_a_reply_is_counted_from_it_and_what_was_given_is_of_no_kind():
-    marks = mark([" wait"] * 9, [(2, 4), (6, 9)])
-    assert marks.after_reply_T.tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3]
-    assert marks.turn_T.tolist() == [-1, -1, 0, 0, -1, -1, 1, 1, 1]
-    assert marks.forking_T.tolist() == [False, False, True, True, False, False, True, True, True]
-
-
 def test_shares_by_kind_and_place():
     texts = ["Q", "a", " but", " c", "<tool_call>x</tool_call>", "R", "wait", " e", "f", "g", "h"]
     entropies = [9, 1.0, 5.0, 0.1, 0.2, 9, 6.0, 3.0, 0.3, 0.4, 0.5]
@@ -170,60 +137,6 @@ def test_replies_of_failed_calls_are_apart():
     assert shares(fine[:2])["after_reply"][0]["high"] is None, "two tokens are no share"
 
 
-class Balanced(HTMLParser):
-    """Fails on a tag that is not closed; keeps what a reader can see, and the tags."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.seen, self.text = [], set(), []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.add(tag)
-        assert not any(name.startswith("on") for name, _ in attrs)
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-HOSTILE = "</style><script>alert(1)</script><img src=x onerror='a'>\x00\u202e\""
-
-
-def test_whatever_was_written_is_text_on_the_page(tmp_path, scorer):
-    row = a_row(turns=(HOSTILE + " but", HOSTILE), reply=HOSTILE, question=HOSTILE, prompt_id=HOSTILE, outcome=HOSTILE)
-    sampled_T = mark(scorer.texts(row), row.turns).sampled_T
-    entropy_T = np.where(sampled_T, np.linspace(0, 2, len(sampled_T)), 0).astype(np.float32)
-    shown = [Shown(row=row, scored=scorer.scored(row, entropy_T, -entropy_T))]
-    figures = [{"step": 2, **shares([shown[0].scored])}]
-    (tmp_path / "plot.png").write_bytes(b"\x89PNG")
-    made = page(
-        title=HOSTILE,
-        facts=[HOSTILE],
-        steps=figures,
-        notes=[HOSTILE],
-        plots=[tmp_path / "plot.png"],
-        shown=shown,
-        examples=3,
-        scale=Scale.of(shown, figures[0]["threshold"], 20),
-    )
-    reader = Balanced()
-    reader.feed(made)
-    assert reader.open == []
-    assert "script" not in reader.seen
-    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", made)
-    assert made.count("<script") == made.count("onerror='") == 0
-    assert "".join(reader.text).count("alert(1)") >= 5, "it is there to be read"
-    assert re.findall(r"https?://|url\(", made) == [], "nothing is loaded"
-
-
-def test_text_stays_what_it_is():
-    assert text_of("a < b && 'c'\n\td") == "a &lt; b &amp;&amp; &#x27;c&#x27;\n\td"
-
-
 def test_a_run_is_analysed_and_what_is_computed_is_kept(tmp_path):
     run = a_run(tmp_path / "run", [a_row(0), a_row(1, reply="NameError: x", outcome="error"), a_row(2, TURNS[1:])])
     a_run(run, [a_row(0, TURNS[1:], step=4)], step=4)
@@ -233,7 +146,7 @@ def test_a_run_is_analysed_and_what_is_computed_is_kept(tmp_path):
     found = json.loads((run / "analysis/analysis.json").read_text())
     assert [(row["step"], row["trajectories"]) for row in found["steps"]] == [(2, 3), (4, 1)]
     assert found["steps"][0]["tokens_by_kind"]["tool call"] > 0
-    assert {path.name for path in (run / "analysis").iterdir()} >= {"entropy.html", "entropy.png", "curves.png"}
+    assert {path.name for path in (run / "analysis").iterdir()} >= {"entropy.png", "curves.png"}
     kept = run / "analysis/entropies/step-000002.npz"
     before = kept.stat().st_mtime_ns
     assert main(words) == 0

@@ -16,7 +16,6 @@ import {
 } from "view/parts/dom";
 
 const CHUNK = 200; // tokens of a block of text, at least: it ends with a line. Blocks out of view are not laid out
-const FORKS = 0.05; // the share of trained tokens with the highest entropy: where the answer could have gone elsewhere
 
 const MODES = {
   mask: "who wrote it",
@@ -47,12 +46,11 @@ export function tokenView(one, sequence, asked, onchange) {
       : "mask";
   const clipped = (at) =>
     tokens.push?.[at] === 0 && one.advantage !== 0 && tokens.learner_logprob?.[at] !== null;
-  const forks = forkingTokens(tokens);
   const paint = painter(tokens, mode);
   const strip = h("div", { class: "strip", id: "tokens", onmouseleave: (event) => tip(event, "") });
   strip.addEventListener("mousemove", (event) => {
     const at = event.target.dataset?.at;
-    tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped, forks));
+    tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped));
   });
   let chunk = strip.appendChild(h("div", { class: "chunk" }));
   tokens.ids.forEach((id, at) => {
@@ -61,7 +59,12 @@ export function tokenView(one, sequence, asked, onchange) {
     const element = document.createElement("span");
     element.textContent = tokens.text ? tokens.text[at] || "·" : `${id} `;
     element.dataset.at = at;
-    element.className = `${tokens.sampled[at] ? "" : "given"}${clipped(at) ? " clipped" : ""}${forks.has(at) ? " fork" : ""}`;
+    const kinds = [
+      ...uncertain(tokens, at),
+      clipped(at) && "clipped",
+      !tokens.sampled[at] && "given",
+    ];
+    element.className = kinds.filter(Boolean).join(" ");
     const background = paint(at);
     if (background) element.style.background = background;
     chunk.append(element);
@@ -100,14 +103,9 @@ export function tokenView(one, sequence, asked, onchange) {
   );
 }
 
-function forkingTokens(tokens) {
-  if (!tokens.entropy) return new Set();
-  const known = tokens.entropy
-    .map((value, at) => [value, at])
-    .filter(([value]) => value !== null && value > 0)
-    .sort((a, b) => b[0] - a[0]);
-  return new Set(known.slice(0, Math.ceil(FORKS * known.length)).map(([, at]) => at));
-}
+/** What an uncertain token is: with it the model doubts or checks itself, or responds to a tool's reply. */
+const uncertain = (tokens, at) =>
+  ["forking", "reflection"].filter((kind) => tokens[kind]?.[at] === 1);
 
 /** A background for each token; none where there is no value. */
 function painter(tokens, mode) {
@@ -141,7 +139,7 @@ const sample = (values) =>
     ? values
     : values.filter((_, at) => at % Math.ceil(values.length / 20000) === 0);
 
-function tokenText(tokens, at, clipped, forks) {
+function tokenText(tokens, at, clipped) {
   const lines = [
     `${JSON.stringify(tokens.text?.[at] ?? "")}  id ${tokens.ids[at]}, position ${at}`,
   ];
@@ -151,7 +149,7 @@ function tokenText(tokens, at, clipped, forks) {
   if (tokens.learner_logprob?.[at] != null) {
     add("learner", fixed(tokens.learner_logprob[at], 4));
     add("ratio", fixed(tokens.ratio[at], 4) + (clipped(at) ? ", clipped" : ""));
-    add("entropy", fixed(tokens.entropy?.[at], 4) + (forks.has(at) ? ", forking" : ""));
+    add("entropy", [fixed(tokens.entropy?.[at], 4), ...uncertain(tokens, at)].join(", "));
     add("push", signed(tokens.push?.[at], 4));
   }
   if (tokens.version) add("weights of version", String(tokens.version[at]));
@@ -209,7 +207,8 @@ function modeLegend(mode, tokens) {
   const marks = tokens.push
     ? [
         ["underlined: clipped", color("bad")],
-        ["underlined: forking, highest 5 % of entropy", color("tool_wait")],
+        ["forking: doubts or checks itself, of high entropy", color("tool_wait")],
+        ["reflection: after a tool's reply, of high entropy", color("weight_sync")],
       ]
     : [];
   return h("div", { style: { margin: "0 0 8px" } }, legend([...entries, ...marks]));

@@ -26,9 +26,10 @@ from algo.learner.model.attention import PACKED, register
 from algo.learner.model.loading import read
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.supported import check_structure, empty
+from engine.diagnosis.token_kinds import mark
 from engine.rollout.chat_template import TextStream
 from engine.stages.write_rollouts import Rollout
-from recipes.rstar2.parts.analysis.token_entropy import Scored, mark
+from recipes.rstar2.parts.analysis.token_entropy import Scored
 
 CHECKED = 16  # rollouts whose text the tokenizer must give back
 CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole character

@@ -1,20 +1,12 @@
 """Which tokens of a rollout are uncertain, and of what kind they are. Pure: arrays in, numbers out.
 
-A token has *high entropy* where the entropy of the distribution that it was drawn from is above the quantile
-1 - HIGH_SHARE of all sampled tokens of its step. The top 20 % are the convention of "Beyond the 80/20 Rule"
-(arXiv 2506.01939), which rStar2-Agent's report (arXiv 2508.20722) builds on. The report finds two kinds of them:
-
-- *forking* tokens, with which the model stops to doubt or check itself. Here: a token of one of FORKING_PHRASES,
-  outside of tool calls.
-- *reflection* tokens, with which it responds to what a tool has replied. Here: one of the first AFTER_REPLY sampled
-  tokens after a reply.
-
-A token may be of both kinds. Shape legend: T tokens of a trajectory, N sampled tokens of a step.
+A token has *high entropy* where its entropy is above the quantile 1 - HIGH_SHARE of all sampled tokens of its step.
+`engine.diagnosis.token_kinds` defines forking and reflection tokens. Shape legend: T tokens of a trajectory, N sampled
+tokens of a step.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,91 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.rollout.tool_call_parser import CLOSE, OPEN
+from engine.diagnosis.token_kinds import AFTER_REPLY, HIGH_SHARE, Bools, Marks
 
-HIGH_SHARE = 0.2
-AFTER_REPLY = 20
-# "But before", "double-check", "rerun" are examples of the report; the others are our reading of "self-reflection".
-FORKING_PHRASES = (
-    *("actually", "again", "alternatively", "another way", "but", "but before", "check", "double-check", "hmm"),
-    *("hold on", "however", "instead", "let me", "let's", "make sure", "maybe", "mistake", "not sure"),
-    *("on second thought", "perhaps", "re-check", "re-evaluate", "reconsider", "rerun", "verify", "wait"),
-)
 DECILES = 10
 TOP_WORDS = 20
 FEW = 20  # a share of fewer tokens than this is left out of `after_reply`: it would be noise
 
 Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
-
-
-def _pattern(phrases: Sequence[str]) -> re.Pattern[str]:
-    """Whole phrases in any case, the longest first; a hyphen may be left out or be a space."""
-    longest_first = sorted(phrases, key=len, reverse=True)
-    loose = [re.escape(phrase).replace(r"\-", r"[-\s]?").replace(r"\ ", r"\s+") for phrase in longest_first]
-    return re.compile(rf"(?<!\w)(?:{'|'.join(loose)})(?!\w)", re.IGNORECASE)
-
-
-_FORKING = _pattern(FORKING_PHRASES)
-_CALL = re.compile(f"{re.escape(OPEN)}.*?(?:{re.escape(CLOSE)}|$)", re.DOTALL)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
-    """What each token of a trajectory is.
-
-    turn_T: the turn that sampled it, -1 for prompt and replies. forking_T and call_T (part of a tool call, its tags
-    included): of sampled tokens. after_reply_T: 1 for the first sampled token after a reply, and so on; 0 in the first
-    turn and for what was not sampled. phrase_T: the phrase that a forking token begins, in lower case, else "".
-    """
-
-    turn_T: NDArray[np.int32]
-    forking_T: Bools
-    call_T: Bools
-    after_reply_T: NDArray[np.int32]
-    phrase_T: tuple[str, ...]
-
-    @property
-    def sampled_T(self) -> Bools:
-        return self.turn_T >= 0
-
-
-def mark(texts_T: Sequence[str], turns: Sequence[tuple[int, int]]) -> Marks:
-    """texts_T: of each token; turns: the sampled spans [start, end).
-
-    >>> marks = mark(["Q?", "So", " 4", ".", "4", "But", " wait", "."], [(1, 4), (5, 8)])
-    >>> marks.forking_T.tolist()
-    [False, False, False, False, False, True, True, False]
-    >>> marks.after_reply_T.tolist()
-    [0, 0, 0, 0, 0, 1, 2, 3]
-    """
-    size = len(texts_T)
-    turn_T, after_reply_T = np.full(size, -1, np.int32), np.zeros(size, np.int32)
-    forking_T, call_T = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    phrase_T = [""] * size
-    for number, (start, end) in enumerate(turns):
-        turn_T[start:end] = number
-        if number:
-            after_reply_T[start:end] = np.arange(1, end - start + 1)
-        pieces = texts_T[start:end]
-        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        text = "".join(pieces)
-        for found in _CALL.finditer(text):
-            first, last = _tokens(ends, *found.span())
-            call_T[start + first : start + last] = True
-        for found in _FORKING.finditer(text):
-            first, last = _tokens(ends, *found.span())
-            if not call_T[start + first]:
-                forking_T[start + first : start + last] = True
-                phrase_T[start + first] = " ".join(found.group().lower().split())
-    return Marks(
-        turn_T=turn_T, forking_T=forking_T, call_T=call_T, after_reply_T=after_reply_T, phrase_T=tuple(phrase_T)
-    )
-
-
-def _tokens(ends: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """The tokens [first, last) that hold the characters [begin, end)."""
-    return int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,6 +78,18 @@ def test_a_recorded_trajectory_has_its_texts_its_placement_and_both_log_probabil
     assert tokens["ratio"][0] is None
 
 
+def test_a_trained_trajectory_marks_its_uncertain_tokens_after_a_reply(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    words = {"run": "0", "step": "1", "group": "1", "sample": "0"}
+    [sequence] = questions(tmp_path / "run").answer("trajectory", words)["sequences"]
+    tokens, (first, second) = sequence["tokens"], sequence["turns"]
+    entropies = [np.nan if entropy is None else entropy for entropy in tokens["entropy"]]
+    uncertain = np.flatnonzero(entropies > np.nanquantile(entropies, 0.8))
+    assert set(uncertain) & set(range(first["start"], first["end"]))
+    assert np.flatnonzero(tokens["reflection"]).tolist() == [at for at in uncertain if at >= second["start"]]
+    assert len(tokens["forking"]) == len(tokens["ids"])
+
+
 def test_the_texts_of_tokens_hold_control_tokens_too():
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     text = "<|im_start|>user\nWhat is 6 * 7?<|im_end|>"

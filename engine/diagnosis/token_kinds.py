@@ -1,0 +1,102 @@
+"""Of what kind an uncertain token of a trajectory is. Pure: texts and spans in, arrays out.
+
+A token has *high entropy* where the entropy of the distribution that it was drawn from is among the highest
+HIGH_SHARE. The top 20 % are the convention of "Beyond the 80/20 Rule" (arXiv 2506.01939), which rStar2-Agent's report
+(arXiv 2508.20722) builds on. The report finds two kinds of them:
+
+- *forking* tokens, with which the model stops to doubt or check itself. Here: a token of one of FORKING_PHRASES,
+  outside of tool calls.
+- *reflection* tokens, with which it responds to what a tool has replied. Here: one of the first AFTER_REPLY sampled
+  tokens after a reply.
+
+A token may be of both kinds. Shape legend: T tokens of a trajectory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+HIGH_SHARE = 0.2
+AFTER_REPLY = 20
+# "But before", "double-check", "rerun" are examples of the report; the others are our reading of "self-reflection".
+FORKING_PHRASES = (
+    *("actually", "again", "alternatively", "another way", "but", "but before", "check", "double-check", "hmm"),
+    *("hold on", "however", "instead", "let me", "let's", "make sure", "maybe", "mistake", "not sure"),
+    *("on second thought", "perhaps", "re-check", "re-evaluate", "reconsider", "rerun", "verify", "wait"),
+)
+
+Bools = NDArray[np.bool_]
+
+
+def _pattern(phrases: Sequence[str]) -> re.Pattern[str]:
+    """Whole phrases in any case, the longest first; a hyphen may be left out or be a space."""
+    longest_first = sorted(phrases, key=len, reverse=True)
+    loose = [re.escape(phrase).replace(r"\-", r"[-\s]?").replace(r"\ ", r"\s+") for phrase in longest_first]
+    return re.compile(rf"(?<!\w)(?:{'|'.join(loose)})(?!\w)", re.IGNORECASE)
+
+
+_FORKING = _pattern(FORKING_PHRASES)
+_CALL = re.compile("<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)  # the tags of engine.rollout.tool_call_parser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """What each token of a trajectory is.
+
+    turn_T: the turn that sampled it, -1 for prompt and replies. forking_T and call_T (part of a tool call, its tags
+    included): of sampled tokens. after_reply_T: 1 for the first sampled token after a reply, and so on; 0 in the first
+    turn and for what was not sampled. phrase_T: the phrase that a forking token begins, in lower case, else "".
+    """
+
+    turn_T: NDArray[np.int32]
+    forking_T: Bools
+    call_T: Bools
+    after_reply_T: NDArray[np.int32]
+    phrase_T: tuple[str, ...]
+
+    @property
+    def sampled_T(self) -> Bools:
+        return self.turn_T >= 0
+
+
+def mark(texts_T: Sequence[str], turns: Sequence[tuple[int, int]]) -> Marks:
+    """texts_T: of each token; turns: the sampled spans [start, end).
+
+    >>> marks = mark(["Q?", "So", " 4", ".", "4", "But", " wait", "."], [(1, 4), (5, 8)])
+    >>> marks.forking_T.tolist()
+    [False, False, False, False, False, True, True, False]
+    >>> marks.after_reply_T.tolist()
+    [0, 0, 0, 0, 0, 1, 2, 3]
+    """
+    size = len(texts_T)
+    turn_T, after_reply_T = np.full(size, -1, np.int32), np.zeros(size, np.int32)
+    forking_T, call_T = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    phrase_T = [""] * size
+    for number, (start, end) in enumerate(turns):
+        turn_T[start:end] = number
+        if number:
+            after_reply_T[start:end] = np.arange(1, end - start + 1)
+        pieces = texts_T[start:end]
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        text = "".join(pieces)
+        for found in _CALL.finditer(text):
+            first, last = _tokens(ends, *found.span())
+            call_T[start + first : start + last] = True
+        for found in _FORKING.finditer(text):
+            first, last = _tokens(ends, *found.span())
+            if not call_T[start + first]:
+                forking_T[start + first : start + last] = True
+                phrase_T[start + first] = " ".join(found.group().lower().split())
+    return Marks(
+        turn_T=turn_T, forking_T=forking_T, call_T=call_T, after_reply_T=after_reply_T, phrase_T=tuple(phrase_T)
+    )
+
+
+def _tokens(ends: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
+    """The tokens [first, last) that hold the characters [begin, end)."""
+    return int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1
