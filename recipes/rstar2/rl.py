@@ -34,11 +34,12 @@ from algo.reward.math_reward import MathReward
 from engine.assembly.devices import DevicePlan
 from engine.assembly.training import TrainingConfig, say, training
 from engine.balancing.kv_aware import KvAware
-from engine.console.options import Machines, flat, parse_all
+from engine.console.options import flat, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
+from engine.programs.invocation import Machines
 from engine.programs.job import run as run_job
 from engine.programs.machines import commands, lead_of
 from engine.programs.main import written
@@ -560,9 +561,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def main(argv: Sequence[str]) -> int:
     streams.outlive_readers()
     print_logs()
-    machines, config = parse_all([Machines, Config], argv)
+    config, machines = parse_all([Config, Machines], argv, description=__doc__)
     if config.protocol == "release":  # with its own defaults
-        machines, config = parse_all([Machines, ReleaseConfig], argv)
+        config, machines = parse_all([ReleaseConfig, Machines], argv)
     lead = lead_of(machines, recipe, config, checkpoint_option="model")
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])
