@@ -28,10 +28,14 @@ from engine.programs.invocation import Invocation, Machines
 from engine.programs.machines import commands, lead_of
 from engine.programs.roles import lead_training
 from engine.recipe import Recipe, Run, name_of
+from engine.run.identity import Identity, describe
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from sandbox.printable import print_logs, printable
 
+# Options that may change when a run goes on: how long it is, what is recorded of it, how long is waited, and how far
+# replicas and learner may disagree. A run that one of them has ended goes on with another value.
+FREE = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
 TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 
 
@@ -92,12 +96,9 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def identity_of(config: Any) -> dict[str, Any]:
-    """The options of which a run goes on only with the same values: not its steps, what is recorded of it, how long is
-    waited, and how far replicas and learner may differ: a run that one of these has ended goes on with another.
-    """
-    free = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
-    return {name: value for name, value in flat(config).items() if not name.startswith(free)}
+def identity_of(config: Any) -> Identity:
+    """Returns the options that a run must keep when it goes on: all of the recipe's but FREE."""
+    return Identity(flat(config), free=FREE)
 
 
 async def _begin(config: Any, invocation: Invocation, values: dict[str, Any], run: Run, recipe: Recipe) -> None:
@@ -131,7 +132,7 @@ def written(recipe: Recipe, config: Any) -> dict[str, Any]:
 
 def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
     """Why a new run begins although one of its name did not end, and how to go on with that one."""
-    changed = ", ".join(f"{name} ({there} there, {now} now)" for name, (there, now) in unfinished.differences.items())
+    changed = describe(unfinished.differences)
     old = _command({**unfinished.config, "runs": invocation.runs}, config_class)
     return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
 

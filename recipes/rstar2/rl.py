@@ -48,6 +48,7 @@ from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
@@ -396,7 +397,7 @@ async def run_stage(config: Config, number: int, data: Path, console: Console, l
         return
     prompts = open_data(data, seed=config.seed_of(number), epochs=None)
     sets = named_sets(config.eval_sets, config.eval_problems)
-    with RunFolder.open(config.folder, name, identity, steps=steps) as folder:
+    with RunFolder.open(config.folder, name, Identity(identity), steps=steps) as folder:
         if folder.path != path:
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
         streams.listen(folder.note)
