@@ -2,7 +2,7 @@
 
 rivals   the simulator: what other placement policies would have made of a recorded step ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
-go_on    an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
+replay   an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from engine.view.answers.trajectories import NotThere
 
 SIMULATOR = (sys.executable, "-m", "bench", "rivals")  # bench/ is not part of the engine
-GO_ON = (sys.executable, "-m", "engine.programs.replay")
+REPLAY = (sys.executable, "-m", "engine.programs.replay")
 DEADLINE_S = 300.0
 REPOSITORY = Path(__file__).parents[2]
 
@@ -29,14 +29,14 @@ async def rivals(run: Path, step: int, command: Sequence[str] = SIMULATOR) -> di
     return await asked("the simulator", [*command, _path(run), "--step", str(step)])
 
 
-async def go_on(run: Path, words: Mapping[str, int], command: Sequence[str] = GO_ON) -> dict[str, Any]:
-    """words: step, group, sample, turn; seed where another one is wanted; start: 1 for the weights that the run began
-    with. Raises NotThere as `asked`, KeyError for a word that is missing.
+async def replay(run: Path, values: Mapping[str, int], command: Sequence[str] = REPLAY) -> dict[str, Any]:
+    """Samples a trajectory again from a turn on. values: step, group, sample, turn; seed for another seed than the
+    run's; start=1 for the weights that the run began with. Raises NotThere as `asked`, KeyError for a missing value.
     """
-    given = [word for name in ("step", "group", "sample", "turn") for word in (f"--{name}", str(words[name]))]
-    given += ["--seed", str(words["seed"])] if "seed" in words else []
-    given += ["--start"] if words.get("start") else []
-    return await asked("the engine", [*command, _path(run), *given])
+    options = [part for name in ("step", "group", "sample", "turn") for part in (f"--{name}", str(values[name]))]
+    options += ["--seed", str(values["seed"])] if "seed" in values else []
+    options += ["--start"] if values.get("start") else []
+    return await asked("the engine", [*command, _path(run), *options])
 
 
 def _path(run: Path) -> str:

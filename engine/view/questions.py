@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from engine.diagnosis.limit import Diagnosis, diagnose
-from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import timeline_of
@@ -108,18 +107,17 @@ class Questions:
         return asdict(found) | {"measured": measured}
 
 
-# What runs of one family may differ in: the seed, the place, and how the command was written.
-FREE = ("seed", "steps", "name", "runs", "fresh", "argv", "directory", "options", "versions")
+APART = ("name", "runs", "fresh", "seed", "argv", "versions", "steps")
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """Returns a text that runs share which differ by their seed only, as far as learning goes.
+    """The same for runs that differ by their seed only, as far as learning goes.
 
     >>> _family({"seed": 0, "lr": 1}) == _family({"seed": 1, "lr": 1}) != _family({"seed": 0, "lr": 2})
     True
     """
-    values = Identity(config, free=FREE).values
-    return f"{zlib.crc32(msgspec.json.encode(values, order='sorted')):08x}"
+    rest = {name: value for name, value in sorted(config.items()) if name not in APART}
+    return f"{zlib.crc32(msgspec.json.encode(rest)):08x}"
 
 
 def _number(words: Words, name: str) -> int:

@@ -21,7 +21,7 @@ from aiohttp import web
 from engine.view.answers.tool_calls import call_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.page import STATIC, plot_folder, served_page
-from engine.view.programs import go_on, rivals
+from engine.view.programs import replay, rivals
 from engine.view.questions import Questions
 from engine.view.rerun import run_again
 from engine.view.run_files import RunFiles
@@ -61,7 +61,7 @@ async def serve(questions: Questions, port: int) -> AsyncIterator[int]:
             await site.start()
         except OSError as error:
             raise CannotListen(
-                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: port=0 takes any free one"
+                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: --port 0 takes any free one"
             ) from error
         yield runner.addresses[0][1]
     finally:
@@ -80,7 +80,7 @@ def make_app(questions: Questions) -> web.Application:
             web.get("/api/{name}", answers.get),
             web.post("/api/run-again", answers.run_again),
             web.post("/api/rivals", answers.rivals),
-            web.post("/api/go-on", answers.go_on),
+            web.post("/api/replay", answers.replay),
         ]
     )
     return app
@@ -129,27 +129,29 @@ class _Answers:
         return response
 
     async def run_again(self, request: web.Request) -> web.Response:
-        async def run_call(run: RunFiles, words: dict[str, int]) -> dict[str, Any]:
-            where = (words["step"], words["group"], words["sample"], words["call"])
+        async def run_call(run: RunFiles, values: dict[str, int]) -> dict[str, Any]:
+            where = (values["step"], values["group"], values["sample"], values["call"])
             return await run_again(await asyncio.to_thread(call_of, run, *where))
 
         return await self._do(request, run_call)
 
     async def rivals(self, request: web.Request) -> web.Response:
-        return await self._do(request, lambda run, words: rivals(run.path, words["step"]))
+        return await self._do(request, lambda run, values: rivals(run.path, values["step"]))
 
-    async def go_on(self, request: web.Request) -> web.Response:
-        return await self._do(request, lambda run, words: go_on(run.path, words))
+    async def replay(self, request: web.Request) -> web.Response:
+        return await self._do(request, lambda run, values: replay(run.path, values))
 
     async def _do(self, request: web.Request, action: Action) -> web.Response:
         try:
-            words = msgspec.json.decode(await request.read(), type=dict[str, int])
-            run = self._questions.run({"run": str(words["run"])})
-            return web.Response(body=msgspec.json.encode(await action(run, words)), content_type="application/json")
+            values = msgspec.json.decode(await request.read(), type=dict[str, int])
+            run = self._questions.run({"run": str(values["run"])})
+            return web.Response(body=msgspec.json.encode(await action(run, values)), content_type="application/json")
         except (NotThere, SandboxUnavailable) as error:
             return _problem(404, str(error))
-        except (ValueError, KeyError) as error:
-            return _problem(400, f"the question is not understood: {error}")
+        except KeyError as error:
+            return _problem(400, f"Bad request: {error.args[0]} is missing")
+        except ValueError as error:
+            return _problem(400, f"Bad request: {error}")
 
     def _encoded(self, name: str, words: dict[str, str]) -> bytes:
         return msgspec.json.encode(self._questions.answer(name, words), enc_hook=float)

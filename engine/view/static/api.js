@@ -1,91 +1,159 @@
-// Asks the server, or in an exported file its own answers.
+// Asks the server, or in an exported file the answers that it carries.
 
-const held = document.getElementById("answers");
-const answers = held ? JSON.parse(held.textContent) : null;
+/** @import { Actions, Answers, Metrics } from "view/answers" */
+/** @typedef {Record<string, string | number>} Query */
+
+const carried = document.getElementById("answers")?.textContent;
+/** @type {Record<string, any> | null} */
+const answers = carried ? JSON.parse(carried) : null;
 
 export const exported = answers !== null;
 
+/** One line that says what is missing and why. */
 export class Problem extends Error {}
 
-function address(name, words) {
-  const query = new URLSearchParams(words).toString();
-  return query ? `${name}?${query}` : name;
+/**
+ * @param {string} name
+ * @param {Query} query
+ */
+function addressOf(name, query) {
+  const text = new URLSearchParams(
+    Object.entries(query).map(([key, value]) => [key, String(value)]),
+  ).toString();
+  return text ? `${name}?${text}` : name;
 }
 
-/** The answer. Raises Problem with a line that says what is missing and why. */
-export async function ask(name, words = {}) {
-  const where = address(name, words);
+/**
+ * Returns the answer to a question. Throws Problem where there is none.
+ * @template {keyof Answers} Name
+ * @param {Name} name
+ * @param {Query} query
+ * @returns {Promise<Answers[Name]>}
+ */
+export async function ask(name, query = {}) {
+  const address = addressOf(name, query);
   if (answers) {
-    if (where in answers) return answers[where];
-    throw new Problem(
-      "this is not in the exported file, which holds the newest steps of the run only",
-    );
+    if (address in answers) return answers[address];
+    throw new Problem("The exported file holds the newest steps of the run only, and not this.");
   }
   let response;
   try {
-    response = await fetch(`/api/${where}`);
+    response = await fetch(`/api/${address}`);
   } catch {
-    throw new Problem(
-      "the server does not answer. Fix: start python -m engine.programs.view again",
-    );
+    throw new Problem("The server does not answer. Fix: start the page again.");
   }
-  return read(response);
+  return contentOf(response);
 }
 
-/** Asks for something to be done. */
-export async function request(name, words) {
-  if (answers) throw new Problem("an exported file runs nothing");
-  return read(await fetch(`/api/${name}`, { method: "POST", body: JSON.stringify(words) }));
+/**
+ * Has the server run something. Throws Problem where that fails.
+ * @template {keyof Actions} Name
+ * @param {Name} name
+ * @param {Record<string, number>} values
+ * @returns {Promise<Actions[Name]>}
+ */
+export async function request(name, values) {
+  if (answers) throw new Problem("An exported file cannot run anything.");
+  return contentOf(await fetch(`/api/${name}`, { method: "POST", body: JSON.stringify(values) }));
 }
 
-async function read(response) {
+/** @param {Response} response */
+async function contentOf(response) {
   const content = await response.json();
-  if (!response.ok) throw new Problem(content.problem ?? `the server answers ${response.status}`);
+  if (!response.ok) throw new Problem(content.problem ?? `The server answers ${response.status}.`);
   return content;
 }
 
-const kept = new Map(); // run -> the metrics so far
+/** @type {Map<number, Promise<Metrics>>} the rows so far, by run */
+const known = new Map();
 
-/** All rows of a run as { step, values: { name: [...] } }; asks only for those that have come since. */
-export async function metrics(run) {
-  const old = kept.get(run);
-  const after = answers ? {} : { after: old?.step.length ?? 0 };
-  if (answers && old) return old;
-  const found = await ask("metrics", { run, ...after });
-  const all = old ?? { step: [], values: {} };
-  for (const name of new Set([...Object.keys(all.values), ...Object.keys(found.values)])) {
-    const before = all.values[name] ?? new Array(all.step.length).fill(null);
-    all.values[name] = before.concat(found.values[name] ?? new Array(found.step.length).fill(null));
-  }
-  all.step = all.step.concat(found.step);
-  kept.set(run, all);
-  return all;
-}
-
-/** A resumed run wrote its rows anew. */
-export const forget = (run) => kept.delete(run);
-
-/** The rows in which a metric is there: { step, value }, as two columns. */
-export function column(found, name, horizontal = null) {
-  const values = found.values[name] ?? [];
-  const axis = horizontal ? (found.values[horizontal] ?? []) : found.step;
-  const rows = values
-    .map((value, row) => [axis[row], value])
-    .filter(([x, value]) => value !== null && x !== null && x !== undefined);
-  return { x: rows.map((row) => row[0]), y: rows.map((row) => row[1]) };
-}
-
-/** As `column`, with null where a step was trained of which it could not be measured: a gap of the curve. */
-export function curve(found, name, horizontal = null) {
-  const whole = column(found, name, horizontal);
-  if (!whole.x.length || name.startsWith("eval/")) return whole; // measured at some steps only
-  const trained = found.values["time/step_s"] ?? [];
-  const values = found.values[name].map((value, row) =>
-    value === null && (trained[row] ?? null) !== null ? undefined : value,
+/**
+ * Returns all rows of a run; asks only for those that have come since the last call. Calls follow
+ * each other, so that no row comes twice.
+ * @param {number} run
+ * @returns {Promise<Metrics>}
+ */
+export function metrics(run) {
+  /** @type {Promise<Metrics>} */
+  const before = known.get(run) ?? Promise.resolve({ step: [], values: {} });
+  const extended = before.then((rows) => withNewRows(run, rows));
+  known.set(
+    run,
+    extended.catch(() => before),
   );
-  const rows = column({ ...found, values: { ...found.values, [name]: values } }, name, horizontal);
-  return { x: rows.x, y: rows.y.map((value) => value ?? null) };
+  return extended;
 }
 
-/** The newest value of a metric; undefined where there is none. */
-export const last = (found, name) => column(found, name).y.at(-1);
+/**
+ * @param {number} run
+ * @param {Metrics} rows
+ * @returns {Promise<Metrics>}
+ */
+async function withNewRows(run, rows) {
+  const count = rows.step.length;
+  if (answers && count) return rows;
+  const fresh = await ask("metrics", answers ? { run } : { run, after: count });
+  /** @type {Metrics["values"]} */
+  const values = {};
+  for (const name of new Set([...Object.keys(rows.values), ...Object.keys(fresh.values)])) {
+    const old = rows.values[name] ?? new Array(count).fill(null);
+    values[name] = old.concat(fresh.values[name] ?? new Array(fresh.step.length).fill(null));
+  }
+  return { step: rows.step.concat(fresh.step), values };
+}
+
+/**
+ * Drops the rows of a run, which a resumed run has written anew.
+ * @param {number} run
+ */
+export const forget = (run) => known.delete(run);
+
+/**
+ * Returns the rows that measure a metric, as two columns.
+ * @param {Metrics} rows
+ * @param {string} name
+ * @param {string | null} horizontal a metric for x; the step otherwise
+ */
+export function column(rows, name, horizontal = null) {
+  const axis = horizontal ? (rows.values[horizontal] ?? []) : rows.step;
+  /** @type {{ x: number[], y: number[] }} */
+  const columns = { x: [], y: [] };
+  (rows.values[name] ?? []).forEach((y, row) => {
+    const x = axis[row] ?? null;
+    if (x === null || y === null) return;
+    columns.x.push(x);
+    columns.y.push(y);
+  });
+  return columns;
+}
+
+/**
+ * Returns a metric as `column` does, with null for each training step that could not measure it: a
+ * gap in the curve. An evaluation measures at some steps only, and leaves no gap.
+ * @param {Metrics} rows
+ * @param {string} name
+ * @param {string | null} horizontal
+ * @returns {{ x: number[], y: (number | null)[] }}
+ */
+export function curve(rows, name, horizontal = null) {
+  const measured = column(rows, name, horizontal);
+  if (!measured.x.length || name.startsWith("eval/")) return measured;
+  const axis = horizontal ? (rows.values[horizontal] ?? []) : rows.step;
+  const trained = rows.values["time/step_s"] ?? [];
+  /** @type {{ x: number[], y: (number | null)[] }} */
+  const columns = { x: [], y: [] };
+  rows.values[name].forEach((y, row) => {
+    const x = axis[row] ?? null;
+    if (x === null || (y === null && (trained[row] ?? null) === null)) return;
+    columns.x.push(x);
+    columns.y.push(y);
+  });
+  return columns;
+}
+
+/**
+ * Returns the newest value of a metric; undefined where there is none.
+ * @param {Metrics} rows
+ * @param {string} name
+ */
+export const last = (rows, name) => column(rows, name).y.at(-1);

@@ -1,7 +1,7 @@
-// The frame of the page: which run, which page, light or dark, and what is asked again while a run goes on.
+// The frame of the page: which run, which page, light or dark, and what is asked again while a run
+// goes on.
 
 import { ask, exported, forget, Problem } from "view/api";
-import { badge, empty, h, runColor, tip } from "view/parts/dom";
 import { groups } from "view/pages/groups";
 import { learning } from "view/pages/learning";
 import { now } from "view/pages/now";
@@ -10,7 +10,34 @@ import { run } from "view/pages/run";
 import { sandbox } from "view/pages/sandbox";
 import { time } from "view/pages/time";
 import { trajectory } from "view/pages/trajectory";
+import { runColor } from "view/parts/colors";
+import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
 
+/** @import { Run } from "view/answers" */
+/** @import { Query } from "view/api" */
+/** @import { Child } from "view/parts/dom" */
+
+/**
+ * What a page is built from. run: the number of the chosen run among runs. query: what the address
+ * says after the page's name. set: changes the query of this page; go: opens another page.
+ * @typedef {{
+ *   run: number,
+ *   runs: Run[],
+ *   query: Record<string, string>,
+ *   set: (query: Query) => void,
+ *   go: (page: string, query: Query) => void,
+ * }} Context
+ */
+
+/**
+ * @typedef {{
+ *   name: string,
+ *   title: string,
+ *   build: (context: Context) => Child | Promise<Child>,
+ * }} Page
+ */
+
+/** @type {Page[]} */
 const PAGES = [
   { name: "now", title: "Now", build: now },
   { name: "time", title: "Where time goes", build: time },
@@ -21,113 +48,130 @@ const PAGES = [
   { name: "sandbox", title: "Sandbox", build: sandbox },
   { name: "run", title: "Run", build: run },
 ];
-const LIVE = new Set(["now", "learning"]); // drawn again when rows come; on others a reader would lose the place
+// Pages that new rows redraw; on the others a reader would lose the place.
+const LIVE = new Set(["now", "learning"]);
 const POLL_MS = 2000;
+const PROBLEMS = 5; // lines about damaged files that are shown
 
-const state = { runs: [], page: "now", words: {}, drawing: 0, newer: false };
+const state = {
+  /** @type {Run[]} */
+  runs: [],
+  page: PAGES[0],
+  /** @type {Record<string, string>} */
+  query: {},
+  drawing: 0, // counts, so that a page that comes late does not replace a later one
+  hasNewer: false,
+};
 
-/** "#/groups?run=0&step=8" */
+/** Reads "#/groups?run=0&step=8". */
 function readAddress() {
   const [page, query] = location.hash.replace(/^#\//, "").split("?");
-  state.page = PAGES.some(({ name }) => name === page) ? page : "now";
-  state.words = Object.fromEntries(new URLSearchParams(query ?? ""));
+  state.page = PAGES.find(({ name }) => name === page) ?? PAGES[0];
+  state.query = Object.fromEntries(new URLSearchParams(query ?? ""));
 }
 
-/** Goes to a page, or changes a word of this one's address. */
-export function go(page, words) {
-  const query = new URLSearchParams(words).toString();
-  location.hash = `#/${page}${query ? `?${query}` : ""}`;
+/**
+ * @param {string} page
+ * @param {Query} query
+ */
+function go(page, query) {
+  const text = Object.entries(query).map(([name, value]) => [name, String(value)]);
+  location.hash = `#/${page}?${new URLSearchParams(text)}`;
 }
 
 function chosenRun() {
-  const number = Number(state.words.run ?? 0);
-  return number < state.runs.length ? number : 0;
+  const number = Number(state.query.run ?? 0);
+  return number in state.runs ? number : 0;
+}
+
+/** @param {string} id */
+function placeOf(id) {
+  const place = document.getElementById(id);
+  if (!place) throw new Error(`index.html has no element ${id}`);
+  return place;
 }
 
 function drawHeader() {
   const chosen = chosenRun();
-  const found = state.runs[chosen];
+  const run = state.runs[chosen];
   const kinds = { running: "accent", finished: "good", stopped: "warn" };
-  const steps = found.steps ? `step ${found.last} of ${found.steps}` : `step ${found.last}`;
-  document.getElementById("header").replaceChildren(
+  const runs = state.runs.map(({ name, path }, number) =>
+    h(
+      "button",
+      {
+        "aria-pressed": String(number === chosen),
+        title: path,
+        onclick: () => go(state.page.name, { run: number }),
+      },
+      h("i", { style: { background: runColor(number) } }),
+      name,
+    ),
+  );
+  const pages = PAGES.map(({ name, title }) =>
+    h(
+      "a",
+      { href: `#/${name}?run=${chosen}`, "aria-current": name === state.page.name ? "page" : null },
+      title,
+    ),
+  );
+  placeOf("header").replaceChildren(
     h(
       "div",
       { class: "row" },
       h("span", { class: "mark" }, "rocstar"),
+      h("div", { class: "runs" }, runs),
+      badge(run.state, kinds[run.state]),
       h(
-        "div",
-        { class: "runs" },
-        state.runs.map((one, number) =>
-          h(
-            "button",
-            {
-              "aria-pressed": String(number === chosen),
-              title: one.path,
-              onclick: () => go(state.page, { run: number }),
-            },
-            h("i", { style: { background: runColor(number) } }),
-            one.name,
-          ),
-        ),
+        "span",
+        { class: "muted number" },
+        `step ${run.last}${run.steps ? ` of ${run.steps}` : ""}`,
       ),
-      badge(found.state, kinds[found.state]),
-      h("span", { class: "muted number" }, steps),
       exported ? badge("exported") : null,
-      state.newer
-        ? h("button", { id: "newer", onclick: () => redraw() }, "show what has come since")
-        : null,
+      state.hasNewer ? h("button", { id: "newer", onclick: redraw }, "show newer steps") : null,
       h("span", { class: "spacer" }),
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
     ),
-    h(
-      "nav",
-      { class: "row", "aria-label": "pages" },
-      PAGES.map(({ name, title }) =>
-        h(
-          "a",
-          { href: `#/${name}?run=${chosen}`, "aria-current": name === state.page ? "page" : null },
-          title,
-        ),
-      ),
-    ),
+    h("nav", { class: "row", "aria-label": "pages" }, pages),
   );
 }
 
 function redraw() {
-  state.newer = false;
+  state.hasNewer = false;
   drawHeader();
   return drawPage();
 }
 
 async function drawPage() {
   const drawing = ++state.drawing;
-  const place = document.getElementById("page");
-  const { title, build } = PAGES.find(({ name }) => name === state.page);
-  document.title = `${title} · ${state.runs[chosenRun()].name}`;
-  const context = {
-    run: chosenRun(),
-    runs: state.runs,
-    words: state.words,
-    set: (words) => go(state.page, { run: chosenRun(), ...words }),
-    go: (page, words) => go(page, { run: chosenRun(), ...words }),
-  };
+  const { name, title, build } = state.page;
+  const run = chosenRun();
+  document.title = `${title} · ${state.runs[run].name}`;
+  /** @type {Child} */
   let content;
   try {
-    content = await build(context);
+    content = await build({
+      run,
+      runs: state.runs,
+      query: state.query,
+      set: (query) => go(name, { ...query, run }),
+      go: (page, query) => go(page, { ...query, run }),
+    });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    content = [empty("Nothing to show here", error.message)];
+    content = empty("Nothing to show here", error.message);
   }
   if (drawing !== state.drawing) return; // another page was asked for meanwhile
-  tip(null, "");
-  const problems = state.runs[chosenRun()].problems
-    .slice(0, 5)
+  hideTip();
+  const problems = state.runs[run].problems
+    .slice(0, PROBLEMS)
     .map((line) => h("div", { class: "problem" }, line));
-  place.replaceChildren(...problems, ...[content].flat());
-  place.dataset.page = state.page;
+  const place = placeOf("page");
+  place.replaceChildren(...problems, ...nodes(content));
+  place.dataset.page = name;
   place.dataset.drawn = String(drawing);
 }
 
+/** @param {boolean} dark */
 function setTheme(dark) {
   document.documentElement.classList.toggle("dark", dark);
 }
@@ -140,8 +184,7 @@ function toggleTheme() {
     // a file opened from the disk may have no storage
   }
   setTheme(dark);
-  drawHeader();
-  drawPage();
+  redraw();
 }
 
 function rememberedTheme() {
@@ -159,31 +202,33 @@ async function poll() {
     state.runs = (await ask("runs")).runs;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    return; // the server was ended; what is shown stays
+    return; // the server has ended; what is shown stays
   }
-  state.runs.forEach((one, number) => {
-    if (one.epoch !== before[number].epoch) forget(number);
+  state.runs.forEach(({ epoch }, number) => {
+    if (epoch !== before[number].epoch) forget(number);
   });
   if (JSON.stringify(before) === JSON.stringify(state.runs)) return;
-  if (LIVE.has(state.page)) await redraw();
-  else state.newer = true;
-  drawHeader();
+  if (LIVE.has(state.page.name)) {
+    await redraw();
+  } else {
+    state.hasNewer = true;
+    drawHeader();
+  }
 }
 
 async function start() {
-  const remembered = rememberedTheme();
-  setTheme(remembered ? remembered === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const found = await ask("runs");
-  state.runs = found.runs;
+  const theme = rememberedTheme();
+  setTheme(theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const { runs, follow } = await ask("runs");
+  state.runs = runs;
   readAddress();
-  drawHeader();
-  await drawPage();
+  await redraw();
   addEventListener("hashchange", () => {
     readAddress();
     redraw();
     scrollTo(0, 0);
   });
-  if (found.follow) setInterval(poll, POLL_MS);
+  if (follow) setInterval(poll, POLL_MS);
 }
 
 start();

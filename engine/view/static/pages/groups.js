@@ -1,296 +1,285 @@
-// Groups: the rollouts of each prompt, what they were worth, and which of them were chosen for training.
+// Groups: the rollouts of each prompt, what they were worth, and which of them were chosen for
+// training.
 
 import { ask } from "view/api";
+import { color } from "view/parts/colors";
 import {
   badge,
   card,
   choice,
-  color,
   empty,
-  fixed,
+  figures,
   h,
   legend,
-  percent,
-  seconds,
-  signed,
+  note,
+  spread,
   stepChooser,
-  tip,
-  whole,
+  toolbar,
+  withTip,
 } from "view/parts/dom";
+import { fixed, mean, percent, seconds, signed, sum, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
+import { chosenStep, groupSteps, RECORDS } from "view/parts/recorded";
 
+/** @import { Group, Groups, Member } from "view/answers" */
+/** @import { Context } from "view/main" */
+
+/** @typedef {"tokens" | "seconds"} Scale */
+
+const ROW = 24; // pixels
+const VIEW = 680;
+
+/** @type {Record<string, { text: string, fits: (member: Member) => boolean }>} */
 const FILTERS = {
-  all: ["all", () => true],
-  kept: ["trained", (member) => member.kept],
-  dropped: ["not trained", (member) => !member.kept],
-  wrong: [
-    "with a tool error",
-    (member) => member.turns.some((turn) => turn.calls.some(([outcome]) => outcome !== "ok")),
-  ],
-  cut: ["cut off", (member) => member.stop !== "answer"],
-  failed: ["failed", (member) => member.error !== null],
+  all: { text: "all", fits: () => true },
+  kept: { text: "trained", fits: ({ kept }) => kept },
+  dropped: { text: "not trained", fits: ({ kept }) => !kept },
+  wrong: {
+    text: "with a tool error",
+    fits: ({ turns }) => turns.some(({ calls }) => calls.some(([outcome]) => outcome !== "ok")),
+  },
+  cut: { text: "cut off", fits: ({ stop }) => stop !== "answer" },
+  failed: { text: "failed", fits: ({ error }) => error !== null },
 };
 
-export async function groups({ run, runs, words, set, go }) {
-  const steps = [...new Set([...runs[run].recorded, ...runs[run].rollouts])].sort((a, b) => a - b);
+/** @param {Context} context */
+export async function groups({ run, runs, query, set, go }) {
+  const steps = groupSteps(runs[run]);
   if (!steps.length)
-    return [
-      empty(
-        "No groups are kept of this run",
-        "They come from the recording (record/) or from rollouts/*.jsonl. A run records itself unless record.max_mb=0.",
+    return empty(
+      "No groups are kept of this run",
+      `They come from the recording (record/) or from rollouts/*.jsonl. ${RECORDS}`,
+    );
+  const step = chosenStep(steps, query.step);
+  const answer = await ask("groups", { run, step });
+  const filter = query.filter in FILTERS ? query.filter : "all";
+  const hasTimes = answer.source === "recording";
+  const scale = query.scale === "seconds" && hasTimes ? "seconds" : "tokens";
+  const chooser = card(
+    null,
+    toolbar(
+      stepChooser(steps, step, (value) => set({ ...query, step: value })),
+      h("label", {}, "show"),
+      choice(
+        Object.entries(FILTERS).map(([name, { text }]) => [name, text]),
+        filter,
+        (value) => set({ ...query, filter: value }),
       ),
-    ];
-  const step = steps.includes(Number(words.step)) ? Number(words.step) : steps.at(-1);
-  const found = await ask("groups", { run, step });
-  const filter = words.filter in FILTERS ? words.filter : "all";
-  const scale = words.scale === "seconds" && found.source === "recording" ? "seconds" : "tokens";
-  const rows = [];
-  for (const group of found.groups) {
-    const members = group.trajectories.filter(FILTERS[filter][1]);
-    if (members.length) rows.push({ group }, ...members.map((member) => ({ group, member })));
-  }
-  const everyone = found.groups.flatMap((group) => group.trajectories);
-  const longest = Math.max(1, ...everyone.map((member) => extent(member, scale)));
-  const shown = virtualList({
-    id: "groups",
-    count: rows.length,
-    height: 24,
-    view: 680,
-    row: (index) =>
-      rows[index].member
-        ? memberRow(rows[index], { scale, longest, go, step })
-        : groupRow(rows[index].group),
-  });
-  return [
-    card(
-      null,
-      h(
-        "div",
-        { class: "toolbar" },
-        stepChooser(steps, step, (value) => set({ ...words, step: value })),
-        h("label", {}, "show"),
-        choice(
-          Object.entries(FILTERS).map(([name, [text]]) => [name, text]),
-          filter,
-          (value) => set({ ...words, filter: value }),
-        ),
-        h("label", {}, "bars in"),
-        choice(
-          found.source === "recording"
-            ? [
-                ["tokens", "tokens"],
-                ["seconds", "seconds"],
-              ]
-            : [["tokens", "tokens"]],
-          scale,
-          (value) => set({ ...words, scale: value }),
-        ),
+      h("label", {}, "bars in"),
+      choice(
+        hasTimes ? ["tokens", "seconds"].map((name) => [name, name]) : [["tokens", "tokens"]],
+        scale,
+        (value) => set({ ...query, scale: value }),
       ),
     ),
-    overview(found, everyone),
-    h(
-      "section",
-      { class: "card" },
-      h(
-        "div",
-        { class: "toolbar", style: { justifyContent: "space-between" } },
-        h(
-          "h2",
-          {},
-          `${whole(rows.filter((row) => row.member).length)} trajectories in ${whole(rows.filter((row) => !row.member).length)} groups`,
-        ),
-        legend([
-          ["turn", color("staleness_gate")],
-          ["tool call", color("good")],
-          ["tool error", color("bad")],
-          ...(scale === "seconds" ? [["waits for a tool", color("tool_wait")]] : []),
-        ]),
-      ),
-      h(
-        "div",
-        { class: "columns members" },
-        [
-          "#",
-          `length, ${scale} (longest ${scale === "tokens" ? whole(longest) : seconds(longest)})`,
-          "tokens",
-          "reward",
-          "",
-          "p_err",
-          "p_format",
-          "probability",
-          "advantage",
-          "end",
-        ].map((name, at) =>
-          h("span", { class: at >= 2 && at !== 4 && at !== 9 ? "number" : null }, name),
-        ),
-      ),
-      rows.length ? shown : empty("None here", "No trajectory of this step fits the filter."),
-      found.source === "rollouts"
-        ? h(
-            "p",
-            { class: "muted", style: { marginTop: "8px" } },
-            "From rollouts/*.jsonl: times and the selector's reasons are in a recording (record/) only.",
-          )
-        : null,
-    ),
-  ];
+  );
+  /** @param {Group} group @param {Member} member */
+  const open = (group, member) =>
+    go("trajectory", { step, group: group.group, sample: member.sample });
+  return [chooser, overview(answer), memberList(answer, FILTERS[filter].fits, scale, open)];
 }
 
-function overview(found, everyone) {
-  const graded = everyone.filter((member) => member.reward !== null);
+/** @param {Groups} answer */
+function overview({ groups }) {
+  const everyone = groups.flatMap(({ trajectories }) => trajectories);
   const kept = everyone.filter((member) => member.kept);
-  const flat = found.groups.filter((group) => group.drop === "flat").length;
+  /** @param {Member[]} members */
+  const meanReward = (members) => {
+    const rewards = members.map(({ reward }) => reward).filter((reward) => reward !== null);
+    return fixed(rewards.length ? mean(rewards) : null, 3);
+  };
+  /** @param {Member[]} members */
+  const tokens = (members) => whole(sum(members.map((member) => member.tokens)));
+  /** @param {string} reason */
+  const dropped = (reason) => whole(groups.filter(({ drop }) => drop === reason).length);
+  /** @type {Record<string, number>} */
   const waste = {};
-  for (const group of found.groups)
-    for (const [reason, tokens] of Object.entries(group.waste))
-      waste[reason] = (waste[reason] ?? 0) + tokens;
-  const figures = [
-    [
-      "Groups",
-      whole(found.groups.length),
-      `${whole(flat)} flat, ${whole(found.groups.filter((group) => group.drop === "error").length)} failed`,
-    ],
+  for (const group of groups)
+    for (const [reason, count] of Object.entries(group.waste))
+      waste[reason] = (waste[reason] ?? 0) + count;
+  const reasons = Object.entries(waste).map(([reason, count]) => `${reason} ${whole(count)}`);
+  return figures([
+    ["Groups", whole(groups.length), `${dropped("flat")} flat, ${dropped("error")} failed`],
     ["Trained", whole(kept.length), `of ${whole(everyone.length)} trajectories`],
-    [
-      "Mean reward",
-      fixed(
-        graded.length
-          ? graded.reduce((sum, member) => sum + member.reward, 0) / graded.length
-          : null,
-        3,
-      ),
-      `${fixed(kept.length ? kept.reduce((sum, member) => sum + (member.reward ?? 0), 0) / kept.length : null, 3)} of the trained`,
-    ],
-    [
-      "Trained tokens",
-      whole(kept.reduce((sum, member) => sum + member.tokens, 0)),
-      `of ${whole(everyone.reduce((sum, member) => sum + member.tokens, 0))} sampled`,
-    ],
+    ["Mean reward", meanReward(everyone), `${meanReward(kept)} of the trained`],
+    ["Trained tokens", tokens(kept), `of ${tokens(everyone)} sampled`],
     [
       "Cancelled or refilled",
-      whole(Object.values(waste).reduce((sum, tokens) => sum + tokens, 0)),
-      Object.entries(waste)
-        .map(([reason, tokens]) => `${reason} ${whole(tokens)}`)
-        .join(", ") || "tokens",
+      whole(sum(Object.values(waste))),
+      reasons.length ? reasons.join(", ") : "tokens",
     ],
+  ]);
+}
+
+/**
+ * @param {Groups} answer
+ * @param {(member: Member) => boolean} fits
+ * @param {Scale} scale
+ * @param {(group: Group, member: Member) => void} open
+ */
+function memberList({ groups, source }, fits, scale, open) {
+  const longest = Math.max(
+    1,
+    ...groups.flatMap(({ trajectories }) => trajectories.map((member) => extent(member, scale))),
+  );
+  const filled = groups
+    .map((group) => ({ group, members: group.trajectories.filter(fits) }))
+    .filter(({ members }) => members.length);
+  const rows = filled.flatMap(({ group, members }) => [
+    () => groupRow(group),
+    ...members.map(
+      (member) => () => memberRow(group, member, scale, longest, () => open(group, member)),
+    ),
+  ]);
+  const length = scale === "tokens" ? whole(longest) : seconds(longest);
+  /** @type {[name: string, isNumber: boolean][]} */
+  const columns = [
+    ["#", false],
+    [`length, ${scale} (longest ${length})`, false],
+    ["tokens", true],
+    ["reward", true],
+    ["", false],
+    ["p_err", true],
+    ["p_format", true],
+    ["probability", true],
+    ["advantage", true],
+    ["end", false],
   ];
-  return h(
-    "div",
-    { class: "figures" },
-    figures.map(([name, value, note]) =>
+  return card(
+    null,
+    spread(
       h(
-        "div",
-        { class: "figure" },
-        h("div", { class: "name" }, name),
-        h("div", { class: "value" }, value),
-        h("div", { class: "note" }, note),
+        "h2",
+        {},
+        `${whole(rows.length - filled.length)} trajectories in ${whole(filled.length)} groups`,
       ),
+      legend([
+        ["turn", color("staleness_gate")],
+        ["tool call", color("good")],
+        ["tool error", color("bad")],
+        ...(scale === "seconds" ? [waiting()] : []),
+      ]),
     ),
-  );
-}
-
-const extent = (member, scale) =>
-  scale === "tokens"
-    ? member.tokens
-    : Math.max(
-        0,
-        ...member.turns.map((turn) =>
-          Math.max(turn.finished_s, ...turn.calls.map((call) => call[2])),
-        ),
-      );
-
-function groupRow(group) {
-  const rewards = group.trajectories
-    .map((member) => member.reward)
-    .filter((reward) => reward !== null);
-  const mean = rewards.length
-    ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length
-    : null;
-  const kept = group.trajectories.filter((member) => member.kept).length;
-  return h(
-    "div",
-    {
-      class: "item head",
-      "data-group": group.group,
-      style: {
-        gridTemplateColumns: "max-content minmax(0, 1fr) max-content max-content max-content",
-      },
-    },
-    h("span", { class: "mono" }, group.prompt_id),
-    h("span", { class: "muted", title: group.question }, group.question),
-    h("span", { class: "number" }, `mean reward ${fixed(mean)}`),
-    h("span", { class: "number" }, `${kept} of ${group.trajectories.length} trained`),
     h(
-      "span",
-      {},
-      group.drop ? badge(group.drop, "warn") : badge("trained", "good"),
-      group.node ? badge(group.node) : null,
+      "div",
+      { class: "columns members" },
+      columns.map(([name, isNumber]) => h("span", { class: isNumber ? "number" : null }, name)),
     ),
+    rows.length
+      ? virtualList({
+          id: "groups",
+          count: rows.length,
+          height: ROW,
+          view: VIEW,
+          row: (index) => rows[index](),
+        })
+      : empty("None here", "No trajectory of this step fits the filter."),
+    source === "rollouts"
+      ? note("Times and the selector's reasons are in a recording (record/) only.")
+      : null,
   );
 }
 
-function memberRow({ group, member }, { scale, longest, go, step }) {
+/** @returns {[text: string, paint: string]} */
+const waiting = () => ["waits for a tool", color("tool_wait")];
+
+/**
+ * @param {Member} member
+ * @param {Scale} scale
+ */
+function extent({ tokens, turns }, scale) {
+  if (scale === "tokens") return tokens;
+  return Math.max(
+    0,
+    ...turns.flatMap(({ finished_s, calls }) => [
+      finished_s ?? 0,
+      ...calls.map(([, , finished_s]) => finished_s ?? 0),
+    ]),
+  );
+}
+
+/** @param {Group} group */
+function groupRow({ group, prompt_id, question, trajectories, drop, node }) {
+  const rewards = trajectories.map(({ reward }) => reward).filter((reward) => reward !== null);
+  const kept = trajectories.filter((member) => member.kept).length;
   return h(
     "div",
-    {
-      class: `item members clickable${member.kept ? "" : " dim"}`,
-      "data-sample": member.sample,
-      onclick: () => go("trajectory", { step, group: group.group, sample: member.sample }),
-    },
-    h("span", { class: "muted number" }, String(member.sample)),
+    { class: "item head group", "data-group": group },
+    h("span", { class: "mono" }, prompt_id),
+    h("span", { class: "muted", title: question }, question),
+    h("span", { class: "number" }, `mean reward ${fixed(rewards.length ? mean(rewards) : null)}`),
+    h("span", { class: "number" }, `${kept} of ${trajectories.length} trained`),
+    h("span", {}, drop ? badge(drop, "warn") : badge("trained", "good"), node ? badge(node) : null),
+  );
+}
+
+/**
+ * @param {Group} group
+ * @param {Member} member
+ * @param {Scale} scale
+ * @param {number} longest
+ * @param {() => void} onclick
+ */
+function memberRow(group, member, scale, longest, onclick) {
+  const { sample, tokens, reward, kept, error, reasons, advantage, stop } = member;
+  const fate = error
+    ? badge("failed", "bad")
+    : kept
+      ? badge("trained", "good")
+      : badge(group.drop ?? "not chosen");
+  /** @param {string} text */
+  const figure = (text) => h("span", { class: "number" }, text);
+  return h(
+    "div",
+    { class: `item members clickable${kept ? "" : " dim"}`, "data-sample": sample, onclick },
+    h("span", { class: "muted number" }, String(sample)),
     lengthBar(member, scale, longest),
-    h("span", { class: "number" }, whole(member.tokens)),
-    h("span", { class: "number" }, member.error ? "–" : fixed(member.reward)),
-    h(
-      "span",
-      {},
-      member.error
-        ? badge("failed", "bad")
-        : member.kept
-          ? badge("trained", "good")
-          : badge(group.drop ?? "not chosen"),
-    ),
-    h("span", { class: "number" }, fixed(member.reasons.p_err)),
-    h("span", { class: "number" }, fixed(member.reasons.p_format)),
-    h("span", { class: "number" }, percent(member.reasons.probability)),
-    h("span", { class: "number" }, signed(member.advantage)),
-    h("span", { class: "muted" }, member.stop),
+    figure(whole(tokens)),
+    figure(error ? "–" : fixed(reward)),
+    h("span", {}, fate),
+    figure(fixed(reasons.p_err)),
+    figure(fixed(reasons.p_format)),
+    figure(percent(reasons.probability)),
+    figure(signed(advantage)),
+    h("span", { class: "muted" }, stop),
   );
 }
 
-function lengthBar(member, scale, longest) {
-  const parts = [];
-  let at = 0;
-  member.turns.forEach((turn, number) => {
-    const [from, to] =
-      scale === "tokens" ? [at, at + turn.tokens] : [turn.started_s, turn.finished_s];
-    at += turn.tokens;
-    parts.push(h("i", { class: number % 2 ? "odd" : null, style: place(from, to, longest) }));
-    for (const [outcome, dispatched, finished] of turn.calls) {
-      if (scale === "seconds")
-        parts.push(h("i", { class: "wait", style: place(dispatched, finished, longest) }));
-      parts.push(
-        h("i", {
-          class: `tool${outcome === "ok" ? "" : " wrong"}`,
-          style: { left: `${(100 * (scale === "seconds" ? finished : to)) / longest}%` },
-        }),
-      );
-    }
+/**
+ * @param {Member} member
+ * @param {Scale} scale
+ * @param {number} longest
+ */
+function lengthBar({ turns }, scale, longest) {
+  /** @param {number} value */
+  const share = (value) => `${(100 * value) / longest}%`;
+  /** @param {number} from @param {number} to */
+  const placed = (from, to) => ({
+    left: share(from),
+    width: `max(1px, calc(${share(to - from)} - 1px))`,
   });
-  const calls = member.turns.flatMap((turn) => turn.calls.map((call) => call[0]));
-  const text = `${member.turns.length} turns of ${member.turns.map((turn) => turn.tokens).join(" + ")} tokens${calls.length ? `\ncalls: ${calls.join(", ")}` : ""}`;
-  return h(
-    "div",
-    {
-      class: "length",
-      onmousemove: (event) => tip(event, text),
-      onmouseleave: (event) => tip(event, ""),
-    },
-    parts,
-  );
+  let before = 0;
+  const parts = turns.flatMap(({ tokens, started_s, finished_s, calls }, turn) => {
+    const inTokens = scale === "tokens";
+    const from = inTokens ? before : (started_s ?? 0);
+    const to = inTokens ? before + tokens : (finished_s ?? 0);
+    before += tokens;
+    return [
+      h("i", { class: turn % 2 ? "odd" : null, style: placed(from, to) }),
+      ...calls.flatMap(([outcome, dispatched_s, finished_s]) => [
+        inTokens
+          ? null
+          : h("i", { class: "wait", style: placed(dispatched_s ?? 0, finished_s ?? 0) }),
+        h("i", {
+          class: outcome === "ok" ? "tool" : "tool wrong",
+          style: { left: share(inTokens ? to : (finished_s ?? 0)) },
+        }),
+      ]),
+    ];
+  });
+  const calls = turns.flatMap((turn) => turn.calls.map(([outcome]) => outcome));
+  const lengths = turns.map(({ tokens }) => tokens).join(" + ");
+  const text = `${turns.length} turns of ${lengths} tokens`;
+  const outcomes = calls.length ? `\ncalls: ${calls.join(", ")}` : "";
+  return h("div", { class: "length", ...withTip(text + outcomes) }, parts);
 }
-
-const place = (from, to, longest) => ({
-  left: `${(100 * from) / longest}%`,
-  width: `max(1px, calc(${(100 * (to - from)) / longest}% - 1px))`,
-});

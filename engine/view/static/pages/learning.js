@@ -2,156 +2,140 @@
 
 import { ask, column, curve, metrics, Problem } from "view/api";
 import { chart } from "view/parts/charts";
-import {
-  card,
-  choice,
-  empty,
-  fixed,
-  h,
-  percent,
-  runColor,
-  signed,
-  table,
-  whole,
-} from "view/parts/dom";
+import { runColor } from "view/parts/colors";
+import { card, choice, empty, h, namedCard, note, table, toolbar } from "view/parts/dom";
+import { fixed, mean, percent, signed, sum, whole } from "view/parts/format";
 
+/** @import { Metrics, Run } from "view/answers" */
+/** @import { Context } from "view/main" */
+/** @import { Series } from "view/parts/charts" */
+
+/**
+ * metrics: of several, the later ones are dashed. interval: the metrics of its low and high end.
+ * @typedef {{
+ *   title: string,
+ *   unit: string,
+ *   metrics: string[],
+ *   interval?: [low: string, high: string],
+ *   format?: (value: number) => string,
+ *   points?: boolean,
+ *   from0?: boolean,
+ * }} Curves
+ */
+
+/** @param {number} value */
 const asPercent = (value) => percent(value, value < 0.1 ? 1 : 0);
 
-// [title, unit, metrics of one chart, options]. Of several metrics the later ones are dashed.
+/** @type {Curves[]} */
 const CHARTS = [
-  [
-    "Held-out accuracy",
-    "95 % interval",
-    ["eval/accuracy"],
-    { interval: ["eval/accuracy_low", "eval/accuracy_high"], format: asPercent, points: true },
-  ],
-  ["Reward", "mean of a step's trajectories", ["reward"], {}],
-  [
-    "Response length",
-    "sampled tokens per trajectory",
-    ["rollout/response_tokens"],
-    { from0: true },
-  ],
-  ["Groups without signal", "flat, of a step's groups", ["groups/flat"], { from0: true }],
-  [
-    "Tool errors",
-    "share of calls; dashed: in correct trajectories",
-    ["tools/error_share", "tools/error_share_correct"],
-    { from0: true, format: asPercent },
-  ],
-  [
-    "Use of tools",
-    "share of trajectories with a call",
-    ["tools/rate"],
-    { from0: true, format: asPercent },
-  ],
-  [
-    "Ends by length",
-    "trajectories; dashed: by turns",
-    ["stop/length", "stop/turns"],
-    { from0: true },
-  ],
-  ["Entropy", "nats per token", ["learner/entropy"], { from0: true }],
-  [
-    "Clipped tokens",
-    "share above; dashed: below",
-    ["learner/clip_high", "learner/clip_low"],
-    { from0: true },
-  ],
-  ["Gradient norm", "", ["learner/grad_norm"], { from0: true }],
-  [
-    "Sampler / learner mismatch",
-    "largest difference of log-probability",
-    ["learner/mismatch_max"],
-    { from0: true },
-  ],
-  ["KL to the sampler", "nats per token", ["learner/kl"], {}],
-  ["Learning rate", "", ["learner/lr"], { from0: true }],
-  [
-    "Goodput",
-    "trained tokens of all sampled",
-    ["tokens/goodput"],
-    { from0: true, format: asPercent },
-  ],
-  [
-    "Staleness",
-    "weight versions; dashed: largest",
-    ["rollout/staleness_mean", "rollout/staleness_max"],
-    { from0: true },
-  ],
-  ["Time of a step", "seconds", ["time/step_s"], { from0: true }],
+  {
+    title: "Held-out accuracy",
+    unit: "95 % interval",
+    metrics: ["eval/accuracy"],
+    interval: ["eval/accuracy_low", "eval/accuracy_high"],
+    format: asPercent,
+    points: true,
+  },
+  { title: "Reward", unit: "mean of a step's trajectories", metrics: ["reward"] },
+  {
+    title: "Response length",
+    unit: "sampled tokens per trajectory",
+    metrics: ["rollout/response_tokens"],
+    from0: true,
+  },
+  {
+    title: "Groups without signal",
+    unit: "flat, of a step's groups",
+    metrics: ["groups/flat"],
+    from0: true,
+  },
+  {
+    title: "Tool errors",
+    unit: "share of calls; dashed: in correct trajectories",
+    metrics: ["tools/error_share", "tools/error_share_correct"],
+    from0: true,
+    format: asPercent,
+  },
+  {
+    title: "Use of tools",
+    unit: "share of trajectories with a call",
+    metrics: ["tools/rate"],
+    from0: true,
+    format: asPercent,
+  },
+  {
+    title: "Ends by length",
+    unit: "trajectories; dashed: by turns",
+    metrics: ["stop/length", "stop/turns"],
+    from0: true,
+  },
+  { title: "Entropy", unit: "nats per token", metrics: ["learner/entropy"], from0: true },
+  {
+    title: "Clipped tokens",
+    unit: "share above; dashed: below",
+    metrics: ["learner/clip_high", "learner/clip_low"],
+    from0: true,
+  },
+  { title: "Gradient norm", unit: "", metrics: ["learner/grad_norm"], from0: true },
+  {
+    title: "Sampler / learner mismatch",
+    unit: "largest difference of log-probability",
+    metrics: ["learner/mismatch_max"],
+    from0: true,
+  },
+  { title: "KL to the sampler", unit: "nats per token", metrics: ["learner/kl"] },
+  { title: "Learning rate", unit: "", metrics: ["learner/lr"], from0: true },
+  {
+    title: "Goodput",
+    unit: "trained tokens of all sampled",
+    metrics: ["tokens/goodput"],
+    from0: true,
+    format: asPercent,
+  },
+  {
+    title: "Staleness",
+    unit: "weight versions; dashed: largest",
+    metrics: ["rollout/staleness_mean", "rollout/staleness_max"],
+    from0: true,
+  },
+  { title: "Time of a step", unit: "seconds", metrics: ["time/step_s"], from0: true },
 ];
 const DASHES = [undefined, [5, 4]];
 
-export async function learning({ run, runs, words, set }) {
-  const found = await Promise.all(runs.map((_, number) => metrics(number)));
-  if (found.every((one) => !one.step.length))
-    return [
-      empty("No rows yet", "metrics.jsonl gets its first row with the first evaluation or step."),
-    ];
-  const axis = words.axis ?? "step";
-  const horizontal = axis === "seconds" ? "time/train_total_s" : null;
+/** @param {Context} context */
+export async function learning({ run, runs, query, set }) {
+  const rows = await Promise.all(runs.map((_, number) => metrics(number)));
+  if (rows.every(({ step }) => !step.length))
+    return empty(
+      "No rows yet",
+      "metrics.jsonl gets its first row with the first evaluation or step.",
+    );
+  const axis = query.axis === "seconds" ? "seconds" : "step";
   const families = familiesOf(runs);
-  const means = words.seeds === "mean" && families.length > 0;
-  const curves = (names, options) =>
-    means
-      ? names.flatMap((name, at) =>
-          families.map((family) => ({
-            label: [
-              `${runs[family[0]].name} and ${family.length - 1} more`,
-              names.length > 1 ? name.split("/").at(-1) : null,
-            ]
-              .filter(Boolean)
-              .join(" "),
-            ...mean(family.map((number) => column(found[number], name, horizontal))),
-            paint: runColor(family[0]),
-            dash: DASHES[at],
-          })),
-        )
-      : found.flatMap((one, number) =>
-          names.map((name, at) => {
-            const { x, y } = curve(one, name, horizontal);
-            const [low, high] = options.interval ?? [];
-            return {
-              label: [
-                runs.length > 1 ? runs[number].name : null,
-                names.length > 1 || runs.length === 1 ? name.split("/").at(-1) : null,
-              ]
-                .filter(Boolean)
-                .join(" "),
-              x,
-              y,
-              paint: runColor(number),
-              dash: DASHES[at],
-              points: options.points,
-              ...(low && x.length
-                ? { low: column(one, low, horizontal).y, high: column(one, high, horizontal).y }
-                : {}),
-            };
-          }),
-        );
-  const draw = ([title, unit, names, options]) =>
-    h(
-      "section",
-      { class: "card" },
+  const meansOnly = query.seeds === "mean" && families.length > 0;
+  const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].sort();
+  const metric = names.includes(query.metric) ? query.metric : null;
+
+  /** @param {Curves} curves */
+  const draw = (curves) =>
+    card(
+      null,
       chart({
-        title,
-        unit,
-        series: curves(names, options),
+        ...curves,
+        series: meansOnly
+          ? meanCurves(curves, rows, runs, families, axis)
+          : runCurves(curves, rows, runs, axis),
         horizontal: axis === "seconds" ? "seconds of training" : "step",
         cursor: "learning",
-        from0: options.from0,
-        ...(options.format ? { format: options.format } : {}),
       }),
     );
-  const names = [...new Set(found.flatMap((one) => Object.keys(one.values)))].sort();
-  const asked = words.metric && names.includes(words.metric) ? words.metric : null;
+  const known = CHARTS.filter(
+    ({ metrics }, index) => index === 0 || metrics.some((name) => names.includes(name)),
+  );
   return [
     card(
       null,
-      h(
-        "div",
-        { class: "toolbar" },
+      toolbar(
         h("label", {}, "over"),
         choice(
           [
@@ -159,7 +143,7 @@ export async function learning({ run, runs, words, set }) {
             ["seconds", "seconds of training"],
           ],
           axis,
-          (value) => set({ ...words, axis: value }),
+          (value) => set({ ...query, axis: value }),
         ),
         families.length
           ? [
@@ -169,8 +153,8 @@ export async function learning({ run, runs, words, set }) {
                   ["each", "each run"],
                   ["mean", "the mean of seeds"],
                 ],
-                means ? "mean" : "each",
-                (value) => set({ ...words, seeds: value }),
+                meansOnly ? "mean" : "each",
+                (value) => set({ ...query, seeds: value }),
               ),
             ]
           : null,
@@ -178,9 +162,9 @@ export async function learning({ run, runs, words, set }) {
         h("input", {
           id: "metric",
           list: "metrics",
-          value: asked ?? "",
+          value: metric ?? "",
           placeholder: "such as learner/ratio_max",
-          onchange: (event) => set({ ...words, metric: event.target.value }),
+          onchange: (event) => set({ ...query, metric: event.target.value }),
         }),
         h(
           "datalist",
@@ -189,44 +173,107 @@ export async function learning({ run, runs, words, set }) {
         ),
       ),
     ),
-    ...(runs.length > 1 ? [comparison(found, runs, run)] : []),
-    ...(await byPosition(run, runs)),
+    runs.length > 1 ? comparison(rows, runs, run) : null,
+    await byPosition(runs),
     h(
       "div",
       { class: "grid", id: "curves" },
-      [...(asked ? [[asked, "", [asked], {}]] : []), ...CHARTS]
-        .filter(
-          ([, , names], at) =>
-            at === 0 || names.some((name) => found.some((one) => name in one.values)),
-        )
-        .map(draw),
+      metric ? draw({ title: metric, unit: "", metrics: [metric] }) : null,
+      known.map(draw),
     ),
   ];
 }
 
-/** Where in an answer learner and sampler differ, in the newest recorded step of each run. */
-async function byPosition(run, runs) {
-  const found = await Promise.all(
-    runs.map(async (one, number) => {
-      const step = one.recorded.at(-1);
+/** @param {string} axis */
+const horizontalOf = (axis) => (axis === "seconds" ? "time/train_total_s" : null);
+
+/** Returns "accuracy" for "eval/accuracy". @param {string} metric */
+const shortName = (metric) => metric.split("/").at(-1) ?? metric;
+
+/**
+ * @param {Curves} curves
+ * @param {Metrics[]} rows by run
+ * @param {Run[]} runs
+ * @param {string} axis
+ * @returns {Series[]}
+ */
+function runCurves({ metrics, interval, points }, rows, runs, axis) {
+  const horizontal = horizontalOf(axis);
+  return rows.flatMap((own, number) =>
+    metrics.map((name, index) => {
+      const { x, y } = curve(own, name, horizontal);
+      const labels = [
+        ...(runs.length > 1 ? [runs[number].name] : []),
+        ...(metrics.length > 1 || runs.length === 1 ? [shortName(name)] : []),
+      ];
+      const ends =
+        interval && x.length
+          ? {
+              low: column(own, interval[0], horizontal).y,
+              high: column(own, interval[1], horizontal).y,
+            }
+          : {};
+      return {
+        label: labels.join(" "),
+        x,
+        y,
+        paint: runColor(number),
+        dash: DASHES[index],
+        points,
+        ...ends,
+      };
+    }),
+  );
+}
+
+/**
+ * @param {Curves} curves
+ * @param {Metrics[]} rows by run
+ * @param {Run[]} runs
+ * @param {number[][]} families
+ * @param {string} axis
+ * @returns {Series[]}
+ */
+function meanCurves({ metrics }, rows, runs, families, axis) {
+  return metrics.flatMap((name, index) =>
+    families.map((family) => {
+      const label = `${runs[family[0]].name} and ${family.length - 1} more`;
+      return {
+        label: metrics.length > 1 ? `${label} ${shortName(name)}` : label,
+        ...meanOverSeeds(family.map((number) => column(rows[number], name, horizontalOf(axis)))),
+        paint: runColor(family[0]),
+        dash: DASHES[index],
+      };
+    }),
+  );
+}
+
+/**
+ * Returns where in an answer learner and sampler differ, in the newest recorded step of each run.
+ * @param {Run[]} runs
+ */
+async function byPosition(runs) {
+  const answers = await Promise.all(
+    runs.map(async ({ recorded }, run) => {
+      const step = recorded.at(-1);
+      if (step === undefined) return [];
       try {
-        return step === undefined
-          ? null
-          : { number, ...(await ask("tokens", { run: number, step })) };
+        return [{ run, ...(await ask("tokens", { run, step })) }];
       } catch (error) {
-        if (error instanceof Problem) return null;
+        if (error instanceof Problem) return [];
         throw error;
       }
     }),
   );
-  const there = found.filter((one) => one?.positions.position.length);
-  if (!there.length) return [];
+  const known = answers.flat().filter(({ positions }) => positions.position.length);
+  if (!known.length) return null;
+  /** @param {"mismatch" | "entropy"} name */
   const curves = (name) =>
-    there.map((one) => ({
-      label: `${runs[one.number].name}, step ${one.step}`,
-      x: one.positions.position,
-      y: one.positions[name],
-      paint: runColor(one.number),
+    known.map(({ run, step, positions }) => ({
+      label: `${runs[run].name}, step ${step}`,
+      x: positions.position,
+      y: positions[name],
+      paint: runColor(run),
       points: true,
     }));
   const options = {
@@ -235,115 +282,124 @@ async function byPosition(run, runs) {
     from0: true,
     cursor: "position",
   };
-  return [
+  return namedCard(
+    "by-position",
+    null,
     h(
-      "section",
-      { class: "card", id: "by-position" },
-      h(
-        "div",
-        { class: "two" },
-        chart({
-          title: "Mismatch by position",
-          unit: "mean |learner − sampler| of the log-probability",
-          series: curves("mismatch"),
-          ...options,
-        }),
-        chart({
-          title: "Entropy by position",
-          unit: "nats per token",
-          series: curves("entropy"),
-          ...options,
-        }),
-      ),
+      "div",
+      { class: "two" },
+      chart({
+        title: "Mismatch by position",
+        unit: "mean |learner − sampler| of the log-probability",
+        series: curves("mismatch"),
+        ...options,
+      }),
+      chart({
+        title: "Entropy by position",
+        unit: "nats per token",
+        series: curves("entropy"),
+        ...options,
+      }),
     ),
-  ];
-}
-
-/** Runs that differ by their seed only, where there are several: lists of their numbers. */
-function familiesOf(runs) {
-  const of = Map.groupBy(
-    runs.map((one, number) => [one.family, number]),
-    ([family]) => family,
   );
-  return [...of.values()]
-    .filter((members) => members.length > 1)
-    .map((members) => members.map(([, number]) => number));
 }
 
-const STUDENT = [null, 12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]; // 95 %, by degrees of freedom
+/**
+ * Returns the numbers of runs that differ by their seed only, for each such set of several runs.
+ * @param {Run[]} runs
+ */
+function familiesOf(runs) {
+  const families = Map.groupBy(runs.keys(), (number) => runs[number].family);
+  return [...families.values()].filter((members) => members.length > 1);
+}
 
-/** The mean of several curves where all have a value, and its 95 % interval over the seeds. */
-function mean(curves) {
+// The 95 % quantile of Student's t for 1 degree of freedom, 2, ...
+const STUDENT = [12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26];
+
+/**
+ * Returns the mean of several curves where all have a value, and its 95 % interval over the seeds.
+ * @param {{ x: number[], y: number[] }[]} curves
+ */
+function meanOverSeeds(curves) {
+  /** @type {Map<number, number[]>} */
   const values = new Map();
   for (const { x, y } of curves)
     x.forEach((at, index) => values.set(at, [...(values.get(at) ?? []), y[index]]));
   const rows = [...values]
     .filter(([, all]) => all.length === curves.length)
-    .sort((a, b) => a[0] - b[0]);
-  const made = { x: [], y: [], low: [], high: [] };
-  for (const [at, all] of rows) {
-    const centre = all.reduce((sum, value) => sum + value, 0) / all.length;
-    const spread = Math.sqrt(
-      all.reduce((sum, value) => sum + (value - centre) ** 2, 0) / (all.length - 1) / all.length,
-    );
-    const half = (STUDENT[all.length - 1] ?? 1.96) * spread;
-    made.x.push(at);
-    made.y.push(centre);
-    made.low.push(centre - half);
-    made.high.push(centre + half);
-  }
-  return made;
+    .sort(([a], [b]) => a - b)
+    .map(([x, all]) => {
+      const y = mean(all);
+      const variance = sum(all.map((value) => (value - y) ** 2)) / (all.length - 1);
+      const half = (STUDENT[all.length - 2] ?? 1.96) * Math.sqrt(variance / all.length);
+      return { x, y, low: y - half, high: y + half };
+    });
+  return {
+    x: rows.map(({ x }) => x),
+    y: rows.map(({ y }) => y),
+    low: rows.map(({ low }) => low),
+    high: rows.map(({ high }) => high),
+  };
 }
 
-/** The newest evaluation of each run, beside the one that is chosen. */
-function comparison(found, runs, chosen) {
-  const rows = found.map((one, number) => {
-    const at = one.step.findLastIndex((_, row) => one.values["eval/accuracy"]?.[row] != null);
-    const value = (name) => (at < 0 ? undefined : one.values[name]?.[at]);
+/**
+ * Returns the newest evaluation of each run, beside the chosen one.
+ * @param {Metrics[]} rows by run
+ * @param {Run[]} runs
+ * @param {number} chosen
+ */
+function comparison(rows, runs, chosen) {
+  const newest = rows.map(({ step, values }, run) => {
+    const at = step.findLastIndex((_, row) => (values["eval/accuracy"]?.[row] ?? null) !== null);
+    /** @param {string} name */
+    const value = (name) => values[`eval/${name}`]?.[at] ?? null;
     return {
-      number,
-      step: at < 0 ? undefined : one.step[at],
-      accuracy: value("eval/accuracy"),
-      low: value("eval/accuracy_low"),
-      high: value("eval/accuracy_high"),
-      n: value("eval/n"),
+      run,
+      step: step.at(at),
+      accuracy: value("accuracy"),
+      low: value("accuracy_low"),
+      high: value("accuracy_high"),
+      n: value("n"),
     };
   });
-  const reference = rows[chosen];
+  /** @typedef {(typeof newest)[number]} Evaluation */
+  const reference = newest[chosen];
+  /** @param {Evaluation} row */
+  const variance = ({ accuracy, n }) =>
+    accuracy === null || n === null ? 0 : (accuracy * (1 - accuracy)) / n;
+  /** @param {Evaluation} row */
   const difference = (row) => {
-    if (row === reference || row.accuracy === undefined || reference.accuracy === undefined)
-      return "–";
-    const spread =
-      1.96 *
-      Math.sqrt(
-        [row, reference].reduce((sum, one) => sum + (one.accuracy * (1 - one.accuracy)) / one.n, 0),
-      );
-    return `${signed(100 * (row.accuracy - reference.accuracy), 1)} ± ${fixed(100 * spread, 1)} points`;
+    if (row === reference || row.accuracy === null || reference.accuracy === null) return "–";
+    const spread = 1.96 * Math.sqrt(variance(row) + variance(reference));
+    const points = signed(100 * (row.accuracy - reference.accuracy), 1);
+    return `${points} ± ${fixed(100 * spread, 1)} points`;
   };
-  return h(
-    "section",
-    { class: "card", id: "comparison" },
-    h("h2", {}, "Newest evaluation of each run"),
+  return namedCard(
+    "comparison",
+    "Newest evaluation of each run",
     table(
       [
-        { name: "run", cell: (row) => runs[row.number].name, key: (row) => runColor(row.number) },
-        { name: "step", number: true, cell: (row) => whole(row.step) },
-        { name: "accuracy", number: true, cell: (row) => percent(row.accuracy, 1) },
+        { name: "run", cell: ({ run }) => runs[run].name, key: ({ run }) => runColor(run) },
+        {
+          name: "step",
+          number: true,
+          cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
+        },
+        { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
         {
           name: "95 % interval",
           number: true,
-          cell: (row) =>
-            row.low === undefined ? "–" : `${percent(row.low, 1)} to ${percent(row.high, 1)}`,
+          cell: ({ low, high }) =>
+            low === null ? "–" : `${percent(low, 1)} to ${percent(high, 1)}`,
         },
-        { name: "n", number: true, cell: (row) => whole(row.n) },
+        { name: "n", number: true, cell: ({ n }) => whole(n) },
         { name: `difference to ${runs[chosen].name}`, number: true, cell: difference },
       ],
-      rows,
+      newest,
     ),
-    h(
-      "p",
-      { class: "muted" },
-      "The difference's 95 % interval takes both evaluations as independent. Of runs that answered the same problems it is too wide, never too narrow.",
+    note(
+      "The difference's 95 % interval takes both evaluations as independent. " +
+        "For runs that answered the same problems it is too wide, never too narrow.",
     ),
   );
 }

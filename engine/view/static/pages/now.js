@@ -1,153 +1,150 @@
-// Now: is the run healthy, what limits it, and what to change.
+// Now: whether the run is healthy, what limits it, and what to change.
 
 import { ask, column, last, metrics, Problem } from "view/api";
-import { limitColor, limitText } from "view/parts/causes";
+import { color, limitColor, limitText, STEP_PARTS } from "view/parts/colors";
 import {
   badge,
-  bytes,
+  bars,
   card,
-  color,
   empty,
-  fixed,
+  figures,
   h,
   legend,
-  number,
-  percent,
-  seconds,
-  tip,
-  whole,
+  namedCard,
+  note,
+  spread,
+  withTip,
 } from "view/parts/dom";
+import { bytes, fixed, mean, number, percent, seconds, sum, whole } from "view/parts/format";
 
-const STRIP = 80; // steps of the strip, the newest
+/** @import { Finding, Metrics, Now, Run } from "view/answers" */
+/** @import { Context } from "view/main" */
+/** @import { Child } from "view/parts/dom" */
 
+const STRIP = 80; // newest steps that the strip shows
+const STRIP_HEIGHT = 84;
+const RECENT = 8; // newest steps over which the figures are means
+const LEAST = 0.002; // share of the steps below which a cause is not shown
+
+/** @param {Context} context */
 export async function now({ run, runs, go }) {
-  const [found, rows, ages] = await Promise.all([
+  const [answer, rows, ages] = await Promise.all([
     ask("now", { run }),
     metrics(run),
-    agesOf(run, runs[run].recorded.at(-1)),
+    ageOfWeights(run, runs[run].recorded.at(-1)),
   ]);
+  const steps = strip(rows, (step) => go("time", { step }));
+  if (!answer.measured) return [notMeasured(), steps, recentFigures(rows), ages];
   return [
-    verdict(found, runs[run]),
-    ...(found.measured ? [...findings(found), lost(found)] : []),
-    strip(rows, go),
-    figures(rows),
-    ...ages,
+    verdict(answer, runs[run]),
+    findings("alarms", "Alarms", answer.alarms, answer),
+    findings("advice", "Advice", answer.advice, answer),
+    lost(answer),
+    steps,
+    recentFigures(rows),
+    ages,
   ];
 }
 
-function verdict(found, one) {
-  if (!found.measured)
-    return card(
-      null,
-      empty(
-        "What limits this run was not measured",
-        "Its metrics do not say what the seconds of a step went to: it was made by an older version. The page Run has the sums of the whole run, if it ended.",
-      ),
-    );
-  const healthy = found.limit === "none";
-  const kind = found.alarms.length ? "bad" : healthy ? "good" : "warn";
-  const word = found.alarms.length ? "alarm" : healthy ? "healthy" : `limited: ${found.limit}`;
-  const span = found.steps ? `over steps ${found.steps[0]} to ${found.steps[1]}` : "";
-  return h(
-    "section",
-    { class: "card", id: "verdict" },
-    found.steps ? badge(word, kind) : badge(one.state === "running" ? "starting" : one.state),
-    h("p", { class: "sentence" }, found.sentence),
-    h("div", { class: "muted" }, span),
+function notMeasured() {
+  return card(
+    null,
+    empty(
+      "What limits this run was not measured",
+      "An older version made it, whose metrics do not say where the seconds of a step went. " +
+        "The page Run has the sums of a run that has ended.",
+    ),
   );
 }
 
-function findings(found) {
-  const list = (title, kind, items) =>
-    items.length === 0
-      ? null
-      : h(
-          "section",
-          { class: "card", id: kind === "alarm" ? "alarms" : "advice" },
-          h("h2", {}, title),
-          items.map((item) =>
-            h(
-              "div",
-              { class: `finding ${kind}` },
-              h("div", {}, item.text),
-              h(
-                "div",
-                { class: "of" },
-                Object.entries(item.figures)
-                  .map(([name, value]) => figureText(name, value, found))
-                  .join("   ·   "),
-                item.option
-                  ? h(
-                      "span",
-                      {},
-                      Object.keys(item.figures).length ? "   ·   " : "",
-                      "change ",
-                      h("code", {}, item.option),
-                      item.value === null || item.value === undefined
-                        ? ""
-                        : ` (now ${number(item.value)})`,
-                    )
-                  : null,
-              ),
-            ),
-          ),
-        );
-  return [list("Alarms", "alarm", found.alarms), list("Advice", "advice", found.advice)].filter(
-    Boolean,
+/**
+ * @param {Now} answer
+ * @param {Run} run
+ */
+function verdict({ alarms, limit, sentence, steps }, run) {
+  const kind = alarms.length ? "bad" : limit === "none" ? "good" : "warn";
+  const state = alarms.length ? "alarm" : limit === "none" ? "healthy" : `limited: ${limit}`;
+  return namedCard(
+    "verdict",
+    null,
+    steps ? badge(state, kind) : badge(run.state === "running" ? "starting" : run.state),
+    h("p", { class: "sentence" }, sentence),
+    note(steps ? `over steps ${steps[0]} to ${steps[1]}` : ""),
   );
 }
 
-/** How old the weights were that sampled the newest recorded tokens; nothing where that is not recorded. */
-async function agesOf(run, step) {
-  if (step === undefined) return [];
-  let found;
+/**
+ * @param {string} id
+ * @param {string} title
+ * @param {Finding[]} items
+ * @param {Now} answer
+ */
+function findings(id, title, items, { lost }) {
+  if (!items.length) return null;
+  /** @param {[name: string, value: number]} entry a cause with its share, or a metric */
+  const figure = ([name, value]) =>
+    name in lost
+      ? `${limitText(name)} ${percent(value, 1)} of the steps`
+      : `${name} ${number(value)}`;
+  /** @param {Finding} item @returns {Child[]} */
+  const change = ({ option, value }) => {
+    const known = value !== null && value !== undefined;
+    return ["change ", h("code", {}, option), known ? ` (now ${number(value)})` : ""];
+  };
+  return namedCard(
+    id,
+    title,
+    items.map((item) => {
+      const details = [
+        ...Object.entries(item.figures).map((entry) => h("span", {}, figure(entry))),
+        ...(item.option ? [h("span", {}, change(item))] : []),
+      ];
+      return h(
+        "div",
+        { class: `finding ${id}` },
+        h("div", {}, item.text),
+        h("div", { class: "details" }, details),
+      );
+    }),
+  );
+}
+
+/**
+ * Returns how old the weights were that sampled the newest recorded tokens; nothing where that is
+ * not recorded.
+ * @param {number} run
+ * @param {number | undefined} step
+ */
+async function ageOfWeights(run, step) {
+  if (step === undefined) return null;
+  let answer;
   try {
-    found = await ask("tokens", { run, step });
+    answer = await ask("tokens", { run, step });
   } catch (error) {
-    if (error instanceof Problem) return [];
+    if (error instanceof Problem) return null;
     throw error;
   }
-  const rows = Object.entries(found.ages);
-  const all = rows.reduce((sum, [, count]) => sum + count, 0);
-  return [
-    h(
-      "section",
-      { class: "card", id: "staleness" },
-      h("h2", {}, `Age of the weights that sampled step ${step}`),
-      h(
-        "div",
-        { class: "bars" },
-        rows.map(([age, count]) => [
-          h(
-            "span",
-            {},
-            age === "0" ? "those in training" : `${age} version${age === "1" ? "" : "s"} older`,
-          ),
-          h(
-            "div",
-            { class: "track" },
-            h("div", {
-              class: "bar",
-              style: { width: `${(100 * count) / all}%`, background: color("staleness_gate") },
-            }),
-          ),
-          h("span", { class: "number" }, `${percent(count / all, 1)}, ${whole(count)} tokens`),
-        ]),
-      ),
+  const rows = Object.entries(answer.ages);
+  const all = sum(Object.values(answer.ages));
+  return namedCard(
+    "staleness",
+    `Age of the weights that sampled step ${step}`,
+    bars(
+      rows.map(([age, count]) => ({
+        name: age === "0" ? "those in training" : `${age} version${age === "1" ? "" : "s"} older`,
+        share: count / all,
+        paint: color("staleness_gate"),
+        text: `${percent(count / all, 1)}, ${whole(count)} tokens`,
+      })),
     ),
-  ];
+  );
 }
 
-/** A share of the steps where the name is a cause, else a number of metrics.jsonl. */
-const figureText = (name, value, found) =>
-  name in found.lost
-    ? `${limitText(name)} ${percent(value, 1)} of the steps`
-    : `${name} ${number(value)}`;
-
-function lost(found) {
-  const shares = Object.entries(found.lost)
-    .filter(([, share]) => share >= 0.002)
-    .sort((a, b) => b[1] - a[1]);
+/** @param {Now} answer */
+function lost(answer) {
+  const shares = Object.entries(answer.lost)
+    .filter(([, share]) => share >= LEAST)
+    .sort(([, a], [, b]) => b - a);
   if (!shares.length)
     return card(
       "What the steps went to",
@@ -156,184 +153,140 @@ function lost(found) {
         "They come with the first step of a run that measures its replicas by step.",
       ),
     );
-  return h(
-    "section",
-    { class: "card", id: "lost" },
-    h("h2", {}, "What the steps went to"),
-    h(
-      "p",
-      { class: "muted" },
-      "Share of the steps by cause. Causes overlap: two may hold at once.",
-    ),
-    h(
-      "div",
-      { class: "bars" },
-      shares.map(([limit, share]) => [
-        h("span", {}, limitText(limit)),
-        h(
-          "div",
-          { class: "track" },
-          h("div", {
-            class: "bar",
-            style: { width: `${100 * Math.min(1, share)}%`, background: limitColor(limit) },
-          }),
-        ),
-        h("span", { class: "number" }, percent(share, 1)),
-      ]),
+  return namedCard(
+    "lost",
+    "What the steps went to",
+    note("Share of the steps by cause. Causes overlap: two may hold at once."),
+    bars(
+      shares.map(([limit, share]) => ({
+        name: limitText(limit),
+        share,
+        paint: limitColor(limit),
+        text: percent(share, 1),
+      })),
     ),
   );
 }
 
-function strip(rows, go) {
-  const parts = [
-    ["rollout", "time/rollout_s", "busy"],
-    ["learner", "time/learn_s", "staleness_gate"],
-    ["weights", "time/sync_s", "weight_sync"],
-  ];
-  const at = rows.step
+/**
+ * @param {Metrics} rows
+ * @param {(step: number) => void} onclick
+ */
+function strip(rows, onclick) {
+  const times = rows.values["time/step_s"] ?? [];
+  const shown = rows.step
     .map((_, row) => row)
-    .filter((row) => rows.values["time/step_s"]?.[row] != null)
+    .filter((row) => (times[row] ?? null) !== null)
     .slice(-STRIP);
-  if (!at.length)
+  if (!shown.length)
     return card("Steps", empty("No step yet", "A step appears here when its weights are live."));
-  const most = Math.max(...at.map((row) => rows.values["time/step_s"][row]));
-  const height = 84;
-  const bars = at.map((row) => {
-    const value = (name) => rows.values[name]?.[row] ?? 0;
-    const text = [
-      `step ${rows.step[row]}: ${seconds(value("time/step_s"))}`,
-      ...parts.map(([label, name]) => `${label} ${seconds(value(name))}`),
-    ].join("\n");
+  const most = Math.max(...shown.map((row) => times[row] ?? 0));
+  const columns = shown.map((row) => {
+    const parts = STEP_PARTS.map((part) => ({
+      ...part,
+      value: rows.values[part.metric]?.[row] ?? 0,
+    }));
+    const lines = parts.map(({ label, value }) => `${label} ${seconds(value)}`);
     return h(
       "div",
       {
-        style: {
-          flex: "1",
-          maxWidth: "26px",
-          display: "flex",
-          flexDirection: "column-reverse",
-          cursor: "pointer",
-          height: `${height}px`,
-        },
-        onmousemove: (event) => tip(event, text),
-        onmouseleave: (event) => tip(event, ""),
-        onclick: () => go("time", { step: rows.step[row] }),
+        class: "column",
+        ...withTip([`step ${rows.step[row]}: ${seconds(times[row])}`, ...lines].join("\n")),
+        onclick: () => onclick(rows.step[row]),
       },
-      parts.map(([, name, paint]) =>
+      parts.map(({ value, paint }) =>
         h("div", {
-          style: { height: `${(height * value(name)) / most}px`, background: color(paint) },
+          style: { height: `${(STRIP_HEIGHT * value) / most}px`, background: color(paint) },
         }),
       ),
     );
   });
-  return h(
-    "section",
-    { class: "card", id: "strip" },
-    h("h2", {}, `Steps ${rows.step[at[0]]} to ${rows.step[at.at(-1)]}`),
-    h("div", { style: { display: "flex", gap: "2px", alignItems: "flex-end" } }, bars),
-    h(
-      "div",
-      { class: "toolbar", style: { justifyContent: "space-between", marginTop: "6px" } },
-      legend(parts.map(([label, , paint]) => [label, color(paint)])),
+  return namedCard(
+    "strip",
+    `Steps ${rows.step[shown[0]]} to ${rows.step[shown[shown.length - 1]]}`,
+    h("div", { class: "columns-of-steps", style: { height: `${STRIP_HEIGHT}px` } }, columns),
+    spread(
+      legend(STEP_PARTS.map(({ label, paint }) => [label, color(paint)])),
       h("span", { class: "muted number" }, `tallest ${seconds(most)}`),
     ),
   );
 }
 
-function figures(rows) {
+/** @param {Metrics} rows */
+function recentFigures(rows) {
+  /** @param {string} name */
   const value = (name) => last(rows, name);
-  const mean = (name) => {
-    const { y } = column(rows, name);
-    const newest = y.slice(-8);
-    return newest.length ? newest.reduce((sum, one) => sum + one, 0) / newest.length : undefined;
+  /** @param {string} name */
+  const recent = (name) => column(rows, name).y.slice(-RECENT);
+  /** @param {string} name */
+  const average = (name) => (recent(name).length ? mean(recent(name)) : undefined);
+  /** @param {string} part @param {string} all */
+  const share = (part, all) => {
+    const total = sum(recent(all));
+    return total ? sum(recent(part)) / total : undefined;
   };
-  const peak = Math.max(
-    -1,
-    ...Object.keys(rows.values)
-      .filter((name) => name.startsWith("kv_peak/"))
-      .map((name) => value(name) ?? -1),
-  );
+  const peaks = Object.keys(rows.values)
+    .filter((name) => name.startsWith("kv_peak/"))
+    .map((name) => value(name) ?? 0);
   const evaluated = value("eval/n");
-  const shown = [
+  const low = percent(value("eval/accuracy_low"), 1);
+  const high = percent(value("eval/accuracy_high"), 1);
+  const interval = `95 %: ${low} to ${high}, n ${whole(evaluated)}`;
+  const newest = `mean of the newest ${RECENT} steps`;
+  return figures(
     [
-      "Held-out accuracy",
-      percent(value("eval/accuracy"), 1),
-      evaluated
-        ? `95 %: ${percent(value("eval/accuracy_low"), 1)} to ${percent(value("eval/accuracy_high"), 1)}, n ${whole(evaluated)}`
-        : "no evaluation yet",
+      [
+        "Held-out accuracy",
+        percent(value("eval/accuracy"), 1),
+        evaluated ? interval : "no evaluation yet",
+      ],
+      ["Reward", fixed(average("reward"), 3), newest],
+      ["Step", seconds(average("time/step_s")), newest],
+      ["Tokens sampled", `${whole(average("tokens/per_s"))} /s`, "all replicas"],
+      ["Goodput", percent(average("tokens/goodput")), "trained of all sampled"],
+      [
+        "Groups without signal",
+        percent(share("groups/flat", "groups/all")),
+        `flat, of the newest ${RECENT} steps`,
+      ],
+      ["Cut by length", percent(share("stop/length", "rollout/trajectories")), "of trajectories"],
+      [
+        "Staleness",
+        fixed(average("rollout/staleness_mean"), 2),
+        `versions; at most ${whole(value("rollout/staleness_max"))}`,
+      ],
+      [
+        "KV peak",
+        percent(peaks.length ? Math.max(...peaks) : null),
+        `${whole(value("kv/preemptions"))} preemptions in the last step`,
+      ],
+      [
+        "Tool latency",
+        `${fixed(value("tools/latency_p50_ms"), 1)} ms`,
+        `p99 ${fixed(value("tools/latency_p99_ms"), 1)} ms`,
+      ],
+      [
+        "Tool errors",
+        percent(average("tools/error_share"), 1),
+        `${percent(average("tools/error_share_correct"), 1)} in correct ones`,
+      ],
+      ["Canary", number(value("canary/max_abs")), "largest difference of log-probability"],
+      [
+        "Sampler / learner",
+        number(value("learner/mismatch_fresh_max") ?? value("learner/mismatch_max")),
+        "largest mismatch under the same weights",
+      ],
+      [
+        "Replicas",
+        whole(value("replicas/live")),
+        `${whole(sum(column(rows, "replicas/deaths").y))} deaths`,
+      ],
+      [
+        "Learner memory",
+        bytes(value("learner/peak_bytes")),
+        `${whole(average("learner/tokens_per_s"))} tokens/s`,
+      ],
     ],
-    ["Reward", fixed(mean("reward"), 3), "mean of the newest 8 steps"],
-    ["Step", seconds(mean("time/step_s")), "mean of the newest 8 steps"],
-    ["Tokens sampled", `${whole(mean("tokens/per_s"))} /s`, "all replicas"],
-    ["Goodput", percent(mean("tokens/goodput")), "trained of all sampled"],
-    [
-      "Groups without signal",
-      percent(share(rows, "groups/flat", "groups/all")),
-      "flat, of the newest 8 steps",
-    ],
-    [
-      "Cut by length",
-      percent(share(rows, "stop/length", "rollout/trajectories")),
-      "of trajectories",
-    ],
-    [
-      "Staleness",
-      fixed(mean("rollout/staleness_mean"), 2),
-      `versions; at most ${whole(value("rollout/staleness_max"))}`,
-    ],
-    [
-      "KV peak",
-      peak < 0 ? "–" : percent(peak),
-      `${whole(value("kv/preemptions"))} preemptions in the last step`,
-    ],
-    [
-      "Tool latency",
-      `${fixed(value("tools/latency_p50_ms"), 1)} ms`,
-      `p99 ${fixed(value("tools/latency_p99_ms"), 1)} ms`,
-    ],
-    [
-      "Tool errors",
-      percent(mean("tools/error_share"), 1),
-      `${percent(mean("tools/error_share_correct"), 1)} in correct ones`,
-    ],
-    ["Canary", number(value("canary/max_abs")), "largest difference of log-probability"],
-    [
-      "Sampler / learner",
-      number(value("learner/mismatch_fresh_max") ?? value("learner/mismatch_max")),
-      "largest mismatch under the same weights",
-    ],
-    [
-      "Replicas",
-      value("replicas/live") === undefined ? "–" : whole(value("replicas/live")),
-      `${whole(sum(rows, "replicas/deaths"))} deaths`,
-    ],
-    [
-      "Learner memory",
-      bytes(value("learner/peak_bytes")),
-      `${whole(mean("learner/tokens_per_s"))} tokens/s`,
-    ],
-  ];
-  return h(
-    "div",
-    { class: "figures", id: "figures" },
-    shown.map(([name, text, note]) =>
-      h(
-        "div",
-        { class: "figure" },
-        h("div", { class: "name" }, name),
-        h("div", { class: "value" }, text),
-        h("div", { class: "note" }, note),
-      ),
-    ),
+    "figures",
   );
-}
-
-const sum = (rows, name) =>
-  name in rows.values ? column(rows, name).y.reduce((all, one) => all + one, 0) : undefined;
-
-function share(rows, part, all) {
-  const parts = column(rows, part).y.slice(-8);
-  const wholes = column(rows, all).y.slice(-8);
-  const total = wholes.reduce((one, two) => one + two, 0);
-  return total ? parts.reduce((one, two) => one + two, 0) / total : undefined;
 }

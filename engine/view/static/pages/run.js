@@ -1,132 +1,117 @@
-// Run: what it was asked to do, by whom, with which versions; what it can go on from; what was wasted; and how it differs.
+// Run: what it was asked to do and with which versions, what it can resume from, what became of its
+// tokens, and how it differs from another run.
 
 import { ask } from "view/api";
+import { color } from "view/parts/colors";
 import {
   badge,
-  bytes,
   card,
-  color,
   empty,
   h,
-  legend,
-  number,
-  percent,
-  seconds,
+  namedCard,
+  note,
+  pairs,
+  spread,
   table,
-  whole,
-  words as spaced,
+  toolbar,
 } from "view/parts/dom";
+import { bytes, number, percent, seconds, spaced, sum, whole } from "view/parts/format";
+import { RECORDS } from "view/parts/recorded";
 
-export async function run({ run: chosen, runs, words, set }) {
-  const found = await ask("about", { run: chosen });
-  const other =
-    words.other !== undefined && Number(words.other) !== chosen && runs[Number(words.other)]
-      ? Number(words.other)
-      : null;
-  const against = other === null ? null : await ask("about", { run: other });
+/** @import { About } from "view/answers" */
+/** @import { Context } from "view/main" */
+
+/** @param {Context} context */
+export async function run(context) {
+  const { run: chosen, runs, query } = context;
+  const about = await ask("about", { run: chosen });
+  const asked = query.other === undefined ? chosen : Number(query.other);
+  const other = asked !== chosen && asked in runs ? asked : null;
   return [
-    h("div", { class: "two" }, summary(found), waste(found)),
-    ...(runs.length > 1 ? [difference(found, against, { runs, chosen, other, set })] : []),
+    h("div", { class: "two" }, summary(about), waste(about)),
+    runs.length > 1 ? await difference(about, context, other) : null,
     h(
       "div",
       { class: "two" },
-      h(
-        "div",
-        { style: { display: "flex", flexDirection: "column", gap: "16px" } },
-        resume(found),
-        recording(found),
-        versions(found),
-      ),
-      configuration(found),
+      h("div", { class: "stack" }, resume(about), recording(about), versions(about)),
+      configuration(about),
     ),
-    log("Notes", found.notes, "notes.log"),
-    found.learner_log.length ? log("Learner's log", found.learner_log, "learner.log") : null,
-  ].filter(Boolean);
+    log("Notes", about.notes, "notes.log"),
+    about.learner_log.length ? log("Learner's log", about.learner_log, "learner.log") : null,
+  ];
 }
 
-function pairs(rows) {
-  return table(
-    [
-      { name: "", cell: ([name]) => name },
-      { name: "", number: true, cell: ([, value]) => value },
-    ],
-    rows,
-  );
-}
-
-function summary(found) {
-  const of = found.summary;
-  if (!of)
+/** @param {About} about */
+function summary({ summary, state }) {
+  if (!summary)
     return card(
       "Summary",
       empty(
         "No summary yet",
-        found.state === "running"
+        state === "running"
           ? "It is written when the run ends."
-          : "The run did not end. The same command goes on with it.",
+          : "The run did not end. The same command resumes it.",
       ),
     );
+  const {
+    accuracy_initial: before,
+    accuracy_final: after,
+    accuracy_final_interval: interval,
+    loop_lag_p99_ms: lag,
+  } = summary;
+  /** @type {[name: string, value: string | null | undefined][]} */
   const rows = [
-    ["ended", of.ended],
-    ["steps", whole(of.steps)],
+    ["ended", summary.ended],
+    ["steps", whole(summary.steps)],
     [
       "held-out accuracy",
-      of.accuracy_initial === undefined
-        ? null
-        : `${percent(of.accuracy_initial, 1)} to ${percent(of.accuracy_final, 1)}`,
+      before === undefined ? null : `${percent(before, 1)} to ${percent(after, 1)}`,
     ],
     [
       "95 % interval at the end",
-      of.accuracy_final_interval
-        ? of.accuracy_final_interval.map((value) => percent(value, 1)).join(" to ")
-        : null,
+      interval ? `${percent(interval[0], 1)} to ${percent(interval[1], 1)}` : null,
     ],
-    ["training", seconds(of.rl_wall_s)],
-    ["all", seconds(of.total_wall_s)],
-    ["tool calls", whole(of.tool_calls)],
-    ["tokens sampled", whole(of.tokens_generated)],
-    ["tokens trained", whole(of.tokens_trained)],
-    ["largest staleness", whole(of.staleness_max)],
-    ["replica deaths", whole(of.replica_deaths)],
-    ["preemptions", whole(of.preemptions)],
-    [
-      "event loop late, p99",
-      of.loop_lag_p99_ms === undefined ? null : `${number(of.loop_lag_p99_ms)} ms`,
-    ],
-    ["evaluations dropped", whole(of.evaluations_dropped)],
-  ].filter(([, value]) => value !== null && value !== undefined && value !== "–");
-  return h("section", { class: "card", id: "summary" }, h("h2", {}, "Summary"), pairs(rows));
+    ["training", seconds(summary.rl_wall_s)],
+    ["all", seconds(summary.total_wall_s)],
+    ["tool calls", whole(summary.tool_calls)],
+    ["tokens sampled", whole(summary.tokens_generated)],
+    ["tokens trained", whole(summary.tokens_trained)],
+    ["largest staleness", whole(summary.staleness_max)],
+    ["replica deaths", whole(summary.replica_deaths)],
+    ["preemptions", whole(summary.preemptions)],
+    ["event loop late, p99", lag === undefined ? null : `${number(lag)} ms`],
+    ["evaluations dropped", whole(summary.evaluations_dropped)],
+  ];
+  const known = rows.flatMap(([name, value]) =>
+    value && value !== "–" ? [/** @type {[string, string]} */ ([name, value])] : [],
+  );
+  return namedCard("summary", "Summary", pairs(known));
 }
 
-function waste(found) {
-  const paints = {
-    trained: "busy",
-    flat: "tool_wait",
-    not_selected: "staleness_gate",
-    surplus: "long_tail",
-    error: "down",
-  };
-  const rows = Object.entries(found.waste)
+/** @type {Record<string, string>} */
+const WASTE_COLORS = {
+  trained: "busy",
+  flat: "tool_wait",
+  not_selected: "staleness_gate",
+  surplus: "long_tail",
+  error: "down",
+};
+
+/** @param {About} about */
+function waste({ waste }) {
+  const rows = Object.entries(waste)
     .filter(([, tokens]) => tokens > 0)
-    .sort((a, b) => b[1] - a[1]);
-  const all = rows.reduce((sum, [, tokens]) => sum + tokens, 0);
+    .sort(([, a], [, b]) => b - a);
+  const all = sum(rows.map(([, tokens]) => tokens));
   if (!all) return card("Tokens", empty("No tokens yet", "They are counted with each step."));
-  const paint = ([reason, _tokens]) => color(paints[reason] ?? "other");
-  return h(
-    "section",
-    { class: "card", id: "waste" },
-    h("h2", {}, "What became of the sampled tokens"),
+  /** @param {[reason: string, tokens: number]} row */
+  const paint = ([reason]) => color(WASTE_COLORS[reason] ?? "other");
+  return namedCard(
+    "waste",
+    "What became of the sampled tokens",
     h(
       "div",
-      {
-        style: {
-          display: "flex",
-          height: "16px",
-          borderRadius: "3px",
-          overflow: "hidden",
-          margin: "4px 0 10px",
-        },
-      },
+      { class: "stretch" },
       rows.map((row) =>
         h("div", { style: { width: `${(100 * row[1]) / all}%`, background: paint(row) } }),
       ),
@@ -142,93 +127,98 @@ function waste(found) {
   );
 }
 
-function resume(found) {
-  const date = (stamp) => new Date(1e3 * stamp).toISOString().slice(0, 19).replace("T", " ");
-  return h(
-    "section",
-    { class: "card", id: "resume" },
-    h("h2", {}, "It can go on from"),
-    found.checkpoints.length
+/** @param {number} stamp seconds since 1970 */
+const dateOf = (stamp) => new Date(1e3 * stamp).toISOString().slice(0, 19).replace("T", " ");
+
+/** @param {About} about */
+function resume({ checkpoints, journal_steps }) {
+  const [first, last] = [journal_steps[0], journal_steps.at(-1)];
+  return namedCard(
+    "resume",
+    "Checkpoints and journal",
+    checkpoints.length
       ? table(
           [
-            { name: "checkpoint of step", number: true, cell: (row) => whole(row.step) },
-            { name: "size", number: true, cell: (row) => bytes(row.bytes) },
-            { name: "written (UTC)", number: true, cell: (row) => date(row.written_at) },
+            { name: "checkpoint of step", number: true, cell: ({ step }) => whole(step) },
+            { name: "size", number: true, cell: (checkpoint) => bytes(checkpoint.bytes) },
+            {
+              name: "written (UTC)",
+              number: true,
+              cell: ({ written_at }) => dateOf(written_at),
+            },
           ],
-          found.checkpoints,
+          checkpoints,
         )
       : empty("No checkpoint", "None was written yet, or they were removed."),
-    h(
-      "p",
-      { class: "muted", style: { marginTop: "8px" } },
-      found.journal_steps.length
-        ? `The journal holds rollouts of steps ${found.journal_steps[0]} to ${found.journal_steps.at(-1)}: they are not made again.`
+    note(
+      journal_steps.length
+        ? `The journal holds rollouts of steps ${first} to ${last}: resuming does not repeat them.`
         : "The journal holds no rollouts.",
     ),
   );
 }
 
-function recording(found) {
-  const of = found.recording;
-  if (!of)
+/** @param {About} about */
+function recording({ recording }) {
+  if (!recording)
     return card(
       "Recording",
       empty(
         "This run was not recorded",
-        "Groups, trajectories, timeline and placement need record/. A run records itself unless record.max_mb=0.",
+        `Groups, trajectories, timeline and placement need record/. ${RECORDS}`,
       ),
     );
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Recording"),
+  const { whole: kept, last, newest, every, total_bytes, max_mb, problems } = recording;
+  return card(
+    "Recording",
     pairs([
-      ["kept whole", `${whole(of.whole.length)} of ${whole(of.last)} steps`],
-      ["policy", `the newest ${of.newest}, before them each ${of.every}th`],
-      ["size", `${bytes(of.total_bytes)} of ${bytes(of.max_mb * 2 ** 20)}`],
+      ["kept whole", `${whole(kept.length)} of ${whole(last)} steps`],
+      ["policy", `the newest ${newest}, before them each ${every}th`],
+      ["size", `${bytes(total_bytes)} of ${bytes(max_mb * 2 ** 20)}`],
     ]),
-    of.problems.length ? h("pre", {}, of.problems.join("\n")) : null,
+    problems.length ? h("pre", {}, problems.join("\n")) : null,
   );
 }
 
-function versions(found) {
-  const rows = Object.entries(found.versions);
+/** @param {About} about */
+function versions({ versions }) {
+  const rows = Object.entries(versions);
+  if (!rows.length)
+    return card("Versions", empty("No versions", "config.json does not name them."));
   return card(
     "Versions",
-    rows.length
-      ? pairs(rows.map(([name, version]) => [name, h("span", { class: "mono" }, version)]))
-      : empty("No versions", "config.json does not name them."),
+    pairs(rows.map(([name, version]) => [name, h("span", { class: "mono" }, version)])),
   );
 }
 
-const shown = (value) =>
-  value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
+/** @param {unknown} value of an option */
+function valueText(value) {
+  if (value === undefined) return "–";
+  if (value === null) return "none";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
 
-function configuration(found) {
-  const rows = Object.entries(found.config);
-  const body = h("div", {});
+/** @param {About} about */
+function configuration({ config, given, argv }) {
+  const rows = Object.entries(config);
+  const body = h("div", { class: "options" });
+  /** @param {string} filter */
   const draw = (filter) =>
     body.replaceChildren(
       table(
         [
           { name: "option", mono: true, cell: ([name]) => name },
-          { name: "value", mono: true, cell: ([, value]) => shown(value) },
-          {
-            name: "",
-            cell: ([name]) => (found.given.includes(name) ? badge("given", "accent") : ""),
-          },
+          { name: "value", mono: true, cell: ([, value]) => valueText(value) },
+          { name: "", cell: ([name]) => (given.includes(name) ? badge("given", "accent") : "") },
         ],
         rows.filter(([name]) => name.includes(filter)),
-        { id: "options" },
+        "options",
       ),
     );
   draw("");
-  return h(
-    "section",
-    { class: "card" },
-    h(
-      "div",
-      { class: "toolbar", style: { justifyContent: "space-between", marginBottom: "8px" } },
+  return card(
+    null,
+    spread(
       h("h2", {}, "Configuration"),
       h("input", {
         placeholder: "filter",
@@ -236,74 +226,80 @@ function configuration(found) {
         oninput: (event) => draw(event.target.value),
       }),
     ),
-    found.argv.length ? h("p", {}, h("code", {}, found.argv.join(" "))) : null,
-    rows.length
-      ? h("div", { style: { maxHeight: "880px", overflow: "auto" } }, body)
-      : empty("No configuration", "config.json is missing."),
+    argv.length ? h("p", {}, h("code", {}, argv.join(" "))) : null,
+    rows.length ? body : empty("No configuration", "config.json is missing."),
   );
 }
 
-function difference(found, against, { runs, chosen, other, set }) {
-  const chooser = h(
-    "select",
-    { "aria-label": "other run", onchange: (event) => set({ other: event.target.value }) },
-    h("option", { value: "" }, "another run"),
-    runs.map((one, at) =>
-      at === chosen ? null : h("option", { value: at, selected: at === other }, one.name),
+/**
+ * @param {About} about
+ * @param {Context} context
+ * @param {number | null} other
+ */
+async function difference(about, { run, runs, set }, other) {
+  const head = toolbar(
+    h("h2", {}, "Difference to"),
+    h(
+      "select",
+      { "aria-label": "other run", onchange: (event) => set({ other: event.target.value }) },
+      h("option", { value: "" }, "another run"),
+      runs.map(({ name }, at) =>
+        at === run ? null : h("option", { value: at, selected: at === other }, name),
+      ),
     ),
   );
-  const head = h(
-    "div",
-    { class: "toolbar", style: { marginBottom: "8px" } },
-    h("h2", { style: { margin: 0 } }, "Difference to"),
-    chooser,
-  );
-  if (!against)
-    return h(
-      "section",
-      { class: "card", id: "difference" },
+  if (other === null)
+    return namedCard(
+      "difference",
+      null,
       head,
-      h("p", { class: "muted" }, "Choose a run to see which options and versions differ."),
+      note("Choose a run to see which options and versions differ."),
     );
-  const names = [...new Set([...Object.keys(found.config), ...Object.keys(against.config)])];
-  const all = [
-    ...names.map((name) => [name, found.config[name], against.config[name]]),
-    ...[...new Set([...Object.keys(found.versions), ...Object.keys(against.versions)])].map(
-      (name) => [`version of ${name}`, found.versions[name], against.versions[name]],
-    ),
-  ].filter(([, one, two]) => JSON.stringify(one) !== JSON.stringify(two));
-  return h(
-    "section",
-    { class: "card", id: "difference" },
+  const against = await ask("about", { run: other });
+  const rows = [
+    ...differences(about.config, against.config),
+    ...differences(about.versions, against.versions).map((row) => ({
+      ...row,
+      name: `version of ${row.name}`,
+    })),
+  ];
+  return namedCard(
+    "difference",
+    null,
     head,
-    all.length
+    rows.length
       ? table(
           [
-            { name: "", mono: true, cell: ([name]) => name },
-            {
-              name: runs[chosen].name,
-              mono: true,
-              cell: ([, one]) => (one === undefined ? "–" : shown(one)),
-            },
-            {
-              name: runs[other].name,
-              mono: true,
-              cell: ([, , two]) => (two === undefined ? "–" : shown(two)),
-            },
+            { name: "", mono: true, cell: ({ name }) => name },
+            { name: runs[run].name, mono: true, cell: ({ one }) => valueText(one) },
+            { name: runs[other].name, mono: true, cell: ({ two }) => valueText(two) },
           ],
-          all,
+          rows,
         )
       : empty("No difference", "Options and versions are the same."),
   );
 }
 
-function log(title, lines, from) {
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, title),
+/**
+ * @param {Record<string, unknown>} one
+ * @param {Record<string, unknown>} two
+ */
+function differences(one, two) {
+  return [...new Set([...Object.keys(one), ...Object.keys(two)])]
+    .map((name) => ({ name, one: one[name], two: two[name] }))
+    .filter(({ one, two }) => JSON.stringify(one) !== JSON.stringify(two));
+}
+
+/**
+ * @param {string} title
+ * @param {string[]} lines
+ * @param {string} file
+ */
+function log(title, lines, file) {
+  return card(
+    title,
     lines.length
-      ? h("pre", { style: { maxHeight: "260px", overflow: "auto" } }, lines.join("\n"))
-      : empty("Nothing", `${from} is empty or not there.`),
+      ? h("pre", { class: "log" }, lines.join("\n"))
+      : empty("Nothing", `${file} is empty or does not exist.`),
   );
 }

@@ -1,293 +1,255 @@
-// Sandbox: how many calls, how long they took, how they ended, and the slowest programs, to run again.
+// Sandbox: how many calls, how long they took, how they ended, and the slowest programs, to run
+// again.
 
-import { ask, column, exported, metrics, Problem, request } from "view/api";
+import { ask, column, metrics, request } from "view/api";
+import { actions } from "view/parts/action";
 import { chart } from "view/parts/charts";
+import { color, runColor } from "view/parts/colors";
 import {
-  badge,
   card,
   choice,
-  color,
   empty,
-  fixed,
   h,
-  number,
-  percent,
-  runColor,
-  seconds,
+  namedCard,
+  outcomeBadge,
+  spread,
   table,
-  whole,
+  toolbar,
 } from "view/parts/dom";
-import { program } from "view/pages/trajectory";
+import { number, percent, seconds, whole } from "view/parts/format";
+import { programOf } from "view/parts/program";
+import { RECORDS } from "view/parts/recorded";
 
+/** @import { Metrics, RunAgain, SlowCall, ToolCalls } from "view/answers" */
+/** @import { Context } from "view/main" */
+
+/** @type {[steps: number, text: string][]} */
 const SPANS = [
   [1, "last step"],
   [5, "last 5"],
   [20, "last 20"],
 ];
+const BINS = 24; // of the histogram
+const BAR = 150; // pixels of its tallest bar
 
-export async function sandbox({ run, runs, words, set, go }) {
-  const rows = await metrics(run);
-  return [
-    overTime(rows, run),
-    ...(await recorded({ run, steps: runs[run].recorded, words, set, go })),
-  ];
+/** @param {Context} context */
+export async function sandbox(context) {
+  return [overTime(await metrics(context.run), context.run), await recorded(context)];
 }
 
+/**
+ * @param {Metrics} rows
+ * @param {number} run
+ */
 function overTime(rows, run) {
-  const curve = (name, label, paint, dash) => ({ label, ...column(rows, name), paint, dash });
-  const made = [
-    chart({
-      title: "Calls",
-      unit: "per second of a step",
-      series: [curve("tools/calls_per_s", "calls/s", runColor(run))],
-      from0: true,
-      cursor: "sandbox",
-      height: 170,
-    }),
-    chart({
-      title: "Latency",
-      unit: "ms, dispatch to result",
-      series: [
-        curve("tools/latency_p50_ms", "median", runColor(run)),
-        curve("tools/latency_p99_ms", "p99", color("bad"), [5, 4]),
-      ],
-      from0: true,
-      cursor: "sandbox",
-      height: 170,
-    }),
-    chart({
-      title: "Errors",
-      unit: "share of calls",
-      series: [curve("tools/error_share", "errors", color("bad"))],
-      from0: true,
-      cursor: "sandbox",
-      height: 170,
-      format: (value) => percent(value, 1),
-    }),
-    chart({
-      title: "Saved by early dispatch",
-      unit: "ms per call",
-      series: [curve("tools/overlap_saved_ms", "overlap", color("good"))],
-      from0: true,
-      cursor: "sandbox",
-      height: 170,
-    }),
-  ];
-  return h("section", { class: "card" }, h("h2", {}, "By step"), h("div", { class: "two" }, made));
-}
-
-async function recorded({ run, steps, words, set, go }) {
-  if (!steps.length)
-    return [
-      card(
-        "Calls",
-        empty(
-          "No call is recorded of this run",
-          "Outcomes and programs of single calls lie in record/steps. A run records itself unless record.max_mb=0.",
-        ),
-      ),
-    ];
-  const count = Number(words.count ?? 5);
-  const chosen = steps.slice(-count);
-  const found = await ask("tool-calls", { run, first: chosen[0], last: chosen.at(-1) });
-  const span = card(
-    null,
+  /** @param {string} metric @param {string} label @param {string} paint @param {number[]} [dash] */
+  const curve = (metric, label, paint, dash) => ({ label, ...column(rows, metric), paint, dash });
+  const options = { from0: true, cursor: "sandbox", height: 170 };
+  return card(
+    "By step",
     h(
       "div",
-      { class: "toolbar" },
-      h("label", {}, "calls of"),
-      choice(SPANS, count, (value) => set({ ...words, count: value })),
-      h(
-        "span",
-        { class: "muted number" },
-        `steps ${found.steps[0]} to ${found.steps.at(-1)}: ${whole(found.at.length)} calls`,
-      ),
+      { class: "two" },
+      chart({
+        title: "Calls",
+        unit: "per second of a step",
+        series: [curve("tools/calls_per_s", "calls/s", runColor(run))],
+        ...options,
+      }),
+      chart({
+        title: "Latency",
+        unit: "ms, dispatch to result",
+        series: [
+          curve("tools/latency_p50_ms", "median", runColor(run)),
+          curve("tools/latency_p99_ms", "p99", color("bad"), [5, 4]),
+        ],
+        ...options,
+      }),
+      chart({
+        title: "Errors",
+        unit: "share of calls",
+        series: [curve("tools/error_share", "errors", color("bad"))],
+        format: (value) => percent(value, 1),
+        ...options,
+      }),
+      chart({
+        title: "Saved by early dispatch",
+        unit: "ms per call",
+        series: [curve("tools/overlap_saved_ms", "overlap", color("good"))],
+        ...options,
+      }),
     ),
   );
-  if (!found.at.length)
+}
+
+/** @param {Context} context */
+async function recorded({ run, runs, query, set, go }) {
+  const steps = runs[run].recorded;
+  if (!steps.length)
+    return card(
+      "Calls",
+      empty(
+        "No call is recorded of this run",
+        `Outcomes and programs of single calls lie in record/steps. ${RECORDS}`,
+      ),
+    );
+  const count = Number(query.count ?? 5);
+  const chosen = steps.slice(-count);
+  const answer = await ask("tool-calls", {
+    run,
+    first: chosen[0],
+    last: chosen[chosen.length - 1],
+  });
+  const span = `steps ${answer.steps[0]} to ${answer.steps.at(-1)}`;
+  const chooser = card(
+    null,
+    toolbar(
+      h("label", {}, "calls of"),
+      choice(SPANS, count, (value) => set({ ...query, count: value })),
+      h("span", { class: "muted number" }, `${span}: ${whole(answer.at.length)} calls`),
+    ),
+  );
+  if (!answer.at.length)
     return [
-      span,
+      chooser,
       card("Calls", empty("No call was made in these steps", "The model answered without a tool.")),
     ];
+  /** @param {SlowCall} call */
+  const open = ({ step, group, sample }) => go("trajectory", { step, group, sample });
   return [
-    span,
-    h("div", { class: "two" }, outcomes(found), latencies(found)),
-    slowest(found, run, go),
+    chooser,
+    h("div", { class: "two" }, outcomes(answer), latencies(answer)),
+    namedCard(
+      "slowest",
+      "Slowest programs",
+      answer.slowest.map((call) => slowCall(run, call, () => open(call))),
+    ),
   ];
 }
 
-function outcomes(found) {
-  const by = new Map();
-  found.outcome.forEach((outcome, at) => {
-    const key = `${found.tool[at]}\n${found.executed[at] ? outcome : `refused (${outcome})`}`;
-    if (!by.has(key)) by.set(key, []);
-    by.get(key).push(found.latency_s[at]);
+/** @param {ToolCalls} answer */
+function outcomes({ tool, outcome, executed, latency_s }) {
+  /** @typedef {{ tool: string, outcome: string, refused: boolean, latencies: number[] }} Kind */
+  /** @type {Map<string, Kind>} */
+  const kinds = new Map();
+  outcome.forEach((name, call) => {
+    const refused = !executed[call];
+    const text = refused ? `refused (${name})` : name;
+    const key = `${tool[call]} ${text}`;
+    const kind = kinds.get(key) ?? { tool: tool[call], outcome: text, refused, latencies: [] };
+    kind.latencies.push(latency_s[call]);
+    kinds.set(key, kind);
   });
-  const rows = [...by]
-    .map(([key, latencies]) => ({
-      tool: key.split("\n")[0],
-      outcome: key.split("\n")[1],
-      latencies: latencies.sort((a, b) => a - b),
-    }))
-    .sort((a, b) => b.latencies.length - a.latencies.length);
-  return h(
-    "section",
-    { class: "card", id: "outcomes" },
-    h("h2", {}, "Outcomes"),
+  const rows = [...kinds.values()].sort((a, b) => b.latencies.length - a.latencies.length);
+  for (const { latencies } of rows) latencies.sort((a, b) => a - b);
+  /** @param {string} name @param {number} share */
+  const percentile = (name, share) => ({
+    name,
+    number: true,
+    cell: (/** @type {Kind} */ { refused, latencies }) =>
+      refused ? "–" : seconds(latencies[Math.floor(share * latencies.length)]),
+  });
+  return namedCard(
+    "outcomes",
+    "Outcomes",
     table(
       [
-        { name: "tool", cell: (row) => row.tool },
-        {
-          name: "outcome",
-          cell: (row) => badge(row.outcome, row.outcome === "ok" ? "good" : "bad"),
-        },
-        { name: "calls", number: true, cell: (row) => whole(row.latencies.length) },
+        { name: "tool", cell: ({ tool }) => tool },
+        { name: "outcome", cell: ({ outcome }) => outcomeBadge(outcome) },
+        { name: "calls", number: true, cell: ({ latencies }) => whole(latencies.length) },
         {
           name: "share",
           number: true,
-          cell: (row) => percent(row.latencies.length / found.outcome.length, 1),
+          cell: ({ latencies }) => percent(latencies.length / outcome.length, 1),
         },
-        ...[
-          ["median", 0.5],
-          ["p90", 0.9],
-          ["p99", 0.99],
-        ].map(([name, share]) => ({
-          name,
-          number: true,
-          cell: (row) =>
-            row.outcome.startsWith("refused") ? "–" : seconds(percentile(row.latencies, share)),
-        })),
+        percentile("median", 0.5),
+        percentile("p90", 0.9),
+        percentile("p99", 0.99),
       ],
       rows,
     ),
   );
 }
 
-const percentile = (sorted, share) =>
-  sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-
-/** A histogram with bins of equal width on a logarithmic axis. */
-function latencies(found) {
-  const logs = found.latency_s.filter((value) => value > 0).map((value) => Math.log10(1e3 * value));
+/**
+ * Returns a histogram with bins of equal width on a logarithmic axis.
+ * @param {ToolCalls} answer
+ */
+function latencies({ latency_s }) {
+  const logs = latency_s.filter((value) => value > 0).map((value) => Math.log10(1e3 * value));
   if (!logs.length) return card("Latency", empty("No call was run", "All were refused."));
-  const low = Math.min(...logs);
-  const width = Math.max(0.02, (Math.max(...logs) - low) / 24);
-  const counts = new Array(26).fill(0);
-  for (const value of logs) counts[Math.min(25, Math.floor((value - low) / width))] += 1;
+  const low = logs.reduce((least, value) => Math.min(least, value));
+  const high = logs.reduce((most, value) => Math.max(most, value));
+  const width = Math.max(0.02, (high - low) / BINS);
+  const counts = new Array(BINS + 1).fill(0);
+  for (const value of logs) counts[Math.min(BINS, Math.floor((value - low) / width))] += 1;
   const most = Math.max(...counts);
-  const bars = counts
-    .map((count, at) => ({ count, from: 10 ** (low + at * width) }))
-    .filter((bar, at) => bar.count || at < 25);
-  return h(
-    "section",
-    { class: "card", id: "latencies" },
-    h(
-      "h2",
-      {},
-      "Latency ",
-      h(
-        "span",
-        { class: "muted", style: { fontWeight: 400 } },
-        "calls by milliseconds, logarithmic",
-      ),
-    ),
+  /** @param {number} bin */
+  const from = (bin) => `${number(Number((10 ** (low + bin * width)).toPrecision(3)))} ms`;
+  return namedCard(
+    "latencies",
+    "Latency",
     h(
       "div",
-      { style: { display: "flex", alignItems: "flex-end", gap: "2px", height: "150px" } },
-      bars.map((bar) =>
+      { class: "histogram", style: { height: `${BAR}px` } },
+      counts.map((count, bin) =>
         h("div", {
-          title: `from ${number(Number(bar.from.toPrecision(3)))} ms: ${whole(bar.count)} calls`,
-          style: {
-            flex: "1",
-            height: `${Math.max(bar.count ? 2 : 0, (150 * bar.count) / most)}px`,
-            background: color("tool_wait"),
-            borderRadius: "2px 2px 0 0",
-          },
+          title: `from ${from(bin)}: ${whole(count)} calls`,
+          style: { height: `${Math.max(count ? 2 : 0, (BAR * count) / most)}px` },
         }),
       ),
     ),
     h(
       "div",
-      { class: "toolbar muted number", style: { justifyContent: "space-between" } },
-      [0, 8, 16, bars.length - 1]
-        .filter((at) => bars[at])
-        .map((at) => h("span", {}, `${number(Number(bars[at].from.toPrecision(3)))} ms`)),
+      { class: "toolbar spread muted number" },
+      [0, BINS / 3, (2 * BINS) / 3, BINS].map((bin) => h("span", {}, from(bin))),
     ),
+    h("p", { class: "muted" }, "Calls by latency, on a logarithmic axis."),
   );
 }
 
-function slowest(found, run, go) {
-  const one = (call) => {
-    const result = h("div", {});
-    const again = h("button", { disabled: exported, onclick: () => rerun() }, "run again");
-    async function rerun() {
-      again.disabled = true;
-      result.replaceChildren(h("p", { class: "muted" }, "running in a jail ..."));
-      try {
-        const made = await request("run-again", {
-          run,
-          step: call.step,
-          group: call.group,
-          sample: call.sample,
-          call: call.call,
-        });
-        result.replaceChildren(
-          h(
-            "h3",
-            {},
-            "now ",
-            badge(made.outcome, made.outcome === "ok" ? "good" : "bad"),
-            ` ${seconds(made.wall_s)}, ${seconds(made.cpu_s)} of CPU`,
-          ),
-          h(
-            "pre",
-            {},
-            [made.stdout, made.display, made.stderr].filter(Boolean).join("\n") || "(no output)",
-          ),
-        );
-      } catch (error) {
-        if (!(error instanceof Problem)) throw error;
-        result.replaceChildren(empty("It could not be run", error.message));
-      }
-      again.disabled = false;
-    }
-    return h(
-      "details",
-      { class: `call${call.outcome === "ok" ? "" : " wrong"}` },
-      h(
-        "summary",
-        {},
-        h("b", { class: "number" }, seconds(call.latency_s)),
-        " ",
-        call.tool,
-        " ",
-        badge(call.outcome, call.outcome === "ok" ? "good" : "bad"),
-        ` step ${call.step}, group ${call.group} #${call.sample}`,
-      ),
-      h("h3", {}, "program"),
-      h("pre", {}, program(call.arguments)),
-      h("h3", {}, "what the model read"),
-      h("pre", {}, call.reply),
-      h(
-        "div",
-        { class: "toolbar", style: { marginTop: "8px" } },
-        again,
-        h(
-          "button",
-          {
-            onclick: () =>
-              go("trajectory", { step: call.step, group: call.group, sample: call.sample }),
-          },
-          "its trajectory",
-        ),
-      ),
-      result,
-    );
-  };
+/**
+ * @param {number} run
+ * @param {SlowCall} slow
+ * @param {() => void} open
+ */
+function slowCall(run, slow, open) {
+  const { step, group, sample, call } = slow;
+  const { buttons, result } = actions({
+    choices: [
+      {
+        text: "run again",
+        act: async () => outputOf(await request("run-again", { run, step, group, sample, call })),
+      },
+    ],
+    waiting: "running in a jail ...",
+    failed: "The program could not be run",
+  });
   return h(
-    "section",
-    { class: "card", id: "slowest" },
-    h("h2", {}, "Slowest programs"),
-    found.slowest.map(one),
+    "details",
+    { class: slow.outcome === "ok" ? "call" : "call wrong" },
+    h(
+      "summary",
+      {},
+      h("b", { class: "number" }, seconds(slow.latency_s)),
+      ` ${slow.tool} `,
+      outcomeBadge(slow.outcome),
+      ` step ${step}, group ${group} #${sample}`,
+    ),
+    h("h3", {}, "program"),
+    h("pre", {}, programOf(slow.arguments)),
+    h("h3", {}, "what the model read"),
+    h("pre", {}, slow.reply),
+    toolbar(buttons, h("button", { onclick: open }, "its trajectory")),
+    result,
   );
+}
+
+/** @param {RunAgain} answer */
+function outputOf({ outcome, wall_s, cpu_s, stdout, display, stderr }) {
+  const output = [stdout, display, stderr].filter(Boolean).join("\n");
+  return [
+    h("h3", {}, "now ", outcomeBadge(outcome), ` ${seconds(wall_s)}, ${seconds(cpu_s)} of CPU`),
+    h("pre", {}, output || "(no output)"),
+  ];
 }

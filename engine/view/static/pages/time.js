@@ -1,30 +1,38 @@
-// Where time goes: every replica, the learner, the sandbox and the event loop on one axis; and what was lost, to what.
+// Where time goes: every replica, the learner, the sandbox and the event loop on one axis, and what
+// idle replicas waited for.
 
 import { ask, metrics } from "view/api";
-import { CAUSES, causeColor, causeText } from "view/parts/causes";
+import { CAUSES, causeColor, causeText, color, STEP_PARTS } from "view/parts/colors";
 import {
   card,
   choice,
-  color,
   empty,
   h,
   legend,
-  percent,
-  seconds,
+  namedCard,
+  note,
   stepChooser,
   table,
+  toolbar,
 } from "view/parts/dom";
+import { percent, seconds, sum, whole } from "view/parts/format";
 import { Lanes } from "view/parts/lanes";
+import { RECORDS, replicaName } from "view/parts/recorded";
 import { stacked } from "view/parts/stacked";
 
-export async function time({ run, runs, words, set }) {
+/** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
+/** @import { Context } from "view/main" */
+
+const SHOWN_REPLICAS = 8; // columns of the table
+
+/** @param {Context} context */
+export async function time(context) {
+  const { run, runs, query, set } = context;
   const rows = await metrics(run);
   const steps = runs[run].timeline.filter((step) => step > 0);
   return [
-    bySteps(rows, (step) => set({ ...words, step })),
-    ...(steps.length
-      ? await lanes({ run, steps, words, set, finished: runs[run].last, path: runs[run].path })
-      : [noTimeline()]),
+    bySteps(rows, (step) => set({ ...query, step })),
+    ...(steps.length ? await timeline(context, steps) : [noTimeline()]),
   ];
 }
 
@@ -33,88 +41,83 @@ function noTimeline() {
     "Timeline",
     empty(
       "No timeline is recorded of this run",
-      "It lies in record/timeline; a run records itself unless record.max_mb=0. timeline.json, if there is one, opens in Perfetto.",
+      `It lies in record/timeline. ${RECORDS} timeline.json, if there is one, opens in Perfetto.`,
     ),
   );
 }
 
+/**
+ * @param {Metrics} rows
+ * @param {(step: number) => void} onclick
+ */
 function bySteps(rows, onclick) {
-  const names = CAUSES.filter((cause) =>
-    rows.values[cause === "busy" ? "replicas/busy_s" : `idle/${cause}_s`]?.some(
-      (value) => value > 0,
-    ),
-  );
-  if (!names.length) {
-    const parts = [
-      ["rollout", "time/rollout_s", "busy"],
-      ["learner", "time/learn_s", "staleness_gate"],
-      ["weights", "time/sync_s", "weight_sync"],
-    ];
-    const known = parts.filter(([, name]) => rows.values[name]);
-    if (!known.length)
-      return card("By step", empty("No step yet", "Each step adds a column here."));
-    return h(
-      "section",
-      { class: "card", id: "by-step" },
-      h("h2", {}, "Seconds of each step"),
+  /** @param {string} cause */
+  const valuesOf = (cause) =>
+    rows.values[cause === "busy" ? "replicas/busy_s" : `idle/${cause}_s`] ?? [];
+  const causes = CAUSES.filter((cause) => valuesOf(cause).some((value) => (value ?? 0) > 0));
+  if (causes.length)
+    return namedCard(
+      "by-step",
+      "Seconds of all replicas, by step",
       stacked(
         rows,
-        known.map(([label, name, paint]) => [label, rows.values[name], color(paint)]),
+        causes.map((cause) => ({
+          label: causeText(cause),
+          values: valuesOf(cause),
+          paint: causeColor(cause),
+        })),
         onclick,
       ),
-      h(
-        "p",
-        { class: "muted" },
-        "The replicas' idle time by cause is not in this run's metrics; it was recorded by an older version.",
+      note(
+        "Sampling is at the bottom, above it the seconds in which replicas stood still. " +
+          "A click opens the step below.",
       ),
     );
-  }
-  return h(
-    "section",
-    { class: "card", id: "by-step" },
-    h("h2", {}, "Seconds of all replicas, by step"),
+  const parts = STEP_PARTS.filter(({ metric }) => rows.values[metric]);
+  if (!parts.length) return card("By step", empty("No step yet", "Each step adds a column here."));
+  return namedCard(
+    "by-step",
+    "Seconds of each step",
     stacked(
       rows,
-      names.map((cause) => [
-        causeText(cause),
-        rows.values[cause === "busy" ? "replicas/busy_s" : `idle/${cause}_s`],
-        causeColor(cause),
-      ]),
+      parts.map(({ label, metric, paint }) => ({
+        label,
+        values: rows.values[metric],
+        paint: color(paint),
+      })),
       onclick,
     ),
-    h(
-      "p",
-      { class: "muted" },
-      "Sampling at the bottom, above it the seconds in which replicas stood still, by cause. A click opens the step below.",
-    ),
+    note("An older version made this run, whose metrics have no idle time of replicas by cause."),
   );
 }
 
-async function lanes({ run, steps, words, set, finished, path }) {
-  const wanted = Number(words.step);
-  const step = steps.includes(wanted)
-    ? wanted
-    : (steps.findLast((one) => one <= finished) ?? steps.at(-1)); // what follows the last step is its evaluation
-  const count = Math.max(1, Number(words.count ?? 1));
-  const last = steps
-    .filter((one) => one >= step)
-    .slice(0, count)
-    .at(-1);
-  const found = await ask("timeline", { run, first: step, last });
-  const losses = h("div", { id: "losses" });
-  const drawn = new Lanes(found, (from, to) => losses.replaceChildren(lossTable(found, from, to)));
-  losses.append(lossTable(found, 0, found.seconds));
-  const seen = CAUSES.filter((cause) =>
-    found.replicas.some((replica) => replica.idle.some(([name]) => name === cause)),
+/**
+ * @param {Context} context
+ * @param {number[]} steps
+ */
+async function timeline({ run, runs, query, set }, steps) {
+  const step = timelineStep(Number(query.step), steps, runs[run].last);
+  const count = Math.max(1, Number(query.count ?? 1));
+  const last =
+    steps
+      .filter((one) => one >= step)
+      .slice(0, count)
+      .at(-1) ?? step;
+  const answer = await ask("timeline", { run, first: step, last });
+  const losses = h("div", { id: "losses" }, lossTable(answer, 0, answer.seconds));
+  const lanes = new Lanes(answer, (from, to) =>
+    losses.replaceChildren(lossTable(answer, from, to)),
   );
+  const seen = CAUSES.filter((cause) =>
+    answer.replicas.some(({ idle }) => idle.some(([name]) => name === cause)),
+  );
+  const span = step === last ? `${step}` : `${step}-${last}`;
   return [
-    h(
-      "section",
-      { class: "card", id: "timeline" },
-      h(
-        "div",
-        { class: "toolbar", style: { marginBottom: "8px" } },
-        stepChooser(steps, step, (value) => set({ ...words, step: value })),
+    namedCard(
+      "timeline",
+      null,
+      toolbar(
+        stepChooser(steps, step, (value) => set({ ...query, step: value })),
         h("label", {}, "and the next"),
         choice(
           [
@@ -124,9 +127,9 @@ async function lanes({ run, steps, words, set, finished, path }) {
             [8, "7"],
           ],
           count,
-          (value) => set({ ...words, step, count: value }),
+          (value) => set({ ...query, step, count: value }),
         ),
-        h("button", { onclick: () => drawn.reset() }, "show all"),
+        h("button", { onclick: () => lanes.reset() }, "show all"),
         h(
           "span",
           { class: "muted" },
@@ -142,77 +145,75 @@ async function lanes({ run, steps, words, set, finished, path }) {
         ["call", color("good")],
         ["call that failed", color("bad")],
       ]),
-      h("div", { style: { height: "8px" } }),
-      drawn.element,
-      h(
-        "p",
-        { class: "muted", style: { marginTop: "8px" } },
+      lanes.element,
+      note(
         "All events of these steps, for ui.perfetto.dev: ",
-        h(
-          "code",
-          {},
-          `python -m engine.programs.trace ${path} --steps ${step === last ? step : `${step}-${last}`}`,
-        ),
+        h("code", {}, `python -m engine.programs.trace ${runs[run].path} --steps ${span}`),
       ),
-      found.left_out
-        ? h(
-            "p",
-            { class: "muted" },
-            `${found.left_out.toLocaleString("en-US")} spans of these steps are left out. Fewer steps show all.`,
-          )
+      answer.left_out
+        ? note(`${whole(answer.left_out)} spans of these steps are left out. Fewer steps show all.`)
         : null,
     ),
     card("Replica-seconds in view", losses),
-    loopLag(found),
+    loopLag(answer.lag),
   ];
 }
 
-function lossTable(found, from, to) {
-  const sums = {};
-  let all = 0;
-  for (const replica of found.replicas) {
-    for (const [cause, begin, end] of replica.idle) {
-      const length = Math.min(end, to) - Math.max(begin, from);
-      if (length <= 0) continue;
-      sums[cause] = (sums[cause] ?? 0) + length;
-      all += length;
-    }
-  }
-  const rows = Object.entries(sums).sort((a, b) => b[1] - a[1]);
+/**
+ * Returns the step that is asked for, else the newest that is trained: the last evaluation comes
+ * after it.
+ * @param {number} asked
+ * @param {number[]} steps
+ * @param {number} trained
+ */
+function timelineStep(asked, steps, trained) {
+  if (steps.includes(asked)) return asked;
+  return steps.findLast((step) => step <= trained) ?? steps[steps.length - 1];
+}
+
+/**
+ * @param {Timeline} timeline
+ * @param {number} from
+ * @param {number} to
+ */
+function lossTable({ replicas }, from, to) {
+  /** @param {ReplicaLane} replica @param {string} cause */
+  const secondsOf = ({ idle }, cause) =>
+    sum(
+      idle
+        .filter(([name]) => name === cause)
+        .map(([, begin, end]) => Math.max(0, Math.min(end, to) - Math.max(begin, from))),
+    );
+  const causes = new Set(replicas.flatMap(({ idle }) => idle.map(([cause]) => cause)));
+  const rows = [...causes]
+    .map((cause) => ({ cause, total: sum(replicas.map((replica) => secondsOf(replica, cause))) }))
+    .filter(({ total }) => total > 0)
+    .sort((a, b) => b.total - a.total);
   if (!rows.length)
     return empty("No replica was observed in this stretch", "Zoom out, or choose another step.");
+  const all = sum(rows.map(({ total }) => total));
   return table(
     [
       {
         name: "the replicas",
-        cell: ([cause]) => causeText(cause),
-        key: ([cause]) => causeColor(cause),
+        cell: ({ cause }) => causeText(cause),
+        key: ({ cause }) => causeColor(cause),
       },
-      { name: "seconds", number: true, cell: ([, value]) => seconds(value) },
-      { name: "share", number: true, cell: ([, value]) => percent(value / all, 1) },
-      ...found.replicas
-        .map((replica) => ({
-          name: `replica ${replica.node ? `${replica.node} ` : ""}${replica.replica}`,
-          number: true,
-          cell: ([cause]) =>
-            seconds(
-              replica.idle
-                .filter(([name]) => name === cause)
-                .reduce(
-                  (sum, [, begin, end]) =>
-                    sum + Math.max(0, Math.min(end, to) - Math.max(begin, from)),
-                  0,
-                ),
-            ),
-        }))
-        .slice(0, 8),
+      { name: "seconds", number: true, cell: ({ total }) => seconds(total) },
+      { name: "share", number: true, cell: ({ total }) => percent(total / all, 1) },
+      ...replicas.slice(0, SHOWN_REPLICAS).map((replica) => ({
+        name: replicaName(replica),
+        number: true,
+        cell: (/** @type {{ cause: string }} */ { cause }) => seconds(secondsOf(replica, cause)),
+      })),
     ],
     rows,
   );
 }
 
-function loopLag(found) {
-  if (!found.lag.length)
+/** @param {Timeline["lag"]} lag */
+function loopLag(lag) {
+  if (!lag.length)
     return card(
       "Event loop",
       empty(
@@ -220,14 +221,17 @@ function loopLag(found) {
         "The node notes how late its event loop is where a timeline is recorded.",
       ),
     );
-  const lags = found.lag.map(([, lag]) => lag).sort((a, b) => a - b);
-  const at = (share) => lags[Math.min(lags.length - 1, Math.floor(share * lags.length))];
+  const sorted = lag.map(([, lag_s]) => lag_s).sort((a, b) => a - b);
+  /** @param {number} share */
+  const at = (share) =>
+    seconds(sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]);
   return card(
     "Event loop of the node",
     h(
       "p",
       {},
-      `Timers were late by ${seconds(at(0.5))} at the median, ${seconds(at(0.99))} at the 99th percentile, and ${seconds(lags.at(-1))} at most (${lags.length.toLocaleString("en-US")} samples).`,
+      `Timers were late by ${at(0.5)} at the median, ${at(0.99)} at the 99th percentile, ` +
+        `and ${at(1)} at most (${whole(sorted.length)} samples).`,
     ),
   );
 }

@@ -1,173 +1,165 @@
-// Trajectory: the conversation with its tool calls and where each turn was generated; and its tokens, one by one.
+// Trajectory: the conversation with its tool calls and where each turn was generated, and its
+// tokens one by one.
 
-import { ask, exported, Problem, request } from "view/api";
+import { ask, request } from "view/api";
+import { actions } from "view/parts/action";
 import {
   badge,
   card,
   choice,
   empty,
-  fixed,
+  figures,
   h,
-  number,
-  percent,
-  seconds,
-  signed,
-  tip,
-  whole,
+  namedCard,
+  outcomeBadge,
+  toolbar,
+  withTip,
 } from "view/parts/dom";
+import { fixed, number, percent, seconds, signed, whole } from "view/parts/format";
+import { programOf } from "view/parts/program";
+import { chosenStep, freeBlocks, groupSteps } from "view/parts/recorded";
 import { tokenView } from "view/parts/tokens";
 
-export async function trajectory({ run, runs, words, set, go }) {
-  const steps = [...new Set([...runs[run].recorded, ...runs[run].rollouts])].sort((a, b) => a - b);
+/** @import { Call, Groups, Placed, Sequence, Trajectory, Turn } from "view/answers" */
+/** @import { Replay, Told } from "view/answers" */
+/** @import { Context } from "view/main" */
+/** @import { Child } from "view/parts/dom" */
+
+/**
+ * Where a trajectory is: what a replay of it is asked with.
+ * @typedef {{ run: number, step: number, group: number, sample: number }} Place
+ */
+
+/** @param {Context} context */
+export async function trajectory({ run, runs, query, set, go }) {
+  const steps = groupSteps(runs[run]);
   if (!steps.length)
-    return [
-      empty(
-        "No trajectories are kept of this run",
-        "They come from the recording (record/) or from rollouts/*.jsonl.",
-      ),
-    ];
-  const step = steps.includes(Number(words.step)) ? Number(words.step) : steps.at(-1);
-  const found = await ask("groups", { run, step });
-  const all = found.groups.flatMap((group) =>
-    group.trajectories.map((member) => [group.group, member.sample]),
+    return empty(
+      "No trajectories are kept of this run",
+      "They come from the recording (record/) or from rollouts/*.jsonl.",
+    );
+  const step = chosenStep(steps, query.step);
+  const groups = await ask("groups", { run, step });
+  const all = groups.groups.flatMap(({ group, trajectories }) =>
+    trajectories.map(({ sample }) => ({ group, sample })),
   );
-  const at =
-    words.group === undefined
-      ? interesting(found)
-      : Math.max(
-          0,
-          all.findIndex(
-            ([group, sample]) => group === Number(words.group) && sample === Number(words.sample),
-          ),
-        );
-  const [group, sample] = all[at];
-  const one = await ask("trajectory", { run, step, group, sample });
-  const to = (index) => set({ step, group: all[index][0], sample: all[index][1] });
-  const lineage = Math.min(Number(words.sequence ?? 0), one.sequences.length - 1);
+  const at = query.group === undefined ? interesting(groups) : indexOf(all, query);
+  const { group, sample } = all[at];
+  const answer = await ask("trajectory", { run, step, group, sample });
+  const chosen = Math.min(Number(query.sequence ?? 0), answer.sequences.length - 1);
+  const sequence = answer.sequences[chosen];
+  /** @param {number} index @param {string} label @param {string} text */
+  const neighbour = (index, label, text) =>
+    h(
+      "button",
+      {
+        "aria-label": label,
+        disabled: !(index in all),
+        onclick: () => set({ step, ...all[index] }),
+      },
+      text,
+    );
   return [
     card(
       null,
-      h(
-        "div",
-        { class: "toolbar" },
-        h("button", { onclick: () => go("groups", { step }) }, "‹ groups of step ", String(step)),
-        h(
-          "button",
-          { disabled: at === 0, onclick: () => to(at - 1), "aria-label": "trajectory before" },
-          "‹",
-        ),
+      toolbar(
+        h("button", { onclick: () => go("groups", { step }) }, `‹ groups of step ${step}`),
+        neighbour(at - 1, "trajectory before", "‹"),
         h("span", { class: "number" }, `${at + 1} of ${all.length}`),
-        h(
-          "button",
-          {
-            disabled: at === all.length - 1,
-            onclick: () => to(at + 1),
-            "aria-label": "trajectory after",
-          },
-          "›",
-        ),
-        h("span", { class: "mono" }, `${one.prompt_id} #${one.sample}`),
-        one.kept ? badge("trained", "good") : badge(one.drop ?? "not chosen"),
-        one.error ? badge(`${one.error[0]}: ${one.error[1]}`, "bad") : null,
-        one.sequences.length > 1
+        neighbour(at + 1, "trajectory after", "›"),
+        h("span", { class: "mono" }, `${answer.prompt_id} #${sample}`),
+        answer.kept ? badge("trained", "good") : badge(answer.drop ?? "not chosen"),
+        answer.error ? badge(`${answer.error[0]}: ${answer.error[1]}`, "bad") : null,
+        answer.sequences.length > 1
           ? [
               h("label", {}, "sequence"),
               choice(
-                one.sequences.map((_, index) => [index, String(index)]),
-                lineage,
-                (value) => set({ ...words, step, group, sample, sequence: value }),
+                answer.sequences.map((_, index) => [index, String(index)]),
+                chosen,
+                (value) => set({ ...query, step, group, sample, sequence: value }),
               ),
             ]
           : null,
       ),
     ),
-    facts(one),
-    h(
-      "section",
-      { class: "card", id: "conversation" },
-      h("h2", {}, "Conversation"),
-      conversation(one, one.sequences[lineage], { run, step, group, sample, lineage }),
+    facts(answer),
+    namedCard(
+      "conversation",
+      "Conversation",
+      conversation(answer, sequence, chosen === 0 ? { run, step, group, sample } : null),
     ),
-    tokenView(one, one.sequences[lineage], words.color ?? null, (value) =>
-      set({ ...words, step, group, sample, color: value }),
+    tokenView(answer, sequence, query.color ?? null, (value) =>
+      set({ ...query, step, group, sample, color: value }),
     ),
   ];
 }
 
-/** Where nobody asked for one: the first that was trained and has the numbers of its tokens, else the first trained. */
-function interesting(found) {
-  const all = found.groups.flatMap((group) => group.trajectories.map((member) => [group, member]));
-  const whole = all.findIndex(
-    ([group, member]) => group.whole && member.kept && member.turns.length > 1,
+/**
+ * @param {{ group: number, sample: number }[]} all
+ * @param {Record<string, string>} query
+ */
+function indexOf(all, { group, sample }) {
+  const index = all.findIndex(
+    (one) => one.group === Number(group) && one.sample === Number(sample),
   );
-  return Math.max(0, whole >= 0 ? whole : all.findIndex(([, member]) => member.kept));
+  return Math.max(0, index);
 }
 
-function facts(one) {
-  const shown = [
-    ["Reward", one.error ? "–" : fixed(one.reward), `expected ${one.expected || "–"}`],
-    ["Advantage", signed(one.advantage, 3), one.kept ? "trained" : "not trained"],
-    [
-      "Chosen with",
-      percent(one.reasons.probability),
-      Object.entries(one.reasons)
-        .filter(([name]) => name !== "probability")
-        .map(([name, value]) => `${name} ${number(value)}`)
-        .join(", ") || "no reasons recorded",
-    ],
-    [
-      "Tokens",
-      whole(one.sampled_tokens),
-      one.prompt_tokens === undefined
-        ? "sampled"
-        : `sampled, after ${whole(one.prompt_tokens)} of the prompt`,
-    ],
-    ["End", one.stop, one.wall_s === undefined ? "" : `after ${seconds(one.wall_s)}`],
-    [
-      "Seed",
-      one.seed === undefined ? "–" : String(one.seed),
-      one.temperature === undefined ? "" : `temperature ${number(one.temperature)}`,
-    ],
-    ...Object.entries(one.scores).map(([name, value]) => [name, number(value), "score"]),
-  ];
-  return h(
-    "div",
-    { class: "figures" },
-    shown.map(([name, value, note]) =>
-      h(
-        "div",
-        { class: "figure" },
-        h("div", { class: "name" }, name),
-        h(
-          "div",
-          { class: "value", style: { fontSize: String(value).length > 12 ? "14px" : null } },
-          value,
-        ),
-        h("div", { class: "note" }, note),
-      ),
-    ),
+/**
+ * Returns the trajectory to show where the address names none: the first that was trained in
+ * several turns and has the numbers of its tokens, else the first that was trained.
+ * @param {Groups} groups
+ */
+function interesting({ groups }) {
+  const all = groups.flatMap(({ whole, trajectories }) =>
+    trajectories.map(({ kept, turns }) => ({ whole, kept, turns: turns.length })),
   );
+  const best = all.findIndex(({ whole, kept, turns }) => whole && kept && turns > 1);
+  return Math.max(0, best >= 0 ? best : all.findIndex(({ kept }) => kept));
 }
 
-function conversation(one, sequence, where) {
-  const given = one.messages.map((message) =>
-    h(
-      "div",
-      { class: "message given" },
-      h("div", { class: "who" }, message.role),
-      h("pre", {}, message.content),
-    ),
-  );
-  if (one.sequences.every((other) => other.turns.length === 0) && one.text)
-    return [...given, h("div", { class: "message" }, h("pre", {}, one.text))];
-  return [...given, ...sequence.turns.map((turn, index) => turnView(turn, index, where))];
+/** @param {Trajectory} trajectory */
+function facts(trajectory) {
+  const { error, reward, advantage, kept, reasons, scores, stop, seed } = trajectory;
+  const { prompt_tokens, sampled_tokens, wall_s, temperature } = trajectory;
+  const others = Object.entries(reasons)
+    .filter(([name]) => name !== "probability")
+    .map(([name, value]) => `${name} ${number(value)}`);
+  const after = prompt_tokens === undefined ? "" : `, after ${whole(prompt_tokens)} of the prompt`;
+  /** @type {[name: string, value: string, note: string][]} */
+  const named = Object.entries(scores).map(([name, value]) => [name, number(value), "score"]);
+  return figures([
+    ["Reward", error ? "–" : fixed(reward), `expected ${trajectory.expected || "–"}`],
+    ["Advantage", signed(advantage, 3), kept ? "trained" : "not trained"],
+    ["Chosen with", percent(reasons.probability), others.join(", ") || "no reasons recorded"],
+    ["Tokens", whole(sampled_tokens), `sampled${after}`],
+    ["End", stop, wall_s === undefined ? "" : `after ${seconds(wall_s)}`],
+    ["Seed", seed ?? "–", temperature === undefined ? "" : `temperature ${number(temperature)}`],
+    ...named,
+  ]);
 }
 
-function turnView(turn, index, where) {
-  const timed = turn.started_s !== undefined && turn.started_s !== null;
-  const rate = timed
-    ? (turn.end - turn.start) / Math.max(1e-9, turn.finished_s - turn.started_s)
-    : null;
+/**
+ * @param {Trajectory} trajectory
+ * @param {Sequence} sequence
+ * @param {Place | null} place
+ * @returns {Child[]}
+ */
+function conversation({ messages, sequences, text }, sequence, place) {
+  const given = messages.map(({ role, content }) =>
+    h("div", { class: "message given" }, h("div", { class: "who" }, role), h("pre", {}, content)),
+  );
+  if (text && sequences.every(({ turns }) => !turns.length))
+    return [...given, h("div", { class: "message" }, h("pre", {}, text))];
+  return [...given, ...sequence.turns.map((turn, index) => turnView(turn, index, place))];
+}
+
+/**
+ * @param {Turn} turn
+ * @param {number} index
+ * @param {Place | null} place
+ */
+function turnView(turn, index, place) {
   return h(
     "div",
     { class: "message", "data-turn": index },
@@ -176,183 +168,152 @@ function turnView(turn, index, where) {
       { class: "who" },
       h("b", {}, `turn ${index}`),
       h("span", {}, `${whole(turn.end - turn.start)} tokens`),
-      timed
-        ? h(
-            "span",
-            {},
-            `${seconds(turn.started_s)} to ${seconds(turn.finished_s)}, ${whole(rate)} tokens/s`,
-          )
-        : null,
-      timed ? badge(`replica ${turn.replica}`, "accent") : null,
-      timed ? h("span", {}, `waited ${seconds(turn.started_s - turn.queued_s)}`) : null,
-      timed
-        ? h(
-            "span",
-            {},
-            `${whole(turn.cached_tokens)} of ${whole(turn.start)} tokens from the prefix cache`,
-          )
-        : null,
+      turnTimes(turn),
       turn.truncated ? badge("cut off", "warn") : null,
     ),
-    h("pre", {}, turn.text ?? "the text needs the run's tokenizer, which is not there"),
+    h("pre", {}, turn.text ?? "The text needs the run's tokenizer, which is missing."),
     turn.calls.map((call) => callView(call, turn)),
-    turn.placed.length
-      ? h(
-          "div",
-          { class: "muted", style: { marginTop: "8px", fontSize: "12.5px" } },
-          turn.placed.map(placedText),
-        )
-      : null,
-    where.lineage === 0 && turn.placed.length ? goOn(index, where) : null,
+    h("div", { class: "placed" }, turn.placed.map(placedText)),
+    place && turn.placed.length ? replayFrom(index, place) : null,
   );
 }
 
-/** Buttons that run the trajectory on from this turn, and what came of it beside what was recorded. */
-function goOn(turn, where) {
-  const result = h("div", { class: "go-on-result" });
-  const buttons = [
-    ["go on from here", {}],
-    ["with another seed", { seed: 1 + Math.floor(Math.random() * 1e6) }],
-    ["with the first weights", { start: 1 }],
-  ].map(([name, words]) => h("button", { disabled: exported, onclick: () => run(words) }, name));
-  async function run(words) {
-    buttons.forEach((button) => {
-      button.disabled = true;
-    });
-    result.replaceChildren(
-      h("p", { class: "muted" }, "starting an engine, which takes some ten seconds ..."),
-    );
-    try {
-      const { run, step, group, sample } = where;
-      result.replaceChildren(
-        beside(await request("go-on", { run, step, group, sample, turn, ...words })),
-      );
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      result.replaceChildren(empty("It does not go on", error.message));
-    }
-    buttons.forEach((button) => {
-      button.disabled = false;
-    });
-  }
+/** @param {Turn} turn */
+function turnTimes({ start, end, queued_s, started_s, finished_s, replica, cached_tokens }) {
+  if (started_s === undefined || finished_s === undefined || queued_s === undefined) return null;
+  const rate = (end - start) / Math.max(1e-9, finished_s - started_s);
+  return [
+    h("span", {}, `${seconds(started_s)} to ${seconds(finished_s)}, ${whole(rate)} tokens/s`),
+    badge(`replica ${replica}`, "accent"),
+    h("span", {}, `waited ${seconds(started_s - queued_s)}`),
+    h("span", {}, `${whole(cached_tokens)} of ${whole(start)} tokens from the prefix cache`),
+  ];
+}
+
+/**
+ * Returns buttons that run the trajectory again from a turn on, and the result beside what was
+ * recorded.
+ * @param {number} turn
+ * @param {Place} place
+ */
+function replayFrom(turn, place) {
+  /** @param {Record<string, number>} options */
+  const replay = async (options = {}) =>
+    beside(await request("replay", { ...place, turn, ...options }));
+  const { buttons, result } = actions({
+    choices: [
+      { text: "replay from here", act: () => replay() },
+      {
+        text: "with another seed",
+        act: () => replay({ seed: 1 + Math.floor(Math.random() * 1e6) }),
+      },
+      { text: "with the first weights", act: () => replay({ start: 1 }) },
+    ],
+    waiting: "An engine starts, which takes some ten seconds ...",
+    failed: "Replay failed",
+  });
   return h(
     "div",
     { class: "turn-actions", "data-actions-of-turn": turn },
-    h("div", { class: "toolbar" }, buttons),
+    toolbar(buttons),
     result,
   );
 }
 
-function beside(found) {
+/** @param {Replay} replay */
+function beside({ first_difference, weights, recorded, again }) {
   const same =
-    found.first_difference === null
-      ? "every token is the same"
-      : `the same up to token ${whole(found.first_difference)}`;
-  const side = (name, one) =>
+    first_difference === null
+      ? "Every token is the same"
+      : `The tokens differ from number ${whole(first_difference)} on`;
+  /** @param {string} name @param {Told} told */
+  const side = (name, { error, stop, tokens, turns }) =>
     h(
       "div",
       {},
       h("b", {}, name),
-      h("span", { class: "muted" }, ` ${one.error ?? one.stop}, ${whole(one.tokens)} tokens`),
-      one.turns.map((turn) => [
-        h("pre", {}, turn.text),
-        turn.calls.map((call) =>
-          h("pre", { class: "muted" }, `${call.name} (${call.outcome}): ${call.reply}`),
+      h("span", { class: "muted" }, ` ${error ?? stop}, ${whole(tokens)} tokens`),
+      turns.map(({ text, calls }) => [
+        h("pre", {}, text),
+        calls.map(({ name, outcome, reply }) =>
+          h("pre", { class: "muted" }, `${name} (${outcome}): ${reply}`),
         ),
       ]),
     );
-  return h(
-    "div",
-    {},
-    h("p", {}, `${same}; weights ${found.weights}`),
-    h(
-      "div",
-      { style: { display: "grid", gridTemplateColumns: "1fr 1fr", gap: "18px" } },
-      side("recorded", found.recorded),
-      side("now", found.again),
-    ),
-  );
+  return [
+    h("p", {}, `${same}; weights: ${weights}`),
+    h("div", { class: "two" }, side("recorded", recorded), side("replayed", again)),
+  ];
 }
 
-function placedText(placed) {
-  const free = Object.entries(placed.free_blocks)
-    .map(([replica, blocks]) => `${replica}: ${whole(blocks)}`)
-    .join(", ");
-  const moved =
-    placed.stay_s || placed.go_s
-      ? `, ${seconds(placed.stay_s)} to stay against ${seconds(placed.go_s)} to go`
-      : "";
-  return h(
-    "div",
-    {},
-    `placed on replica ${placed.replica} by rule `,
-    h("b", {}, placed.rule),
-    `, which would have ${whole(placed.headroom_blocks)} blocks left${moved}${free ? `; free blocks ${free}` : ""}`,
-  );
+/** @param {Placed} placed */
+function placedText({ replica, rule, headroom_blocks, stay_s, go_s, free_blocks }) {
+  const free = freeBlocks(free_blocks);
+  const parts = [
+    `, which would have ${whole(headroom_blocks)} blocks left`,
+    stay_s || go_s ? `, ${seconds(stay_s)} to stay against ${seconds(go_s)} to go` : "",
+    free ? `; free blocks ${free}` : "",
+  ];
+  return h("div", {}, `placed on replica ${replica} by rule `, h("b", {}, rule), parts.join(""));
 }
 
+/**
+ * @param {Call} call
+ * @param {Turn} turn
+ */
 function callView(call, turn) {
-  const timed = call.dispatched_s !== undefined;
-  const wrong = call.outcome !== "ok";
   return h(
     "details",
-    { class: `call${wrong ? " wrong" : ""}` },
+    { class: call.outcome === "ok" ? "call" : "call wrong" },
     h(
       "summary",
       {},
       h("b", {}, call.name),
       " ",
-      badge(call.outcome, wrong ? "bad" : "good"),
-      " ",
-      timed
-        ? `${seconds(call.finished_s - call.dispatched_s)}, ${seconds(call.overlap_s)} of it while the turn went on`
-        : null,
+      outcomeBadge(call.outcome),
+      callTimes(call),
       call.executed === false ? " refused" : null,
     ),
-    timed ? overlap(call, turn) : null,
+    overlap(call, turn),
     h("h3", {}, "call"),
-    h("pre", {}, program(call.arguments)),
+    h("pre", {}, programOf(call.arguments)),
     h("h3", {}, "what the model read"),
     h("pre", {}, call.reply),
   );
 }
 
-/** The turn and the call on one axis: what of the call ran while the model still wrote. */
-function overlap(call, turn) {
-  const from = Math.min(turn.started_s, call.dispatched_s);
-  const length = Math.max(turn.finished_s, call.finished_s) - from || 1;
-  const bar = (begin, end, paint, top) =>
+/** @param {Call} call */
+function callTimes({ dispatched_s, finished_s, overlap_s }) {
+  if (dispatched_s === undefined || finished_s === undefined) return null;
+  return ` ${seconds(finished_s - dispatched_s)}, ${seconds(overlap_s)} during the turn`;
+}
+
+/**
+ * Returns the turn and the call on one axis: what of the call ran while the model still wrote.
+ * @param {Call} call
+ * @param {Turn} turn
+ */
+function overlap({ dispatched_s, finished_s }, turn) {
+  if (dispatched_s === undefined || finished_s === undefined) return null;
+  if (turn.started_s === undefined || turn.finished_s === undefined) return null;
+  const from = Math.min(turn.started_s, dispatched_s);
+  const length = Math.max(turn.finished_s, finished_s) - from || 1;
+  /** @param {string} kind @param {number} begin @param {number} end */
+  const bar = (kind, begin, end) =>
     h("i", {
+      class: kind,
       style: {
         left: `${(100 * (begin - from)) / length}%`,
         width: `${(100 * (end - begin)) / length}%`,
-        background: `var(--${paint})`,
-        top,
-        bottom: top === "0" ? "50%" : "0",
       },
     });
-  const text = `turn ${seconds(turn.started_s)} to ${seconds(turn.finished_s)}\ncall ${seconds(call.dispatched_s)} to ${seconds(call.finished_s)}`;
+  const text =
+    `turn ${seconds(turn.started_s)} to ${seconds(turn.finished_s)}\n` +
+    `call ${seconds(dispatched_s)} to ${seconds(finished_s)}`;
   return h(
     "div",
-    {
-      class: "overlap",
-      title: "above: the turn, below: the call",
-      onmousemove: (event) => tip(event, text),
-      onmouseleave: (event) => tip(event, ""),
-    },
-    bar(turn.started_s, turn.finished_s, "staleness_gate", "0"),
-    bar(call.dispatched_s, call.finished_s, "tool_wait", "50%"),
+    { class: "overlap", title: "above: the turn, below: the call", ...withTip(text) },
+    bar("turn", turn.started_s, turn.finished_s),
+    bar("tool", dispatched_s, finished_s),
   );
-}
-
-/** The code of a call of Python, else the arguments as they are. */
-export function program(text) {
-  try {
-    const parsed = JSON.parse(text);
-    if (typeof parsed?.code === "string")
-      return parsed.input ? `${parsed.code}\n\n# input\n${parsed.input}` : parsed.code;
-    return JSON.stringify(parsed, null, 2);
-  } catch {
-    return text;
-  }
 }

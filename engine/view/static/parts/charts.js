@@ -1,26 +1,47 @@
-// Curves, drawn by uPlot: one set of axes, several series, intervals as bands. Values under the cursor stand in the legend.
+// Curves, drawn by uPlot: one set of axes, several series, intervals as bands. The legend shows the
+// values under the cursor.
 
-import { color, h, number } from "view/parts/dom";
+import { color } from "view/parts/colors";
+import { h } from "view/parts/dom";
+import { number } from "view/parts/format";
 
-const WHOLE = new Set(["step", "position"]); // axes without halves
-const COUNTS = [1, 2, 5]
-  .flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power))
-  .sort((a, b) => a - b);
+const INTEGER_AXES = new Set(["step", "position"]);
+const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
+  [1, 2, 5].map((digit) => digit * 10 ** power),
+);
 
 /**
- * series: [{ label, x, y, low, high, paint, dash, points, stepped }]; low and high are an interval around y. stepped: a
- * value holds since the one before. horizontal: name of the x axis. cursor: charts of the same key move theirs together.
+ * low, high: an interval around y. stepped: a value holds since the one before.
+ * @typedef {{
+ *   label: string,
+ *   x: number[],
+ *   y: (number | null)[],
+ *   low?: number[],
+ *   high?: number[],
+ *   paint: string,
+ *   dash?: number[],
+ *   points?: boolean,
+ *   stepped?: boolean,
+ * }} Series
  */
-export function chart({
-  title,
-  unit = "",
-  series,
-  horizontal = "step",
-  height = 190,
-  cursor = null,
-  from0 = false,
-  format = number,
-}) {
+
+/**
+ * horizontal: the name of the x axis. cursor: charts of the same key move their cursors together.
+ * @typedef {{
+ *   title: string,
+ *   unit?: string,
+ *   series: Series[],
+ *   horizontal?: string,
+ *   height?: number,
+ *   cursor?: string,
+ *   from0?: boolean,
+ *   format?: (value: number) => string,
+ * }} Chart
+ */
+
+/** @param {Chart} chart */
+export function chart(chart) {
+  const { title, unit = "", height = 190 } = chart;
   const place = h("div", { class: "plot", style: { minHeight: `${height}px` } });
   const values = h("div", { class: "legend" });
   const box = h(
@@ -30,21 +51,22 @@ export function chart({
     values,
     place,
   );
-  const shown = series.filter((one) => one.x.length);
-  if (!shown.length) {
-    place.append(h("div", { class: "empty" }, "not in this run's metrics"));
+  const series = chart.series.filter((one) => one.x.length);
+  if (!series.length) {
+    place.append(h("div", { class: "empty" }, "This run's metrics do not have it."));
     return box;
   }
+  /** @type {uPlot | null} */
   let plot = null;
   const observer = new ResizeObserver(() => {
     const width = place.clientWidth;
     if (!place.isConnected) {
-      if (plot === null) return; // it is told of once before it is on the page
+      if (plot === null) return; // the first call comes before the chart is on the page
       observer.disconnect();
       plot.destroy();
     } else if (plot === null && width > 0) {
-      plot = draw(place, values, { shown, horizontal, height, cursor, from0, format });
-    } else if (width > 0 && width !== plot.width) {
+      plot = draw(place, values, { ...chart, series, height });
+    } else if (plot !== null && width > 0 && width !== plot.width) {
       plot.setSize({ width, height });
     }
   });
@@ -52,47 +74,45 @@ export function chart({
   return box;
 }
 
-function draw(place, values, { shown, horizontal, height, cursor, from0, format }) {
-  const tables = [];
-  const series = [{}];
-  const bands = [];
-  const at = []; // of each curve the number of its series
-  for (const one of shown) {
-    at.push(series.length);
-    series.push({
-      stroke: one.paint,
-      width: 1.6,
-      dash: one.dash, // null is a gap; a step of another run only is none
-      points: { show: one.points || one.x.length === 1, size: 5, fill: one.paint },
-      paths: one.stepped ? uPlot.paths.stepped({ align: -1 }) : undefined,
-    });
-    const columns = [one.x, one.y];
-    if (one.low) {
-      const high = series.length;
-      const hidden = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-      series.push(hidden, { ...hidden });
-      bands.push({ series: [high, high + 1], fill: `${one.paint}2e` });
-      columns.push(one.high, one.low);
-    }
-    tables.push(columns);
-  }
+/**
+ * @param {HTMLElement} place
+ * @param {HTMLElement} legend
+ * @param {Chart & { height: number }} chart
+ */
+function draw(place, legend, chart) {
+  const { series, height, horizontal = "step", cursor, from0 = false, format = number } = chart;
+  const drawn = withIntervals(series);
   const axis = {
     stroke: color("muted"),
     grid: { stroke: color("faint"), width: 1 },
     ticks: { stroke: color("line"), width: 1, size: 4 },
     font: "11px system-ui, sans-serif",
   };
+  /** @param {uPlot} plot */
+  const showValues = (plot) => {
+    const at = plot.cursor.idx ?? null;
+    const position =
+      at === null ? [] : [h("span", {}, `${horizontal} `, h("b", {}, number(plot.data[0][at])))];
+    const entries = series.map((one, index) => {
+      const columns = drawn.columns[index].map((column) =>
+        at === null ? null : plot.data[column][at],
+      );
+      return h("span", {}, stroke(one), one.label, " ", h("b", {}, valueText(columns, format)));
+    });
+    legend.replaceChildren(...position, ...entries);
+  };
+  /** @type {uPlot.Options} */
   const options = {
     width: Math.max(200, place.clientWidth),
     height,
-    series,
-    bands,
+    series: drawn.series,
+    bands: drawn.bands,
     axes: [
       {
         ...axis,
         size: 34,
         values: (_, splits) => splits.map(number),
-        ...(WHOLE.has(horizontal) ? { incrs: COUNTS } : {}),
+        ...(INTEGER_AXES.has(horizontal) ? { incrs: INTEGER_SPACINGS } : {}),
       },
       {
         ...axis,
@@ -103,53 +123,82 @@ function draw(place, values, { shown, horizontal, height, cursor, from0, format 
     scales: { x: { time: false }, y: { range: (_, low, high) => range(low, high, from0) } },
     cursor: { sync: cursor ? { key: cursor } : undefined, drag: { x: true, y: false } },
     legend: { show: false },
-    hooks: { setCursor: [(plot) => showValues(plot)] },
+    hooks: { setCursor: [showValues] },
   };
-  const showValues = (plot) => {
-    const index = plot.cursor.idx;
-    const text = (number) => {
-      const value = index === null || index === undefined ? null : plot.data[at[number]][index];
-      if (value === null || value === undefined) return null;
-      const [low, high] = shown[number].low
-        ? [plot.data[at[number] + 2][index], plot.data[at[number] + 1][index]]
-        : [];
-      return `${format(value)}${low === undefined ? "" : ` (${format(low)} to ${format(high)})`}`;
-    };
-    const position =
-      index === null || index === undefined
-        ? []
-        : [h("span", {}, `${horizontal} `, h("b", {}, number(plot.data[0][index])))];
-    values.replaceChildren(
-      ...position,
-      ...shown.map((one, number) =>
-        h("span", {}, stroke(one), one.label, " ", h("b", {}, text(number) ?? "")),
-      ),
-    );
-  };
-  const plot = new uPlot(options, tables.length > 1 ? uPlot.join(tables) : tables[0], place);
+  const [first, ...others] = drawn.tables;
+  const plot = new uPlot(options, others.length ? uPlot.join(drawn.tables) : first, place);
   showValues(plot);
   return plot;
 }
 
-/** A piece of the curve, for the legend. */
-function stroke(one) {
+/**
+ * Returns uPlot's series and data: one series a curve, and two more for the ends of its interval.
+ * columns: for each curve, where its y, high and low stand among the data.
+ * @param {Series[]} curves
+ */
+function withIntervals(curves) {
+  /** @type {uPlot.Series[]} */
+  const series = [{}];
+  /** @type {uPlot.Band[]} */
+  const bands = [];
+  /** @type {uPlot.AlignedData[]} */
+  const tables = [];
+  const columns = [];
+  for (const one of curves) {
+    const at = series.length;
+    series.push({
+      stroke: one.paint,
+      width: 1.6,
+      dash: one.dash,
+      points: { show: one.points || one.x.length === 1, size: 5, fill: one.paint },
+      paths: one.stepped ? uPlot.paths.stepped?.({ align: -1 }) : undefined,
+    });
+    if (one.low && one.high) {
+      const edge = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+      series.push({ ...edge }, { ...edge });
+      bands.push({ series: [at + 1, at + 2], fill: `${one.paint}2e` });
+      tables.push([one.x, one.y, one.high, one.low]);
+      columns.push([at, at + 1, at + 2]);
+    } else {
+      tables.push([one.x, one.y]);
+      columns.push([at]);
+    }
+  }
+  return { series, bands, tables, columns };
+}
+
+/**
+ * @param {(number | null | undefined)[]} columns y, and the ends of its interval where it has one
+ * @param {(value: number) => string} format
+ */
+function valueText([value, high, low], format) {
+  if (value === null || value === undefined) return "";
+  if (high === null || high === undefined || low === null || low === undefined)
+    return format(value);
+  return `${format(value)} (${format(low)} to ${format(high)})`;
+}
+
+/**
+ * Returns a piece of the curve, for the legend.
+ * @param {Series} series
+ */
+function stroke({ paint, dash }) {
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  for (const [name, value] of Object.entries({
-    x1: 0,
-    x2: 18,
-    y1: 4,
-    y2: 4,
-    stroke: one.paint,
-    "stroke-width": 2,
-  }))
-    line.setAttribute(name, value);
-  if (one.dash) line.setAttribute("stroke-dasharray", one.dash.join(" "));
+  const attributes = { x1: 0, x2: 18, y1: 4, y2: 4, stroke: paint, "stroke-width": 2 };
+  for (const [name, value] of Object.entries(attributes)) line.setAttribute(name, String(value));
+  if (dash) line.setAttribute("stroke-dasharray", dash.join(" "));
   picture.append(line);
   return picture;
 }
 
-/** @returns {[number, number]} */
+/**
+ * Returns the ends of the y axis: some room around the values.
+ * @param {number | null} low
+ * @param {number | null} high
+ * @param {boolean} from0
+ * @returns {[number, number]}
+ */
 function range(low, high, from0) {
   if (low === null || high === null) return [0, 1];
   const least = from0 ? Math.min(0, low) : low;

@@ -1,141 +1,231 @@
-// Elements, numbers as text, and the small parts that several pages share.
+// Elements, and the small parts that several pages share.
 
-/** h("td", { class: "number" }, "12"): an element. A value that is a function becomes a listener ("onclick"). */
+/**
+ * @typedef {Node | string | null | undefined | Child[]} Child
+ * @typedef {Event & { target: HTMLInputElement | HTMLSelectElement }} Changed
+ * @typedef {{
+ *   style?: Partial<CSSStyleDeclaration>,
+ *   onclick?: ((event: MouseEvent) => void) | null,
+ *   onmousemove?: (event: MouseEvent) => void,
+ *   onmouseleave?: (event: MouseEvent) => void,
+ *   onchange?: (event: Changed) => void,
+ *   oninput?: (event: Changed) => void,
+ *   [name: string]: unknown,
+ * }} Attributes
+ */
+
+/**
+ * Returns a new element: h("td", { class: "number" }, "12"). A function becomes a listener; an
+ * attribute that is null or false is left out.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} attributes
+ * @param {Child[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes ?? {})) {
+  for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    if (typeof value === "function")
+      element.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
     else if (name === "style" && typeof value === "object") Object.assign(element.style, value);
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined),
-  );
+  element.append(...nodes(children));
   return element;
 }
 
-export const color = (name) =>
-  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-export const runColor = (number) => color(`run-${number % 6}`);
-
-// Numbers. A value that is not there is a dash, so that columns stay aligned.
-const there = (value) => value !== null && value !== undefined && !Number.isNaN(value);
-export const fixed = (value, digits = 2) => (there(value) ? Number(value).toFixed(digits) : "–");
-export const signed = (value, digits = 2) =>
-  there(value) ? (value > 0 ? "+" : "") + Number(value).toFixed(digits) : "–";
-export const whole = (value) => (there(value) ? Math.round(value).toLocaleString("en-US") : "–");
-export const percent = (share, digits = 0) =>
-  there(share) ? `${(100 * share).toFixed(digits)} %` : "–";
-
-export function seconds(value) {
-  if (!there(value)) return "–";
-  if (value === 0) return "0 s";
-  const size = Math.abs(value);
-  if (size < 1e-3) return `${(1e6 * value).toFixed(0)} µs`;
-  if (size < 1) return `${(1e3 * value).toFixed(size < 0.01 ? 1 : 0)} ms`;
-  if (size < 120) return `${value.toFixed(size < 10 ? 2 : 1)} s`;
-  if (size < 7200) return `${(value / 60).toFixed(1)} min`;
-  return `${(value / 3600).toFixed(1)} h`;
+/**
+ * @param {Child} child
+ * @returns {(Node | string)[]}
+ */
+export function nodes(child) {
+  if (Array.isArray(child)) return child.flatMap(nodes);
+  return child === null || child === undefined ? [] : [child];
 }
 
-export function bytes(value) {
-  if (!there(value)) return "–";
-  if (value >= 1e9) return `${(value / 1e9).toFixed(1)} GB`;
-  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
-  if (value >= 1e3) return `${(value / 1e3).toFixed(1)} kB`;
-  return `${value} B`;
-}
-
-/** A number of unknown kind, in about four digits. */
-export function number(value) {
-  if (!there(value)) return "–";
-  if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return whole(value);
-  const size = Math.abs(value);
-  return size >= 1000
-    ? whole(value)
-    : size >= 0.001
-      ? String(Number(value.toPrecision(4)))
-      : value.toExponential(2);
-}
-
-/** Names of metrics and causes as words: "tool_wait" is "tool wait". */
-export const words = (name) => name.replaceAll("_", " ");
-
+/**
+ * @param {string | null} title
+ * @param {Child[]} children
+ */
 export function card(title, ...children) {
-  return h("section", { class: "card" }, title ? h("h2", {}, title) : null, ...children);
+  return h("section", { class: "card" }, title ? h("h2", {}, title) : null, children);
 }
 
-/** Says what is missing here, and why. */
-export function empty(title, why) {
-  return h("div", { class: "empty" }, h("b", {}, title), why);
+/**
+ * Returns a card that tests and links find by its id.
+ * @param {string} id
+ * @param {string | null} title
+ * @param {Child[]} children
+ */
+export function namedCard(id, title, ...children) {
+  const made = card(title, ...children);
+  made.id = id;
+  return made;
 }
 
-export function badge(text, kind = "") {
-  return h("span", { class: `badge ${kind}` }, text);
-}
+/** @param {Child[]} children */
+export const toolbar = (...children) => h("div", { class: "toolbar" }, children);
 
-/** columns: [{ name, cell: row => text or element, number: right-aligned, key: row => colour }] */
-export function table(columns, rows, { onclick = null, id = null } = {}) {
-  const head = h(
-    "tr",
-    {},
-    columns.map((column) => h("th", { class: column.number ? "number" : null }, column.name)),
+/** A toolbar with space between its parts. @param {Child[]} children */
+export const spread = (...children) => h("div", { class: "toolbar spread" }, children);
+
+/** @param {Child[]} children */
+export const note = (...children) => h("p", { class: "muted" }, children);
+
+/**
+ * Returns a box that says what is missing here, and why.
+ * @param {string} title
+ * @param {string} why
+ */
+export const empty = (title, why) => h("div", { class: "empty" }, h("b", {}, title), why);
+
+/** @param {string} text */
+export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
+
+/** @param {string} outcome of a tool call */
+export const outcomeBadge = (outcome) => badge(outcome, outcome === "ok" ? "good" : "bad");
+
+/**
+ * key: the colour of a row; number: right-aligned.
+ * @template Row
+ * @typedef {{
+ *   name: string,
+ *   cell: (row: Row) => Child,
+ *   number?: boolean,
+ *   mono?: boolean,
+ *   key?: (row: Row) => string,
+ * }} Column
+ */
+
+/**
+ * @template Row
+ * @param {Column<Row>[]} columns
+ * @param {Row[]} rows
+ */
+export function table(columns, rows, id = "") {
+  const head = columns.map(({ name, number }) =>
+    h("th", { class: number ? "number" : null }, name),
   );
+  /** @param {Row} row @param {Column<Row>} column */
+  const cell = (row, { number, mono, key, cell }) =>
+    h(
+      "td",
+      { class: number ? "number" : mono ? "mono" : null },
+      key ? h("i", { class: "key", style: { background: key(row) } }) : null,
+      cell(row),
+    );
   const body = rows.map((row) =>
     h(
       "tr",
-      { class: onclick ? "clickable" : null, onclick: onclick ? () => onclick(row) : null },
-      columns.map((column) =>
-        h(
-          "td",
-          { class: column.number ? "number" : column.mono ? "mono" : null },
-          column.key ? h("i", { class: "key", style: { background: column.key(row) } }) : null,
-          column.cell(row),
-        ),
+      {},
+      columns.map((column) => cell(row, column)),
+    ),
+  );
+  return h("table", { id: id || null }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+}
+
+/**
+ * Returns a table of names and values without a head.
+ * @param {[name: string, value: Child][]} rows
+ */
+export function pairs(rows) {
+  return table(
+    [
+      { name: "", cell: ([name]) => name },
+      { name: "", number: true, cell: ([, value]) => value },
+    ],
+    rows,
+  );
+}
+
+/**
+ * Returns a row of large numbers, each with its name above it and a note below.
+ * @param {[name: string, value: string, note: string][]} entries
+ */
+export function figures(entries, id = "") {
+  return h(
+    "div",
+    { class: "figures", id: id || null },
+    entries.map(([name, value, note]) =>
+      h(
+        "div",
+        { class: "figure" },
+        h("div", { class: "name" }, name),
+        h("div", { class: value.length > 12 ? "value long" : "value" }, value),
+        h("div", { class: "note" }, note),
       ),
     ),
   );
-  return h("table", { id }, h("thead", {}, head), h("tbody", {}, body));
 }
 
-/** Buttons of which one is pressed. choices: [[value, text]] */
+/**
+ * Returns horizontal bars with their names and numbers.
+ * @param {{ name: string, share: number, paint: string, text: string }[]} rows
+ */
+export function bars(rows) {
+  return h(
+    "div",
+    { class: "bars" },
+    rows.map(({ name, share, paint, text }) => [
+      h("span", {}, name),
+      h(
+        "div",
+        { class: "track" },
+        h("div", {
+          class: "bar",
+          style: { width: `${100 * Math.min(1, share)}%`, background: paint },
+        }),
+      ),
+      h("span", { class: "number" }, text),
+    ]),
+  );
+}
+
+/**
+ * Returns buttons, of which the chosen one is pressed.
+ * @template Value
+ * @param {[value: Value, text: string][]} choices
+ * @param {Value} chosen
+ * @param {(value: Value) => void} onchange
+ */
 export function choice(choices, chosen, onchange) {
   return choices.map(([value, text]) =>
     h("button", { "aria-pressed": String(value === chosen), onclick: () => onchange(value) }, text),
   );
 }
 
-/** One step of those that are there, with buttons to the one before and after. */
+/**
+ * Returns a menu of the steps, with buttons for the one before and the one after.
+ * @param {number[]} steps
+ * @param {number} chosen
+ * @param {(step: number) => void} onchange
+ */
 export function stepChooser(steps, chosen, onchange) {
   const at = steps.indexOf(chosen);
+  /** @param {number} to @param {string} label @param {string} text */
+  const button = (to, label, text) =>
+    h(
+      "button",
+      { "aria-label": label, disabled: !(to in steps), onclick: () => onchange(steps[to]) },
+      text,
+    );
   return h(
     "span",
     { class: "toolbar" },
     h("label", {}, "step"),
-    h(
-      "button",
-      { "aria-label": "step before", disabled: at <= 0, onclick: () => onchange(steps[at - 1]) },
-      "‹",
-    ),
+    button(at - 1, "step before", "‹"),
     h(
       "select",
       { "aria-label": "step", onchange: (event) => onchange(Number(event.target.value)) },
       steps.map((step) => h("option", { value: step, selected: step === chosen }, String(step))),
     ),
-    h(
-      "button",
-      {
-        "aria-label": "step after",
-        disabled: at >= steps.length - 1,
-        onclick: () => onchange(steps[at + 1]),
-      },
-      "›",
-    ),
+    button(at + 1, "step after", "›"),
   );
 }
 
+/** @param {[text: string, paint: string][]} entries */
 export function legend(entries) {
   return h(
     "div",
@@ -144,14 +234,33 @@ export function legend(entries) {
   );
 }
 
+/** @type {HTMLElement | null} */
 let tipElement = null;
-/** A text beside the pointer; none hides it. */
+
+/**
+ * Shows a text beside the pointer.
+ * @param {MouseEvent} event
+ * @param {string} text nothing hides it
+ */
 export function tip(event, text) {
+  if (!text) return hideTip();
   tipElement ??= document.body.appendChild(h("div", { class: "tip", role: "tooltip" }));
-  tipElement.hidden = !text;
-  if (!text) return;
+  tipElement.hidden = false;
   tipElement.textContent = text;
   const { width, height } = tipElement.getBoundingClientRect();
   tipElement.style.left = `${Math.min(event.clientX + 14, innerWidth - width - 8)}px`;
   tipElement.style.top = `${Math.min(event.clientY + 16, innerHeight - height - 8)}px`;
 }
+
+export function hideTip() {
+  if (tipElement) tipElement.hidden = true;
+}
+
+/**
+ * Returns the attributes of an element that shows a text while the pointer is over it.
+ * @param {string} text
+ */
+export const withTip = (text) => ({
+  onmousemove: (/** @type {MouseEvent} */ event) => tip(event, text),
+  onmouseleave: hideTip,
+});

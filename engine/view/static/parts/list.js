@@ -1,28 +1,39 @@
-// A list of any length: only what is in view is in the document.
+// A list of any length: only the rows in view are in the document.
 
 import { h } from "view/parts/dom";
 
-/** height: of a row, in pixels. row: (index) => element of class "item". view: pixels of the list. */
-export function virtualList({ count, height, row, view = 620, id = null }) {
+const MARGIN = 8; // rows above and below the view that are there already when one scrolls
+
+/**
+ * @param {{
+ *   id: string,
+ *   count: number,
+ *   height: number,
+ *   view: number,
+ *   row: (index: number) => HTMLElement,
+ * }} options height: pixels of a row; view: pixels of the list; row: returns an element of class
+ * "item"
+ */
+export function virtualList({ id, count, height, view, row }) {
   const sizer = h("div", { class: "sizer", style: { height: `${count * height}px` } });
   const scroll = h(
     "div",
     { class: "scroll", id, tabindex: "0", role: "list", style: { maxHeight: `${view}px` } },
     sizer,
   );
+  /** @type {Map<number, HTMLElement>} */
   const shown = new Map();
-  let asked = false;
+  let scheduled = false;
   const show = () => {
-    asked = false;
-    const first = Math.max(0, Math.floor(scroll.scrollTop / height) - 8);
-    const last = Math.min(count, Math.ceil((scroll.scrollTop + view) / height) + 8);
+    scheduled = false;
+    const first = Math.max(0, Math.floor(scroll.scrollTop / height) - MARGIN);
+    const end = Math.min(count, Math.ceil((scroll.scrollTop + view) / height) + MARGIN);
     for (const [index, element] of shown) {
-      if (index < first || index >= last) {
-        element.remove();
-        shown.delete(index);
-      }
+      if (index >= first && index < end) continue;
+      element.remove();
+      shown.delete(index);
     }
-    for (let index = first; index < last; index++) {
+    for (let index = first; index < end; index++) {
       if (shown.has(index)) continue;
       const element = row(index);
       element.style.top = `${index * height}px`;
@@ -35,8 +46,8 @@ export function virtualList({ count, height, row, view = 620, id = null }) {
   scroll.addEventListener(
     "scroll",
     () => {
-      if (!asked) requestAnimationFrame(show);
-      asked = true;
+      if (!scheduled) requestAnimationFrame(show);
+      scheduled = true;
     },
     { passive: true },
   );

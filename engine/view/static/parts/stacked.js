@@ -1,82 +1,89 @@
-// Stacked columns, one for each step, on a canvas.
+// Stacked columns, one for each step.
 
-import { color, h, legend, seconds, tip } from "view/parts/dom";
+import { drawnCanvas } from "view/parts/canvas";
+import { color } from "view/parts/colors";
+import { h, hideTip, legend, tip } from "view/parts/dom";
+import { seconds, sum } from "view/parts/format";
 
-const LEFT = 46;
-const BOTTOM = 18;
+/** @import { Metrics } from "view/answers" */
+/** @typedef {{ label: string, values: (number | null)[], paint: string }} Part */
+
+const LEFT = 46; // pixels for the numbers of the axis
+const BOTTOM = 18; // and for the steps
 const HEIGHT = 190;
+const LABEL = 44; // pixels from the number of a step to the next one, at least
 
-/** parts: [[label, values by row, colour]], the first at the bottom. onclick: with the step. */
+/**
+ * @param {Metrics} rows
+ * @param {Part[]} parts values by row; the first part is at the bottom
+ * @param {(step: number) => void} onclick
+ */
 export function stacked(rows, parts, onclick) {
-  const at = rows.step
+  const shown = rows.step
     .map((_, row) => row)
-    .filter((row) => parts.some(([, values]) => values[row] != null));
-  const canvas = h("canvas", {
-    style: { display: "block", width: "100%", height: `${HEIGHT}px` },
-    role: "img",
-    "aria-label": "seconds by step",
-  });
-  const total = (row) => parts.reduce((sum, [, values]) => sum + (values[row] ?? 0), 0);
-  const most = Math.max(1e-9, ...at.map(total));
-  const column = (event) => {
-    const { left, width } = canvas.getBoundingClientRect();
-    return at[Math.floor((event.clientX - left - LEFT) / each(width))];
-  };
-  const each = (width) => Math.min(34, (width - LEFT) / at.length);
-  const draw = () => {
-    const width = canvas.clientWidth;
-    if (!width) return;
-    const scale = devicePixelRatio || 1;
-    canvas.width = width * scale;
-    canvas.height = HEIGHT * scale;
-    const pen = canvas.getContext("2d");
-    pen.scale(scale, scale);
-    pen.font = "11px system-ui, sans-serif";
-    const room = HEIGHT - BOTTOM - 6;
-    for (const share of [0, 0.5, 1]) {
-      const y = HEIGHT - BOTTOM - share * room;
-      pen.fillStyle = color("faint");
-      pen.fillRect(LEFT, y, width - LEFT, 1);
-      pen.fillStyle = color("muted");
-      pen.textAlign = "right";
-      pen.fillText(seconds(share * most), LEFT - 6, y + 4);
-    }
-    const pitch = each(width);
-    const bar = Math.max(0.8, pitch - (pitch > 4 ? 1.5 : 0));
-    let labelled = -100;
-    at.forEach((row, index) => {
-      let y = HEIGHT - BOTTOM;
-      for (const [, values, paint] of parts) {
-        const height = ((values[row] ?? 0) / most) * room;
-        pen.fillStyle = paint;
-        pen.fillRect(LEFT + index * pitch, y - height, bar, height);
-        y -= height;
-      }
-      const x = LEFT + index * pitch + bar / 2;
-      if (x - labelled > 44) {
+    .filter((row) => parts.some(({ values }) => (values[row] ?? null) !== null));
+  /** @param {number} row */
+  const total = (row) => sum(parts.map(({ values }) => values[row] ?? 0));
+  const most = Math.max(1e-9, ...shown.map(total));
+  /** @param {number} width */
+  const pitch = (width) => Math.min(34, (width - LEFT) / shown.length);
+
+  const { canvas } = drawnCanvas(
+    HEIGHT,
+    { class: "stacked", "aria-label": "seconds by step" },
+    (pen, width) => {
+      axis(pen, width, most);
+      const bar = Math.max(0.8, pitch(width) - (pitch(width) > 4 ? 1.5 : 0));
+      let labelled = -LABEL;
+      shown.forEach((row, index) => {
+        const left = LEFT + index * pitch(width);
+        let y = HEIGHT - BOTTOM;
+        for (const { values, paint } of parts) {
+          const height = ((values[row] ?? 0) / most) * (HEIGHT - BOTTOM - 6);
+          pen.fillStyle = paint;
+          pen.fillRect(left, y - height, bar, height);
+          y -= height;
+        }
+        const centre = left + bar / 2;
+        if (centre - labelled <= LABEL) return;
         pen.fillStyle = color("muted");
         pen.textAlign = "center";
-        pen.fillText(String(rows.step[row]), x, HEIGHT - 4);
-        labelled = x;
-      }
-    });
+        pen.fillText(String(rows.step[row]), centre, HEIGHT - 4);
+        labelled = centre;
+      });
+    },
+  );
+  /** @param {MouseEvent} event @returns {number | undefined} the row under the pointer */
+  const rowAt = (event) => {
+    const { left, width } = canvas.getBoundingClientRect();
+    return shown[Math.floor((event.clientX - left - LEFT) / pitch(width))];
   };
   canvas.addEventListener("mousemove", (event) => {
-    const row = column(event);
-    const text =
-      row === undefined
-        ? ""
-        : [
-            `step ${rows.step[row]}: ${seconds(total(row))}`,
-            ...parts.map(([label, values]) => `${label} ${seconds(values[row] ?? 0)}`),
-          ].join("\n");
-    tip(event, text);
+    const row = rowAt(event);
+    if (row === undefined) return hideTip();
+    const lines = parts.map(({ label, values }) => `${label} ${seconds(values[row] ?? 0)}`);
+    tip(event, [`step ${rows.step[row]}: ${seconds(total(row))}`, ...lines].join("\n"));
   });
-  canvas.addEventListener("mouseleave", (event) => tip(event, ""));
+  canvas.addEventListener("mouseleave", hideTip);
   canvas.addEventListener("click", (event) => {
-    const row = column(event);
+    const row = rowAt(event);
     if (row !== undefined) onclick(rows.step[row]);
   });
-  new ResizeObserver(draw).observe(canvas);
-  return h("div", {}, canvas, legend(parts.map(([label, , paint]) => [label, paint])));
+  return h("div", {}, canvas, legend(parts.map(({ label, paint }) => [label, paint])));
+}
+
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} most seconds at the top
+ */
+function axis(pen, width, most) {
+  for (const share of [0, 0.5, 1]) {
+    const y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 6);
+    pen.fillStyle = color("faint");
+    pen.fillRect(LEFT, y, width - LEFT, 1);
+    pen.fillStyle = color("muted");
+    pen.textAlign = "right";
+    pen.fillText(seconds(share * most), LEFT - 6, y + 4);
+  }
 }

@@ -1,87 +1,72 @@
-// The tokens of a trajectory: who wrote each, both log-probabilities, ratio, entropy, what was clipped, and its weights.
+// The tokens of a trajectory: who wrote each, both log-probabilities, ratio, entropy, what was
+// clipped, and the weights that sampled it.
 
 import { chart } from "view/parts/charts";
+import { color, faded } from "view/parts/colors";
 import {
-  card,
   choice,
-  color,
   empty,
-  fixed,
   h,
+  hideTip,
   legend,
-  number,
-  signed,
+  namedCard,
+  note,
+  spread,
   tip,
-  whole,
+  toolbar,
 } from "view/parts/dom";
+import { fixed, mean, number, signed, sum, whole } from "view/parts/format";
 
-const CHUNK = 200; // tokens of a block of text, at least: it ends with a line. Blocks out of view are not laid out
+/** @import { Sequence, Tokens, Trajectory } from "view/answers" */
+/** @import { Child } from "view/parts/dom" */
+/** @import { Maybe } from "view/parts/format" */
 
+// Tokens come in blocks of at least so many that end with a line: the browser lays out the visible
+// ones only.
+const CHUNK = 200;
+const SCALE = 20_000; // values that decide where the colours are full
+
+/** @typedef {"mask" | "ratio" | "entropy" | "logprob" | "push" | "version"} Mode */
+/** @type {Record<Mode, string>} */
 const MODES = {
   mask: "who wrote it",
   ratio: "ratio",
   entropy: "entropy",
   logprob: "log-probability",
-  push: "push of the loss",
+  push: "gradient of the loss",
   version: "weight version",
 };
 
-export function tokenView(one, sequence, asked, onchange) {
-  const tokens = sequence?.tokens;
+/**
+ * @param {Trajectory} trajectory
+ * @param {Sequence} sequence
+ * @param {string | null} asked the mode that the address names
+ * @param {(mode: Mode) => void} onchange
+ */
+export function tokenView(trajectory, sequence, asked, onchange) {
+  const tokens = sequence.tokens;
   if (!tokens)
-    return card(
+    return namedCard(
+      "token-view",
       "Tokens",
       empty(
         "The tokens of this trajectory are not kept",
         "They are in a recording (record/steps), or as token_ids in rollouts/*.jsonl.",
       ),
     );
-  const there = Object.keys(MODES).filter(
-    (mode) => mode === "mask" || (tokens[mode] ?? null) !== null,
-  );
-  const mode = there.includes(asked)
-    ? asked
-    : there.includes("ratio") && one.kept
-      ? "ratio"
-      : "mask";
-  const clipped = (at) =>
-    tokens.push?.[at] === 0 && one.advantage !== 0 && tokens.learner_logprob?.[at] !== null;
-  const paint = painter(tokens, mode);
-  const strip = h("div", { class: "strip", id: "tokens", onmouseleave: (event) => tip(event, "") });
-  strip.addEventListener("mousemove", (event) => {
-    const at = event.target.dataset?.at;
-    tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped));
-  });
-  let chunk = strip.appendChild(h("div", { class: "chunk" }));
-  tokens.ids.forEach((id, at) => {
-    if (chunk.childElementCount >= CHUNK && chunk.lastChild.textContent.endsWith("\n"))
-      chunk = strip.appendChild(h("div", { class: "chunk" }));
-    const element = document.createElement("span");
-    element.textContent = tokens.text ? tokens.text[at] || "·" : `${id} `;
-    element.dataset.at = at;
-    const kinds = [
-      ...uncertain(tokens, at),
-      clipped(at) && "clipped",
-      !tokens.sampled[at] && "given",
-    ];
-    element.className = kinds.filter(Boolean).join(" ");
-    const background = paint(at);
-    if (background) element.style.background = background;
-    chunk.append(element);
-  });
-  return h(
-    "section",
-    { class: "card", id: "token-view" },
-    h(
-      "div",
-      { class: "toolbar", style: { justifyContent: "space-between" } },
+  const modes = /** @type {Mode[]} */ (Object.keys(MODES)).filter((mode) => hasMode(tokens, mode));
+  const preferred = modes.includes("ratio") && trajectory.kept ? "ratio" : "mask";
+  const mode = modes.find((name) => name === asked) ?? preferred;
+  const clipped = clippedTokens(trajectory, tokens);
+  return namedCard(
+    "token-view",
+    null,
+    spread(
       h("h2", {}, "Tokens"),
-      h(
-        "span",
-        { class: "toolbar" },
+      toolbar(
         h("label", {}, "coloured by"),
         choice(
-          there.map((name) => [name, MODES[name]]),
+          modes.map((name) => [name, MODES[name]]),
           mode,
           onchange,
         ),
@@ -89,121 +74,210 @@ export function tokenView(one, sequence, asked, onchange) {
     ),
     figures(tokens, clipped),
     modeLegend(mode, tokens),
-    strip,
+    strip(tokens, mode, clipped),
     curves(tokens),
-    one.whole
-      ? null
-      : h(
-          "p",
-          { class: "muted", style: { marginTop: "8px" } },
-          one.source === "recording"
-            ? "Log-probabilities are kept for some groups of each step (record.token_groups); this is none of them."
-            : "Log-probabilities are in a recording (record/) only.",
-        ),
+    trajectory.whole ? null : whyNoNumbers(trajectory),
   );
 }
 
-/** What an uncertain token is: with it the model doubts or checks itself, or responds to a tool's reply. */
-const uncertain = (tokens, at) =>
-  ["forking", "reflection"].filter((kind) => tokens[kind]?.[at] === 1);
+/**
+ * @param {Tokens} tokens
+ * @param {Mode} mode
+ */
+const hasMode = (tokens, mode) => mode === "mask" || Boolean(tokens[mode]);
 
-/** A background for each token; none where there is no value. */
+/** @param {Trajectory} trajectory */
+function whyNoNumbers(trajectory) {
+  return note(
+    trajectory.source === "recording"
+      ? "Log-probabilities are kept for some groups of each step (record.token_groups), " +
+          "not for this one."
+      : "Log-probabilities are in a recording (record/) only.",
+  );
+}
+
+/**
+ * @param {Tokens} tokens
+ * @param {Mode} mode
+ * @param {Set<number>} clipped
+ */
+function strip(tokens, mode, clipped) {
+  const paint = painter(tokens, mode);
+  const place = h("div", { class: "strip", id: "tokens", onmouseleave: hideTip });
+  place.addEventListener("mousemove", (event) => {
+    const at = event.target instanceof HTMLElement ? event.target.dataset.at : undefined;
+    tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped));
+  });
+  let chunk = place.appendChild(h("div", { class: "chunk" }));
+  tokens.ids.forEach((id, at) => {
+    if (chunk.childElementCount >= CHUNK && chunk.lastChild?.textContent?.endsWith("\n"))
+      chunk = place.appendChild(h("div", { class: "chunk" }));
+    const element = document.createElement("span");
+    element.textContent = tokens.text ? tokens.text[at] || "·" : `${id} `;
+    element.dataset.at = String(at);
+    element.classList.toggle("given", !tokens.sampled[at]);
+    element.classList.toggle("clipped", clipped.has(at));
+    element.classList.add(...uncertainKinds(tokens, at));
+    const background = paint(at);
+    if (background) element.style.background = background;
+    chunk.append(element);
+  });
+  return place;
+}
+
+/**
+ * Returns the trained tokens whose gradient the loss clipped to 0.
+ * @param {Trajectory} trajectory
+ * @param {Tokens} tokens
+ */
+function clippedTokens({ advantage }, { push, learner_logprob }) {
+  const none = advantage === 0 || !push || !learner_logprob;
+  return positions(none ? [] : push, (value, at) => value === 0 && learner_logprob?.[at] !== null);
+}
+
+/** @type {("forking" | "reflection")[]} */
+const UNCERTAIN = ["forking", "reflection"];
+
+/**
+ * Returns what a token of high entropy is: with it the model doubts or checks itself (forking), or
+ * responds to a tool's reply (reflection).
+ * @param {Tokens} tokens
+ * @param {number} at
+ */
+const uncertainKinds = (tokens, at) => UNCERTAIN.filter((kind) => tokens[kind]?.[at] === 1);
+
+/**
+ * @param {(number | null)[]} values
+ * @param {(value: number | null, at: number) => boolean} isWanted
+ */
+function positions(values, isWanted) {
+  /** @type {Set<number>} */
+  const wanted = new Set();
+  values.forEach((value, at) => {
+    if (isWanted(value, at)) wanted.add(at);
+  });
+  return wanted;
+}
+
+/**
+ * Returns a function from a token to its background; null where there is no value.
+ * @param {Tokens} tokens
+ * @param {Mode} mode
+ * @returns {(at: number) => string | null}
+ */
 function painter(tokens, mode) {
-  if (mode === "mask")
-    return (at) =>
-      tokens.sampled[at] ? "color-mix(in srgb, var(--accent) 22%, transparent)" : null;
-  const values = tokens[mode];
+  if (mode === "mask") return (at) => (tokens.sampled[at] ? faded("accent", 22) : null);
   if (mode === "version") {
-    const versions = [...new Set(values.filter((version) => version >= 0))].sort((a, b) => a - b);
-    return (at) =>
-      values[at] < 0
-        ? null
-        : `color-mix(in srgb, var(--run-${versions.indexOf(values[at]) % 6}) 30%, transparent)`;
+    const version = tokens.version ?? [];
+    const known = versions(tokens);
+    return (at) => (version[at] < 0 ? null : faded(`run-${known.indexOf(version[at]) % 6}`, 30));
   }
+  const values = tokens[mode] ?? [];
   const neutral = mode === "ratio" ? 1 : 0;
+  /** @param {number} value */
   const size = (value) =>
-    mode === "ratio" ? Math.abs(Math.log(Math.max(1e-9, value))) : Math.abs(value - neutral);
-  const most = Math.max(1e-9, ...sample(values.filter((value) => value !== null).map(size)));
-  const side = (value) =>
-    mode === "ratio" || mode === "push" ? (value > neutral ? "good" : "bad") : "tool_wait";
+    mode === "ratio" ? Math.abs(Math.log(Math.max(1e-9, value))) : Math.abs(value);
+  const most = Math.max(1e-9, ...sample(values.filter(isValue).map(size)));
+  /** @param {number} value */
+  const paint = (value) => {
+    if (mode === "entropy" || mode === "logprob") return "tool_wait";
+    return value > neutral ? "good" : "bad";
+  };
   return (at) => {
     const value = values[at];
-    if (value === null || !tokens.sampled[at]) return null;
-    return `color-mix(in srgb, var(--${side(value)}) ${Math.round(70 * Math.min(1, size(value) / most))}%, transparent)`;
+    if (!isValue(value) || !tokens.sampled[at]) return null;
+    return faded(paint(value), 70 * Math.min(1, size(value) / most));
   };
 }
 
-/** Math.max takes no more arguments than the stack holds. */
-const sample = (values) =>
-  values.length <= 20000
-    ? values
-    : values.filter((_, at) => at % Math.ceil(values.length / 20000) === 0);
+/**
+ * @param {Maybe} value
+ * @returns {value is number}
+ */
+const isValue = (value) => value !== null && value !== undefined;
 
+/** Math.max takes no more arguments than the stack holds. @param {number[]} values */
+const sample = (values) =>
+  values.length <= SCALE
+    ? values
+    : values.filter((_, at) => at % Math.ceil(values.length / SCALE) === 0);
+
+/** The versions of the weights that sampled tokens, in order. @param {Tokens} tokens */
+const versions = ({ version }) =>
+  [...new Set((version ?? []).filter((one) => one >= 0))].sort((a, b) => a - b);
+
+/**
+ * @param {Tokens} tokens
+ * @param {number} at
+ * @param {Set<number>} clipped
+ */
 function tokenText(tokens, at, clipped) {
   const lines = [
     `${JSON.stringify(tokens.text?.[at] ?? "")}  id ${tokens.ids[at]}, position ${at}`,
   ];
   if (!tokens.sampled[at]) return [...lines, "given, not sampled"].join("\n");
-  const add = (name, text) => lines.push(`${name} ${text}`);
-  if (tokens.logprob) add("sampler", fixed(tokens.logprob[at], 4));
-  if (tokens.learner_logprob?.[at] != null) {
-    add("learner", fixed(tokens.learner_logprob[at], 4));
-    add("ratio", fixed(tokens.ratio[at], 4) + (clipped(at) ? ", clipped" : ""));
-    add("entropy", [fixed(tokens.entropy?.[at], 4), ...uncertain(tokens, at)].join(", "));
-    add("push", signed(tokens.push?.[at], 4));
+  if (tokens.logprob) lines.push(`sampler ${fixed(tokens.logprob[at], 4)}`);
+  if (isValue(tokens.learner_logprob?.[at])) {
+    lines.push(
+      `learner ${fixed(tokens.learner_logprob?.[at], 4)}`,
+      `ratio ${fixed(tokens.ratio?.[at], 4)}${clipped.has(at) ? ", clipped" : ""}`,
+      ["entropy", fixed(tokens.entropy?.[at], 4), ...uncertainKinds(tokens, at)].join(" "),
+      `gradient ${signed(tokens.push?.[at], 4)}`,
+    );
   }
-  if (tokens.version) add("weights of version", String(tokens.version[at]));
+  if (tokens.version) lines.push(`weight version ${tokens.version[at]}`);
   return lines.join("\n");
 }
 
+/**
+ * @param {Tokens} tokens
+ * @param {Set<number>} clipped
+ */
 function figures(tokens, clipped) {
-  const trained = tokens.ids
-    .map((_, at) => at)
-    .filter((at) => tokens.learner_logprob?.[at] != null);
-  const sampled = tokens.sampled.reduce((sum, one) => sum + one, 0);
-  const versions = tokens.version
-    ? [...new Set(tokens.version.filter((version) => version >= 0))]
-    : [];
-  const mean = (values) =>
-    values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
-  const parts = [
-    `${whole(tokens.ids.length)} tokens, ${whole(sampled)} sampled`,
-    trained.length ? `${whole(trained.length)} trained` : null,
-    trained.length ? `${whole(trained.filter(clipped).length)} clipped` : null,
-    trained.length ? `mean ratio ${fixed(mean(trained.map((at) => tokens.ratio[at])), 4)}` : null,
-    trained.length && tokens.entropy
-      ? `mean entropy ${number(mean(trained.map((at) => tokens.entropy[at])))}`
-      : null,
-    versions.length ? `weights of version ${versions.sort((a, b) => a - b).join(", ")}` : null,
-  ];
-  return h(
-    "p",
-    { class: "muted number", style: { textAlign: "left" } },
-    parts.filter(Boolean).join("   ·   "),
-  );
+  const trained = [...positions(tokens.learner_logprob ?? [], isValue)];
+  /** @param {(number | null)[] | null | undefined} values */
+  const meanOf = (values) => {
+    const known = trained.map((at) => values?.[at]).filter(isValue);
+    return known.length ? mean(known) : null;
+  };
+  const parts = [`${whole(tokens.ids.length)} tokens, ${whole(sum(tokens.sampled))} sampled`];
+  if (trained.length) {
+    parts.push(`${whole(trained.length)} trained`, `${whole(clipped.size)} clipped`);
+    parts.push(`mean ratio ${fixed(meanOf(tokens.ratio), 4)}`);
+    if (tokens.entropy) parts.push(`mean entropy ${number(meanOf(tokens.entropy))}`);
+  }
+  const known = versions(tokens);
+  if (known.length) parts.push(`weight version ${known.join(", ")}`);
+  return note(parts.join("   ·   "));
 }
 
+/**
+ * @param {Mode} mode
+ * @param {Tokens} tokens
+ */
 function modeLegend(mode, tokens) {
-  const soft = (paint, share = 60) => `color-mix(in srgb, var(--${paint}) ${share}%, transparent)`;
+  /** @type {Record<Mode, [text: string, paint: string][]>} */
   const entries = {
     mask: [
-      ["sampled by the policy (trained on)", soft("accent", 22)],
+      ["sampled by the policy (trained on)", faded("accent", 22)],
       ["given: prompt and tool replies", "transparent"],
     ],
     ratio: [
-      ["learner likelier than sampler", soft("good")],
-      ["less likely", soft("bad")],
+      ["likelier to the learner than to the sampler", faded("good")],
+      ["less likely", faded("bad")],
     ],
-    entropy: [["high entropy", soft("tool_wait")]],
-    logprob: [["unlikely under the sampler", soft("tool_wait")]],
+    entropy: [["high entropy", faded("tool_wait")]],
+    logprob: [["unlikely to the sampler", faded("tool_wait")]],
     push: [
-      ["made likelier by the loss", soft("good")],
-      ["made less likely", soft("bad")],
+      ["the loss makes it likelier", faded("good")],
+      ["less likely", faded("bad")],
     ],
-    version: [...new Set((tokens.version ?? []).filter((version) => version >= 0))]
-      .sort((a, b) => a - b)
-      .map((version, at) => [`version ${version}`, soft(`run-${at % 6}`, 30)]),
-  }[mode];
+    version: versions(tokens).map((version, at) => [
+      `version ${version}`,
+      faded(`run-${at % 6}`, 30),
+    ]),
+  };
+  /** @type {[text: string, paint: string][]} */
   const marks = tokens.push
     ? [
         ["underlined: clipped", color("bad")],
@@ -211,38 +285,43 @@ function modeLegend(mode, tokens) {
         ["reflection: after a tool's reply, of high entropy", color("weight_sync")],
       ]
     : [];
-  return h("div", { style: { margin: "0 0 8px" } }, legend([...entries, ...marks]));
+  return legend([...entries[mode], ...marks]);
 }
 
+/**
+ * @param {Tokens} tokens
+ * @returns {Child}
+ */
 function curves(tokens) {
   if (!tokens.learner_logprob) return null;
-  const of = (values) => {
-    const rows = values
-      .map((value, at) => [at, value])
-      .filter(([at, value]) => value !== null && tokens.sampled[at]);
-    return { x: rows.map((row) => row[0]), y: rows.map((row) => row[1]) };
+  /** @param {(number | null)[] | null | undefined} values */
+  const sampled = (values) => {
+    const at = [...positions(values ?? [], (value, at) => isValue(value) && !!tokens.sampled[at])];
+    return { x: at, y: at.map((one) => values?.[one] ?? null) };
   };
+  const options = { horizontal: "position", height: 170, cursor: "tokens" };
   return h(
     "div",
-    { class: "two", style: { marginTop: "14px" } },
+    { class: "two" },
     chart({
+      ...options,
       title: "Log-probability",
       unit: "by position",
-      horizontal: "position",
-      height: 170,
-      cursor: "tokens",
       series: [
-        { label: "sampler", ...of(tokens.logprob), paint: color("run-0") },
-        { label: "learner", ...of(tokens.learner_logprob), paint: color("run-1"), dash: [4, 3] },
+        { label: "sampler", ...sampled(tokens.logprob), paint: color("run-0") },
+        {
+          label: "learner",
+          ...sampled(tokens.learner_logprob),
+          paint: color("run-1"),
+          dash: [4, 3],
+        },
       ],
     }),
     chart({
+      ...options,
       title: "Ratio",
       unit: "learner to sampler, by position",
-      horizontal: "position",
-      height: 170,
-      cursor: "tokens",
-      series: [{ label: "ratio", ...of(tokens.ratio), paint: color("run-2") }],
+      series: [{ label: "ratio", ...sampled(tokens.ratio), paint: color("run-2") }],
     }),
   );
 }

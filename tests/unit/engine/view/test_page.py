@@ -22,18 +22,23 @@ def questions(tmp_path):
 
 
 def test_each_module_that_is_imported_is_there():
-    for path in STATIC.glob("*.js"):
+    for path in modules().values():
         for name in re.findall(r'from "([^"]+)"', path.read_text()):
             assert name in modules(), f"{path.name} imports {name}"
 
 
+def test_no_line_of_a_module_is_longer_than_100_columns():
+    for path in modules().values():
+        assert all(len(line) <= 100 for line in path.read_text().splitlines()), path.name
+
+
 def test_no_file_of_the_page_loads_anything_from_elsewhere():
-    for path in STATIC.iterdir():
+    for path in STATIC.rglob("*.*"):
         assert not OUTSIDE.search(path.read_text()), path.name
 
 
 def test_no_text_of_a_run_is_ever_read_as_html():
-    for path in STATIC.glob("*.js"):
+    for path in modules().values():
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", path.read_text()), path
 
 
@@ -54,7 +59,7 @@ def test_an_exported_file_holds_all_that_it_needs(questions, tmp_path):
         assert f'"{address}"' in page
 
 
-@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "export=no/such/folder.html"]])
+@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "--export", "no/such/folder.html"]])
 def test_wrong_input_ends_with_status_2_and_one_line(words, tmp_path, monkeypatch, capsys):
     write_viewed_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,76 @@
+// Colours of style.css, and the causes and limits that have one: the same on every page.
+
+import { spaced } from "view/parts/format";
+
+/** @param {string} name */
+export const color = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** @param {number} run */
+export const runColor = (run) => color(`run-${run % 6}`);
+
+/** A colour of which text shows through. @param {string} name */
+export const faded = (name, share = 60) =>
+  `color-mix(in srgb, var(--${name}) ${Math.round(share)}%, transparent)`;
+
+/** What a replica may do or wait for, in the order in which it is stacked. */
+export const CAUSES = [
+  "busy",
+  "tool_wait",
+  "long_tail",
+  "kv_blocked",
+  "staleness_gate",
+  "reward",
+  "weight_sync",
+  "host",
+  "down",
+];
+
+/** @type {Record<string, string>} */
+const TEXTS = {
+  busy: "sampling",
+  tool_wait: "waits for tools",
+  long_tail: "waits for the last rollouts",
+  kv_blocked: "waits for KV blocks",
+  staleness_gate: "waits for the learner",
+  reward: "waits for grading",
+  weight_sync: "loads weights",
+  host: "waits for the node",
+  down: "dead",
+};
+
+/** @param {string} cause */
+export const causeText = (cause) => TEXTS[cause] ?? spaced(cause);
+
+/** @param {string} cause */
+export const causeColor = (cause) => color(cause) || color("other");
+
+/**
+ * The cause whose colour a limit of the run has (engine.diagnosis.step_window.Limit).
+ * @type {Record<string, string>}
+ */
+const LIMITS = {
+  "dead replica": "down",
+  host: "host",
+  tool: "tool_wait",
+  kv: "kv_blocked",
+  tail: "long_tail",
+  reward: "reward",
+  learner: "staleness_gate",
+  sync: "weight_sync",
+  staleness: "staleness_gate",
+  none: "busy",
+};
+
+/** @param {string} limit */
+export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");
+
+/** @param {string} limit */
+export const limitText = (limit) => (limit === "none" ? "sampling at full width" : limit);
+
+/** The parts of a step in metrics.jsonl: label, metric, colour. */
+export const STEP_PARTS = [
+  { label: "rollout", metric: "time/rollout_s", paint: "busy" },
+  { label: "learner", metric: "time/learn_s", paint: "staleness_gate" },
+  { label: "weights", metric: "time/sync_s", paint: "weight_sync" },
+];

@@ -1,0 +1,35 @@
+// What several pages say about a run's record: which steps it has, and the names of its replicas.
+
+import { whole } from "view/parts/format";
+
+/** @import { Run } from "view/answers" */
+
+/** Says what to do for a page that needs the record. */
+export const RECORDS = "A run records itself unless record.max_mb=0.";
+
+/**
+ * Returns the steps whose groups are kept.
+ * @param {Run} run
+ */
+export const groupSteps = ({ recorded, rollouts }) =>
+  [...new Set([...recorded, ...rollouts])].sort((a, b) => a - b);
+
+/**
+ * Returns the step that the address asks for if it is there, else the last one.
+ * @param {number[]} steps at least one
+ * @param {string | undefined} asked
+ */
+export const chosenStep = (steps, asked) =>
+  steps.includes(Number(asked)) ? Number(asked) : steps[steps.length - 1];
+
+/** @param {{ node: string, replica: number }} replica */
+export const replicaName = ({ node, replica }) => `replica ${node ? `${node} ` : ""}${replica}`;
+
+/**
+ * Returns "0: 120, 1: 88" for the free blocks of replicas 0 and 1.
+ * @param {Record<string, number>} blocks
+ */
+export const freeBlocks = (blocks, separator = ", ") =>
+  Object.entries(blocks)
+    .map(([replica, free]) => `${replica}: ${whole(free)}`)
+    .join(separator);
