@@ -1,21 +1,25 @@
-"""`field=value` on the command line for a recipe's frozen configuration.
+"""The options of a program: a frozen dataclass, whose fields are set on the command line by `field=value`.
 
 Promises
 - A value has the field's declared type, or the program ends with exit code 2 and one line naming field and value.
-- An unknown name ends it likewise, naming the field that is meant where there is one.
+- An unknown name ends it likewise, and the line names the field that may be meant.
+- There is one spelling: `--field value` ends the program with a line that shows `field=value`.
 - A path may begin with `~`.
-- `--help` lists every field with its type, default and doc. `--field value` and `--field=value` mean `field=value`.
+- `--help` lists every field with its type, default and doc.
 - A field of a configuration within the configuration is named with dots, `learner.lora_rank=32`; its last name is
   enough where only one field has it, `lora_rank=32`.
 
-    @dataclass(frozen=True)
-    class Config:
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        run: Annotated[Path, Positional("folder of the run")]
         steps: Annotated[int, "optimizer steps"] = 40
 
-    config = parse(Config, ["steps=10"])
+    options = parse(Options, ["runs/quickstart", "steps=10"], program="rocstar example", description=__doc__)
 
-The text in `Annotated`, or the string below a field, is the doc; every field has a default. A class that gives an
-inherited field another default, `steps: int = 100`, inherits its doc; its own fields are listed first.
+The text in `Annotated`, or the string below a field, is its doc. A class that gives an inherited field another default,
+`steps: int = 100`, inherits its doc; its own fields are listed first. A field without a default is required.
+`Positional` fields take the values that have no name, in the order of the fields; the last one may be a tuple, which
+takes all that are left. A `Rest` field takes what is meant for another program: every `field=value` of no other field.
 Types: int, float, bool, str, Path, Literal, `X | None` ("none"), tuples of these ("1,2,3"), and frozen dataclasses of
 these. A field of another type cannot be set from the command line.
 """
@@ -35,72 +39,89 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import msgspec
 
 from sandbox.printable import printable
 
 Config = TypeVar("Config")
 
-# What others call it: the fields that may be meant. None is meant where it is empty, whatever looks like it.
-_ALIASES: dict[str, tuple[str, ...]] = {
-    "learning_rate": ("learner.lr",),
-    "model": ("checkpoint",),
-    "model_path": ("checkpoint",),
-    "batch_size": ("prompts_per_step",),
-    "train_batch_size": ("prompts_per_step",),
-    "g": ("group_size",),
-    "n": ("group_size",),
-    "num_generations": ("group_size",),
-    "epochs": ("steps",),
-    "max_steps": ("steps",),
-    "gpus": ("devices",),
-    "num_gpus": ("devices",),
-    "output_dir": ("runs", "output", "folder"),
-    "max_length": ("rollout.max_tokens", "max_tokens"),
-    **dict.fromkeys(("dataset", "kl", "kl_coef", "loss", "temperature", "wandb"), ()),
-}
-_NEAR = 0.6  # of difflib: what is less alike is no typing error
-
-_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_NEAR = 0.7  # of difflib: what is less alike is no typing error
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
+_UNIONS = (typing.Union, types.UnionType)
 
 
-def parse(config_class: type[Config], argv: Sequence[str]) -> Config:
-    """The configuration with the overrides of argv applied. Exits with code 0 after `--help` and 2 on a wrong option.
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """Marks a field that is given by its place, without its name."""
+
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Marks a `tuple[str, ...]` that takes each `field=value` whose name no other field has, as it was given."""
+
+    doc: str
+
+
+def parse(
+    config_class: type[Config], argv: Sequence[str], *, program: str = "", description: str | None = ""
+) -> Config:
+    """Returns the configuration with the options of argv. Exits with code 0 after `--help` and 2 on a wrong option.
 
     A ValueError raised by the configuration's own `__post_init__` is such a wrong option too.
+    program, description: for `usage`.
     """
-    [config] = parse_all([config_class], argv)
+    [config] = parse_all([config_class], argv, program=program, description=description)
     return typing.cast(Config, config)
 
 
-def parse_all(config_classes: Sequence[type[Any]], argv: Sequence[str]) -> list[Any]:
-    """As `parse`, for several configurations that share a command line: each takes the fields that it has."""
+def parse_all(
+    config_classes: Sequence[type[Any]], argv: Sequence[str], *, program: str = "", description: str | None = ""
+) -> list[Any]:
+    """Does what `parse` does for several configurations that share a command line: each takes its own fields."""
     if any(argument in ("-h", "--help") for argument in argv):
-        print(usage(*config_classes))
+        print(usage(*config_classes, program=program, description=description))
         sys.exit(0)
     try:
-        known = {option.name: option for config in config_classes for option in _options(config)}
-        given = _overrides(known, argv)
+        given = _given([option for config in config_classes for option in _options(config)], argv)
         return [_build(config, given) for config in config_classes]
     except ValueError as error:
         _refuse(str(error))
 
 
-def usage(*config_classes: type[Any]) -> str:
-    """What `--help` prints."""
-    lines = [f"usage: python {sys.argv[0]} [field=value ...]", ""]
-    shared = {item.name for item in fields(Machines)}  # that few runs need: last
-    listed = [(config_class, option) for config_class in config_classes for option in _options(config_class)]
-    for last in (False, True):
-        for option in [option for owner, option in listed if (owner is Invocation and option.name in shared) is last]:
-            lines.append(f"  {option.name}: {type_name(option.kind)}, default {_show(option.default)}")
-            lines += [f"      {option.doc}"] if option.doc else []
+def usage(*config_classes: type[Any], program: str = "", description: str | None = "") -> str:
+    """Returns what `--help` prints.
+
+    program: how it is started, `rocstar view`; by default `python` and the script's name. description: its docstring,
+    of which the first paragraph is shown.
+    """
+    options = [option for config_class in config_classes for option in _options(config_class)]
+    places = [option for option in options if isinstance(option.note, Positional)]
+    required = [option for option in options if option.is_required and option not in places]
+    words = [program or f"python {sys.argv[0]}", *(_place(option) for option in [*places, *required])]
+    words += ["[field=value ...]"] if len(options) > len(places) + len(required) else []
+    lines = [f"usage: {' '.join(words)}", ""]
+    if about := inspect.cleandoc(description or "").partition("\n\n")[0]:
+        lines += [about, ""]
+    for option in places:
+        lines += _described(option.name.upper(), option)
+    for option in options:
+        lines += _described(option.name, option) if option not in places else []
     return "\n".join(lines)
 
 
+def _described(name: str, option: _Option) -> list[str]:
+    default = "required" if option.is_required else f"default {_show(option.default)}"
+    return [f"  {name}: {type_name(option.kind)}, {default}", *([f"      {option.doc}"] if option.doc else [])]
+
+
 def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:
-    """The words that make this configuration: `field=value` for each that differs from its default.
+    """Returns the arguments that make this configuration: `field=value` for each that differs from its default.
 
     values: as `flat` gives them, perhaps come through JSON, which has no tuples and no paths.
     """
@@ -110,79 +131,43 @@ def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Every field that the command line can set, by the name that it has there, with its value."""
+    """Returns every field that the command line can set, by the name that it has there, with its value."""
     return {option.name: option.default for option in _options(type(config), config)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machines:
-    """Who takes part in a run beside this machine."""
-
-    nodes: Annotated[str | None, "address where rollout nodes may join, tcp://0.0.0.0:5700; none: this machine"] = None
-    nodes_keys: Annotated[Path | None, "folder of `python -m sandbox.keys`, for nodes on other machines"] = None
-    nodes_only: Annotated[bool, "all groups are made on the nodes; the replicas here evaluate"] = False
-    nodes_deltas: Annotated[bool, "nodes pull what has changed of the weights, for slow links"] = False
-    learner_hosts: Annotated[int, "hosts of the learner's ranks, this one included; each has learner_ranks"] = 1
-    learner_at: Annotated[str | None, "this machine's HOST:PORT where the learner's hosts meet, lead:29400"] = None
-    dry_run: Annotated[bool, "print what each machine would run, and end"] = False
-
-    def __post_init__(self) -> None:
-        if self.nodes is None and (self.nodes_only or self.nodes_keys is not None):
-            raise ValueError("nodes must be an address where nodes_only or nodes_keys is given, got none")
-        if self.learner_hosts < 1:
-            raise ValueError(f"learner_hosts must be at least 1, got {self.learner_hosts}")
-        if self.learner_hosts > 1 and self.nodes is None:
-            raise ValueError("nodes must be an address where learner_hosts is above 1: the other hosts come to it")
-        if (self.learner_hosts > 1) != (self.learner_at is not None):
-            raise ValueError(
-                f"learner_at must be HOST:PORT with learner_hosts above 1, and only then, got {self.learner_at}"
-            )
-        if self.learner_at is not None and not re.fullmatch(r"[^:/]+:\d+", self.learner_at):
-            raise ValueError(f"learner_at must be HOST:PORT, got {self.learner_at!r}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invocation(Machines):
-    """What every recipe takes beside its own configuration: where its run is written, and who takes part."""
-
-    name: Annotated[str, "folder of the run under runs/; the recipe's own name by default"] = ""
-    runs: Annotated[Path, "where runs are written"] = Path("runs")
-    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
-
-    def __post_init__(self) -> None:
-        Machines.__post_init__(self)  # super() does not know the class that slots=True makes
-        if self.name == ".." or Path(self.name).name != self.name:
-            raise ValueError(f"name must be that of a folder, got {self.name!r}")
-
-    def named(self, program: str) -> Invocation:
-        """With a name where none was given."""
-        return self if self.name else dataclasses.replace(self, name=program)
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A field that can be set. name: with dots where it is a field of a field."""
+    """A field that can be set. name: with dots where it is a field of a field. default: MISSING where it has none."""
 
     name: str
     kind: Any
     default: Any
     doc: str
+    note: Positional | Rest | None = None
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
 
 
 def _options(config_class: type[Any], default: Any = None, prefix: str = "") -> Iterator[_Option]:
     """Yields all that can be set. default: an instance of the class; None: its own defaults."""
-    docs = _docs_of(config_class)
+    notes = _notes_of(config_class)
     for item in _most_derived_first(config_class):
-        kind, _ = _documented(_hint_of(config_class, item.name))
+        kind, _ = _noted(_hint_of(config_class, item.name))
         value = getattr(default, item.name) if default is not None else _default_of(item)
         if is_dataclass(value) and not isinstance(value, type):
             yield from _options(type(value), value, f"{prefix}{item.name}.")
         elif _has_form(kind):
-            yield _Option(f"{prefix}{item.name}", kind, value, docs.get(item.name, ""))
+            name, note = f"{prefix}{item.name}", notes.get(item.name, "")
+            if isinstance(note, str):
+                yield _Option(name, kind, value, note)
+            else:
+                yield _Option(name, kind, value, note.doc, note)
 
 
 def _most_derived_first(config_class: type[Any]) -> list[dataclasses.Field[Any]]:
-    """The fields, a class's own before those that it inherits: they are what the recipe is about."""
+    """Returns the fields, a class's own before those that it inherits: they are what the program is about."""
     order = list(dict.fromkeys(name for owner in config_class.__mro__ for name in _annotations(owner)))
     return sorted(fields(config_class), key=lambda item: order.index(item.name))
 
@@ -192,65 +177,63 @@ def _annotations(owner: type[Any]) -> dict[str, Any]:
 
 
 def _default_of(item: dataclasses.Field[Any]) -> Any:
-    if item.default is not MISSING:
-        return item.default
-    return item.default_factory() if item.default_factory is not MISSING else None
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _hint_of(config_class: type[Any], name: str) -> Any:
-    """The type of a field; None where its module does not know it while it runs (an import for type checkers only)."""
-    for owner in config_class.__mro__:
-        if name in _annotations(owner):
-            try:
-                return eval_hint(_annotations(owner)[name], vars(sys.modules[owner.__module__]))
-            except NameError:
-                return None
-    return None
-
-
-def eval_hint(text: Any, namespace: Mapping[str, Any]) -> Any:
-    """An annotation as a type."""
+    """Returns the type of a field; None where its module imports the type for type checkers only."""
+    owner = next(owner for owner in config_class.__mro__ if name in _annotations(owner))
+    text = _annotations(owner)[name]
     if not isinstance(text, str):
         return text
     holder = types.new_class("holder")
     holder.__annotations__ = {"field": text}
-    return typing.get_type_hints(holder, dict(namespace), include_extras=True)["field"]
+    try:
+        return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), include_extras=True)["field"]
+    except NameError:
+        return None
 
 
-def _docs_of(config_class: type[Any]) -> dict[str, str]:
-    """The doc of each field: that of the most derived class that documents it."""
-    docs: dict[str, str] = {}
-    for owner in reversed(config_class.__mro__):
-        if not is_dataclass(owner):
-            continue
-        docs |= _docs_below(owner)
+def _noted(hint: Any) -> tuple[Any, str | Positional | Rest]:
+    """Returns the type of a field's annotation and the first note in it that is ours, "" without one."""
+    if typing.get_origin(hint) is Annotated:
+        kind, *notes = typing.get_args(hint)
+        return kind, next((note for note in notes if isinstance(note, str | Positional | Rest)), "")
+    return hint, ""
+
+
+def _notes_of(config_class: type[Any]) -> dict[str, str | Positional | Rest]:
+    """Returns what is said of each field by the most derived class that says something."""
+    notes: dict[str, str | Positional | Rest] = {}
+    for owner in filter(is_dataclass, reversed(config_class.__mro__)):
+        notes |= _docs_below(owner)
         for name in _annotations(owner):
-            if doc := _documented(_hint_of(owner, name))[1]:
-                docs[name] = doc
-    return docs
+            if note := _noted(_hint_of(owner, name))[1]:
+                notes[name] = note
+    return notes
 
 
 def _docs_below(config_class: type[Any]) -> dict[str, str]:
-    """The strings that stand below the fields of a class."""
+    """Returns the strings that stand below the fields of a class."""
     try:
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     except (OSError, SyntaxError, ValueError):
         return {}
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    docs = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
+                docs[name] = " ".join(text.split())
+    return docs
 
 
 def _has_form(kind: Any) -> bool:
-    """Whether a type has a form on the command line."""
+    """Returns whether a type has a form on the command line."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return True
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return all(part is type(None) or _has_form(part) for part in arguments)
     if origin is tuple:
         return all(part is Ellipsis or _has_form(part) for part in arguments)
@@ -258,23 +241,26 @@ def _has_form(kind: Any) -> bool:
 
 
 def _build(config_class: type[Any], given: Mapping[str, Any]) -> Any:
-    """The configuration with the given fields, in each configuration within it all at once."""
+    defaults = {item.name: _default_of(item) for item in fields(config_class)}
+    own = {name: value for name, value in given.items() if name.partition(".")[0] in defaults}
+    return config_class(**_changes(defaults.__getitem__, own, ""))
+
+
+def _changes(default_of: Any, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns what a configuration is made with; all changes to one within it are made at once, as some need others."""
     values = {}
-    for item in fields(config_class):
-        default = _default_of(item)
-        below = {name.partition(".")[2]: value for name, value in given.items() if name.startswith(f"{item.name}.")}
-        if item.name in given:
-            values[item.name] = given[item.name]
-        elif below and is_dataclass(default):
-            values[item.name] = _replace(default, below, item.name)
-    return config_class(**values)
+    for name, value in given.items():
+        head, dot, _ = name.partition(".")
+        if not dot:
+            values[name] = value
+        elif head not in values:
+            below = {key.removeprefix(f"{head}."): each for key, each in given.items() if key.startswith(f"{head}.")}
+            values[head] = _replace(default_of(head), below, f"{where}{head}")
+    return values
 
 
 def _replace(config: Any, given: Mapping[str, Any], where: str) -> Any:
-    values = {name: value for name, value in given.items() if "." not in name}
-    for name in {name.partition(".")[0] for name in given if "." in name}:
-        below = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
-        values[name] = _replace(getattr(config, name), below, f"{where}.{name}")
+    values = _changes(partial(getattr, config), given, f"{where}.")
     try:
         return dataclasses.replace(config, **values)
     except ValueError as error:
@@ -282,48 +268,30 @@ def _replace(config: Any, given: Mapping[str, Any], where: str) -> Any:
 
 
 def convert(text: str, kind: Any) -> Any:
-    """Text as a value of a type. Raises ValueError when it is none, OverflowError for an int of more than 64 bits."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        by_text = {str(value): value for value in arguments}
-        if text not in by_text:
-            raise ValueError(text)
-        return by_text[text]
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(text, arguments)
-    if origin is tuple:
+    """Returns text as a value of a type. Raises ValueError if it is none, OverflowError for an int above 64 bits."""
+    arguments = typing.get_args(kind)
+    if type(None) in arguments:
+        if text.lower() == "none":
+            return None
+        return convert(text, typing.Union[tuple(part for part in arguments if part is not type(None))])  # noqa: UP007
+    if typing.get_origin(kind) is tuple:
         parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
         kinds = [arguments[0]] * len(parts) if arguments[-1] is Ellipsis else list(arguments)
         return tuple(convert(part, kind) for part, kind in zip(parts, kinds, strict=True))
-    if kind is bool:
-        if text.lower() not in _BOOLS:
-            raise ValueError(text)
-        return _BOOLS[text.lower()]
-    if kind is float and not math.isfinite(float(text)):
+    value = msgspec.convert(text, kind, strict=False, dec_hook=_path)
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(text)
-    if kind is int and not -(1 << 63) <= int(text) < 1 << 63:  # later msgspec says so, of larger ones, without a name
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # msgspec could not write it into a message
         raise OverflowError(text)
-    if kind is Path:  # not every shell knows "~" here, make's does not
-        return Path(os.path.expanduser(text))
-    if kind in (int, float, str):
-        return kind(text)
-    raise TypeError(f"no command-line form for {kind}")
+    return value
 
 
-def _convert_union(text: str, kinds: Sequence[Any]) -> Any:
-    if type(None) in kinds and text.lower() == "none":
-        return None
-    for kind in kinds:
-        if kind is not type(None):
-            try:
-                return convert(text, kind)
-            except ValueError:
-                continue
-    raise ValueError(text)
+def _path(kind: type[Path], text: str) -> Path:
+    return kind(os.path.expanduser(text))  # not every shell knows "~" within a word, and make's does not
 
 
 def type_name(kind: Any) -> str:
-    """A type as a user would write it."""
+    """Returns a type as a user would write it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is type(None):
         return "none"
@@ -331,69 +299,113 @@ def type_name(kind: Any) -> str:
         return "..."
     if origin is Literal:
         return "|".join(map(str, arguments))
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return "|".join(map(type_name, arguments))
     if origin is tuple:
         return f"tuple[{', '.join(map(type_name, arguments))}]"
     return str(getattr(kind, "__name__", kind))
 
 
-def _overrides(known: Mapping[str, _Option], argv: Sequence[str]) -> dict[str, Any]:
+def _given(options: Sequence[_Option], argv: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of argv by the whole names of their fields. Raises ValueError."""
+    known = {option.name: option for option in options}
+    places = [option for option in options if isinstance(option.note, Positional)]
+    rest = next((option for option in options if isinstance(option.note, Rest)), None)
     given: dict[str, Any] = {}
-    words = iter(argv)
-    for word in words:
-        typed, equals, text = word.removeprefix("--").partition("=")
-        typed = typed.replace("-", "_") if word.startswith("--") else typed
-        name = _resolve(typed, known)
-        if not equals:
-            value = next(words, None) if word.startswith("--") else None
-            if value is None:
-                raise ValueError(f"field {name!r} has no value; write {name}=value")
-            text = value
-        if name in given:  # as where a command is repeated with another value at its end
-            print(printable(f"{name} is given twice; {name}={text} counts"), file=sys.stderr)
-        kind = known[name].kind
-        try:
-            given[name] = convert(text, kind)
-        except ValueError:
-            raise ValueError(f"field {name!r} takes {type_name(kind)}, not {text!r}") from None
-        except OverflowError:
-            raise ValueError(f"field {name!r} takes numbers of 64 bits, not {text!r}") from None
+    for number, argument in enumerate(argv):
+        typed, equals, text = argument.partition("=")
+        if argument.startswith("-") and argument != "-":
+            raise ValueError(_without_dashes(argument, argv[number + 1 :], known))
+        if not (equals and _NAME.fullmatch(typed)):
+            _take(argument, places, known, given)
+        elif rest is not None and not _meant(typed, known):
+            given[rest.name] = (*given.get(rest.name, ()), argument)
+        else:
+            name = _resolve(typed, known)
+            if name in given:  # as where a command is repeated with another value at its end
+                print(printable(f"{name} is given twice; {name}={text} counts"), file=sys.stderr)
+            given[name] = _value(known[name], text, known[name].kind)
+    for option in options:
+        if option.is_required and option.name not in given:
+            raise ValueError(f"{_place(option)} is missing: {option.doc or type_name(option.kind)} (--help lists all)")
     return given
 
 
+def _take(text: str, places: list[_Option], known: Mapping[str, _Option], given: dict[str, Any]) -> None:
+    """Gives a value without a name to the next field that takes one."""
+    if text in known and not isinstance(known[text].note, Positional):
+        raise ValueError(f"field {text!r} has no value; write {text}={_example(known[text])}")
+    if not places:
+        raise ValueError(f"{text!r} is no option; options are written field=value (--help lists all)")
+    if _is_many(option := places[0]):
+        given[option.name] = (*given.get(option.name, ()), _value(option, text, typing.get_args(option.kind)[0]))
+    else:
+        given[places.pop(0).name] = _value(option, text, option.kind)
+
+
+def _value(option: _Option, text: str, kind: Any) -> Any:
+    try:
+        return convert(text, kind)
+    except OverflowError:
+        raise ValueError(f"field {option.name!r} takes numbers of 64 bits, not {text!r}") from None
+    except ValueError:
+        raise ValueError(f"field {option.name!r} takes {type_name(kind)}, not {text!r}") from None
+
+
+def _without_dashes(argument: str, after: Sequence[str], known: Mapping[str, _Option]) -> str:
+    """Returns an error with the right spelling of `--field value`."""
+    typed, equals, text = argument.lstrip("-").partition("=")
+    name = typed.replace("-", "_")
+    option = known.get((_meant(name, known) or [""])[0])
+    if not equals:
+        text = _example(option) if option else "value"
+        if after and text == "value" and not after[0].startswith("-"):
+            text, argument = after[0], f"{argument} {after[0]}"
+    return f"options have no dashes; write {name}={text} in place of {argument} (--help lists all)"
+
+
+def _example(option: _Option) -> str:
+    return "true" if option.kind is bool else "value"
+
+
+def _meant(typed: str, known: Mapping[str, _Option]) -> list[str]:
+    """Returns the whole names that a typed one may stand for."""
+    return [typed] if typed in known else [name for name in known if name.endswith(f".{typed}")]
+
+
 def _resolve(typed: str, known: Mapping[str, _Option]) -> str:
-    """The whole name of a field. Raises ValueError where there is none, or more than one."""
-    if typed in known:
-        return typed
-    same = [name for name in known if name.endswith(f".{typed}")]
-    if len(same) > 1:
-        raise ValueError(f"field {typed!r} may be any of {', '.join(same)}; write one of them")
-    if same:
-        return same[0]
-    raise ValueError(f"unknown field {typed!r}{_hint(typed, list(known))} (--help lists all)")
+    """Returns the whole name of a field. Raises ValueError where there is none, or more than one."""
+    match _meant(typed, known):
+        case [name]:
+            return name
+        case []:
+            raise ValueError(f"unknown field {typed!r}{_hint(typed, known)} (--help lists all)")
+        case several:
+            raise ValueError(f"field {typed!r} may be any of {', '.join(several)}; write one of them")
 
 
-def _hint(name: str, known: Sequence[str]) -> str:
-    """Which field is meant by a name that is none, if one can be."""
-    aliases = _ALIASES.get(name.lower())
-    if aliases is None:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
-        return f"; the nearest is {near[0]!r}" if near else ""
-    meant = [field for field in aliases if field in known]
-    return f"; here it is {meant[0]!r}" if meant else ""
+def _hint(typed: str, known: Mapping[str, _Option]) -> str:
+    """Says which field may be meant: the one with the nearest name, else the only one whose doc has the name in it."""
+    phrase = re.compile(rf"\b{re.escape(typed).replace('_', '[ _]')}\b", re.IGNORECASE)
+    meant = difflib.get_close_matches(typed, known, n=1, cutoff=_NEAR)
+    meant = meant or [name for name, option in known.items() if phrase.search(option.doc)]
+    return f"; {meant[0]!r} may be meant" if len(meant) == 1 else ""
 
 
-def _documented(hint: Any) -> tuple[Any, str]:
-    """The type and the doc of a field's annotation."""
-    if typing.get_origin(hint) is Annotated:
-        kind, *notes = typing.get_args(hint)
-        return kind, next((note for note in notes if isinstance(note, str)), "")
-    return hint, ""
+def _is_many(option: _Option) -> bool:
+    return typing.get_origin(option.kind) is tuple
+
+
+def _place(option: _Option) -> str:
+    """Returns how a field stands in the usage line: RUN, RUN..., [RUN], or field=value."""
+    if not isinstance(option.note, Positional):
+        return f"{option.name}=value"
+    shown = option.name.upper() + ("..." if _is_many(option) else "")
+    return shown if option.is_required else f"[{shown}]"
 
 
 def _show(value: Any) -> str:
-    """A default as it would be written on the command line."""
+    """Returns a default as it would be written on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from engine.console.options import Machines, flat, overrides
+from engine.console.options import flat, overrides
 from engine.nodes.config import LeadConfig, node_command
 from engine.nodes.messages import LearnerHosts
+from engine.programs.invocation import Machines
 from engine.recipe import Recipe
 from sandbox.printable import printable
 

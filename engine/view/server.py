@@ -61,7 +61,7 @@ async def serve(questions: Questions, port: int) -> AsyncIterator[int]:
             await site.start()
         except OSError as error:
             raise CannotListen(
-                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: --port 0 takes any free one"
+                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: port=0 takes any free one"
             ) from error
         yield runner.addresses[0][1]
     finally:

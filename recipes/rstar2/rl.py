@@ -34,11 +34,12 @@ from algo.reward.math_reward import MathReward
 from engine.assembly.devices import DevicePlan
 from engine.assembly.training import TrainingConfig, say, training
 from engine.balancing.kv_aware import KvAware
-from engine.console.options import Machines, flat, parse_all
+from engine.console.options import flat, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
+from engine.programs.invocation import Machines
 from engine.programs.job import run as run_job
 from engine.programs.machines import commands, lead_of
 from engine.programs.main import written
@@ -47,6 +48,7 @@ from engine.recipe import Recipe, Run
 from engine.recording.policy import RecordConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import CheckpointFolder
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.telemetry.watchdog import exit_process
@@ -395,7 +397,7 @@ async def run_stage(config: Config, number: int, data: Path, console: Console, l
         return
     prompts = open_data(data, seed=config.seed_of(number), epochs=None)
     sets = named_sets(config.eval_sets, config.eval_problems)
-    with RunFolder.open(config.folder, name, identity, steps=steps) as folder:
+    with RunFolder.open(config.folder, name, Identity(identity), steps=steps) as folder:
         if folder.path != path:
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
         streams.listen(folder.note)
@@ -560,9 +562,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def main(argv: Sequence[str]) -> int:
     streams.outlive_readers()
     print_logs()
-    machines, config = parse_all([Machines, Config], argv)
+    config, machines = parse_all([Config, Machines], argv, description=__doc__)
     if config.protocol == "release":  # with its own defaults
-        machines, config = parse_all([Machines, ReleaseConfig], argv)
+        config, machines = parse_all([ReleaseConfig, Machines], argv)
     lead = lead_of(machines, recipe, config, checkpoint_option="model")
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])

@@ -178,8 +178,8 @@ def test_a_checkpoint_behind_an_api(start: Start) -> None:
 def test_the_page_of_a_run(start: Start, tmp_path: Path) -> None:
     [port] = free_ports(1)
     write_viewed_run(tmp_path / "run")
-    words = ["-u", "-m", "engine.programs.view", tmp_path / "run", "--port", port]
-    check("engine.view", serving(start(sys.executable, *words), "engine.view"), {port: "--port"})
+    words = ["-u", "-m", "engine.programs.view", tmp_path / "run", f"port={port}"]
+    check("rocstar view", serving(start(sys.executable, *words), "rocstar view"), {port: "port"})
 
 
 def test_the_sandbox_over_http(start: Start) -> None:

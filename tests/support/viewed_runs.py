@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from tests.support.recorded_run import TOKENIZER, write_recorded_run
 
@@ -71,7 +72,7 @@ def metrics(step: int) -> dict[str, float]:
 @contextmanager
 def run_under_way(path: Path, *, steps: int = 3, **config: Any) -> Iterator[RunFolder]:
     """A run that holds its folder and has so many steps."""
-    with RunFolder.open(path.parent, path.name, CONFIG | config) as folder:
+    with RunFolder.open(path.parent, path.name, Identity(CONFIG | config)) as folder:
         folder.json("config.json", CONFIG | config)
         for step in range(1, steps + 1):
             folder.step(step, metrics(step))

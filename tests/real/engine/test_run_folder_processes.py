@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder, versions
 from tests.support.paths import ROOT
 from tests.unit.engine.run.test_run_folder import WITHOUT_STEPS, train
@@ -23,6 +24,7 @@ import sys
 import zlib
 from pathlib import Path
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Identity
 from engine.run.run_folder import CannotWrite, RunFolder
 
 what, runs = sys.argv[1], Path(sys.argv[2])
@@ -67,7 +69,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, what, file):
 def test_a_new_run_does_not_speak_of_those_that_ended_or_are_under_way(tmp_path):
     train(tmp_path, 3, config={**WITHOUT_STEPS, "lr": 0.5})
     assert train(tmp_path, 3, config={**WITHOUT_STEPS, "lr": 0.1}).unfinished is None
-    with RunFolder.open(tmp_path, "run", {"lr": 0.3}) as run:
+    with RunFolder.open(tmp_path, "run", Identity({"lr": 0.3})) as run:
         run.json("config.json", {"lr": 0.3})
         run.step(0, {})
         lock = subprocess.run(
@@ -79,8 +81,9 @@ def test_a_new_run_does_not_speak_of_those_that_ended_or_are_under_way(tmp_path)
 OTHER = """
 import sys
 from pathlib import Path
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder, versions
-with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
+with RunFolder.open(Path(sys.argv[1]), "run", Identity({"lr": 0.2})) as run:
     print(run.path.name, run.unfinished)
 """
 
@@ -88,8 +91,9 @@ with RunFolder.open(Path(sys.argv[1]), "run", {"lr": 0.2}) as run:
 LOCKED = """
 import os, sys
 from pathlib import Path
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder, versions
-with RunFolder.open(Path(sys.argv[1]), "run", {"steps": 3}) as run:
+with RunFolder.open(Path(sys.argv[1]), "run", Identity({"steps": 3})) as run:
     print(run.path.name, run.resumed, run.busy and run.busy.name)
 """
 
@@ -100,7 +104,7 @@ def test_two_processes_never_write_in_one_folder(tmp_path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
-    with RunFolder.open(tmp_path, "run", {"steps": 3}) as run:
+    with RunFolder.open(tmp_path, "run", Identity({"steps": 3})) as run:
         run.json("config.json", {"steps": 3})
         run.step(0, {})
         assert elsewhere() == "run-2 False run\n"

@@ -415,7 +415,8 @@ def test_an_unknown_field_names_the_nearest() -> None:
 
 OPTIONS = """
 import sys
-from engine.console.options import Invocation, parse_all
+from engine.console.options import parse_all
+from engine.programs.invocation import Invocation
 from recipes.quickstart import Config
 for word in sys.argv[1:]:
     try:

@@ -11,6 +11,7 @@ from algo.learner.serialize import from_plain
 from algo.loss.policy_losses import PpoClip
 from engine.console.options import parse
 from engine.errors import BadInput
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from recipes.rstar2.rl import (
     RELEASE,
@@ -282,7 +283,7 @@ def test_a_stage_has_ended_when_all_steps_that_are_wanted_are_in_its_summary(dat
 def test_a_run_goes_on_with_other_machines_and_not_with_other_values(data, tmp_path):
     made = config(data)
     identity = identity_of(made, 1, Start(checkpoint=TINY), data)
-    with RunFolder.open(made.folder, "stage-1", identity, steps=2) as folder:
+    with RunFolder.open(made.folder, "stage-1", Identity(identity), steps=2) as folder:
         folder.json("config.json", {**identity, "steps": 2})
     path = made.folder / "stage-1"
     moved = config(data, "replicas=1", "micro_batch_tokens=1000", "kv_blocks=1500", "checkpoint_every=1")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from engine.console.options import parse
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from recipes.rstar2 import sft
 from recipes.rstar2.parts.tuning.format_check import Question, Reply, ask, shares
@@ -90,20 +91,20 @@ def checkpoint(run, step):
 @pytest.fixture
 def killed(tmp_path):
     """Opens a run again that was killed after five steps, with checkpoints after the second and the fourth."""
-    with RunFolder.open(tmp_path / "runs", "sft", {"a": 1}) as run:
+    with RunFolder.open(tmp_path / "runs", "sft", Identity({"a": 1})) as run:
         run.json("config.json", {"a": 1})
         for step in range(6):
             run.step(step, {"loss": 1.0 - step / 10})
         folders = [checkpoint(run, step) for step in (2, 4)]
 
     def opened():
-        return RunFolder.open(tmp_path / "runs", "sft", {"a": 1})
+        return RunFolder.open(tmp_path / "runs", "sft", Identity({"a": 1}))
 
     return opened, folders
 
 
 def test_a_new_run_begins_at_the_start(tmp_path):
-    with RunFolder.open(tmp_path, "sft", {"a": 1}) as run:
+    with RunFolder.open(tmp_path, "sft", Identity({"a": 1})) as run:
         found = resume(run)
     assert (found.step, found.rows, found.checkpoint) == (0, [], None)
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from engine.console.options import Invocation, Machines
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig, launcher, node_command
 from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import LearnerHosts
 from engine.programs import learner_host
+from engine.programs.invocation import Machines
 from engine.programs.node import _options, _parser
 from engine.recipe import name_of
 from recipes.quickstart import Config
@@ -62,7 +62,7 @@ def test_dry_run_says_what_the_other_hosts_of_the_learner_run(tmp_path):
 )
 def test_hosts_of_the_learner_need_a_place_to_meet_and_a_door(fields, named):
     with pytest.raises(ValueError, match=named):
-        Invocation(**fields)
+        Machines(**fields)
 
 
 def test_all_hosts_of_the_learner_start_the_same_launcher_and_the_lead_is_where_they_meet():
@@ -97,7 +97,7 @@ def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
 @pytest.mark.parametrize("fields", [{"nodes_only": True}, {"nodes_keys": "keys"}])
 def test_options_for_nodes_need_an_address(fields):
     with pytest.raises(ValueError, match="nodes must be an address"):
-        Invocation(**fields)
+        Machines(**fields)
 
 
 def test_what_a_machine_gives_takes_the_place_of_what_the_lead_says():

@@ -115,7 +115,7 @@ def test_neither_torch_nor_vllm_is_loaded_to_view_a_run(tmp_path):
         "assert main(sys.argv[1:]) == 0\n"
         "print(*sorted({'torch', 'vllm', 'transformers', 'IPython'} & set(sys.modules)))"
     )
-    words = [str(tmp_path / "run"), "--export", str(tmp_path / "run.html")]
+    words = [str(tmp_path / "run"), f"export={tmp_path / 'run.html'}"]
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == ""

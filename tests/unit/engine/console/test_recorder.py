@@ -12,6 +12,7 @@ from engine.console.recorder import FIRST, LAST, RunRecorder
 from engine.console.report import print_report
 from engine.diagnosis.step_window import Limit
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Identity
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.sinks import SinkUnavailable, WeightsAndBiases
@@ -19,6 +20,7 @@ from engine.telemetry.timeline import Timeline
 from tests.support.fakes import Clock, a_prompt, a_trajectory
 
 CONFIG = {"steps": 1}
+IDENTITY = Identity(CONFIG)
 
 
 class Shown:
@@ -49,7 +51,7 @@ TRAINED = {"reward": 0.5, "tools/error_share_correct": 0.1, "rollout/staleness_m
 
 def test_what_limits_the_run_is_shown_with_each_step(tmp_path):
     options = {"max_staleness": 0, "kv_blocks": 40}
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         run.json("config.json", CONFIG | options)
         book = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()))
         shown = Shown()
@@ -64,7 +66,7 @@ def test_what_limits_the_run_is_shown_with_each_step(tmp_path):
 
 def begun(folder):
     """A run of one step that was evaluated before and after, and killed before it ended."""
-    with RunFolder.open(folder, "run", CONFIG) as run:
+    with RunFolder.open(folder, "run", IDENTITY) as run:
         run.json("config.json", CONFIG)
         state = RunState.open(run, 1)
         book = RunRecorder(run, state, Timeline(Clock()))
@@ -83,7 +85,7 @@ def begun(folder):
 
 def resumed(folder):
     """(what it says, what the report prints, its summary, what the display shows)."""
-    with RunFolder.open(folder, "run", CONFIG) as run:
+    with RunFolder.open(folder, "run", IDENTITY) as run:
         book, shown, written = RunRecorder(run, RunState.open(run, 1), Timeline(Clock())), Shown(), io.StringIO()
         book.show_on(shown)
         summary = book.summary() | {"first_step_s": None}
@@ -103,7 +105,7 @@ def test_a_run_that_is_resumed_shows_what_it_has_measured(tmp_path):
 
 def test_a_run_whose_metrics_have_older_names_is_refused(tmp_path):
     begun(tmp_path)
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         state = RunState.open(run, 1)
         old = [
             {name.replace("tools/error_share", "tool_error_share"): value for name, value in row.items()}
@@ -169,7 +171,7 @@ class Broken:
 
 def test_every_row_goes_to_every_sink(tmp_path):
     sinks = [Kept(), Kept()]
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=sinks)
         recorder.step(1, TRAINED)
     assert [sink.rows for sink in sinks] == [[(1, 0.5)]] * 2
@@ -178,7 +180,7 @@ def test_every_row_goes_to_every_sink(tmp_path):
 def test_what_was_before_a_resume_goes_to_the_sinks(tmp_path):
     begun(tmp_path)
     kept = Every()
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=[kept])
         recorder.show_on(Shown())
     assert [(step, row["eval/accuracy"]) for step, row in kept.rows] == [(0, 0.25), (1, 0.75)]
@@ -186,7 +188,7 @@ def test_what_was_before_a_resume_goes_to_the_sinks(tmp_path):
 
 def test_a_sink_that_raises_ends_neither_the_run_nor_the_others(tmp_path):
     kept = Every()
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         recorder = RunRecorder(run, RunState.open(run, 1), Timeline(Clock()), sinks=[Broken(), kept])
         for step in (1, 2, 3):
             recorder.step(step, TRAINED)
@@ -229,7 +231,7 @@ def test_an_evaluation_that_ends_beside_training_reaches_weights_and_biases(tmp_
     (tmp_path / "wandb.py").write_text(WANDB)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", IDENTITY) as run:
         sink = WeightsAndBiases(run)
     for step in (1, 2, 3):
         sink.step(step, {"reward": step / 10})
@@ -243,5 +245,8 @@ def test_an_evaluation_that_ends_beside_training_reaches_weights_and_biases(tmp_
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="it is installed here")
 def test_a_sink_whose_client_is_not_installed_says_what_to_do(tmp_path):
-    with RunFolder.open(tmp_path, "run", CONFIG) as run, pytest.raises(SinkUnavailable, match="pip install wandb"):
+    with (
+        RunFolder.open(tmp_path, "run", IDENTITY) as run,
+        pytest.raises(SinkUnavailable, match="pip install wandb"),
+    ):
         WeightsAndBiases(run)

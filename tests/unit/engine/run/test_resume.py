@@ -25,6 +25,7 @@ from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Identity
 from engine.run.journal import Journal
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
@@ -144,7 +145,7 @@ class Life:
         """The rows of metrics.jsonl and what was trained, once it has ended; None when it was cut off: after so many
         turns, or when the checkpoint of step `checkpoints` is complete.
         """
-        with self.kind.open(self.folder, "run", {"steps": self.steps}) as run:
+        with self.kind.open(self.folder, "run", Identity({"steps": self.steps})) as run:
             self.run = run
             if not run.resumed:
                 run.json("config.json", {"steps": self.steps, "argv": []})

@@ -13,6 +13,7 @@ import pytest
 
 from engine.atomic_files import CannotWrite
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 
 
@@ -110,7 +111,7 @@ CONFIG = {"steps": 3, "runs": Path("runs"), "pair": (1, 2)}
 
 
 def begin(tmp_path, config=CONFIG):
-    with RunFolder.open(tmp_path, "run", config) as run:
+    with RunFolder.open(tmp_path, "run", Identity(config)) as run:
         if not run.resumed:
             run.json("config.json", {**config, "argv": ["x"]})
             for step in range(4):
@@ -123,7 +124,7 @@ def test_a_run_that_did_not_end_is_resumed_and_later_steps_are_forgotten(tmp_pat
     path = tmp_path / "run" / "metrics.jsonl"
     with path.open("ab") as file:
         file.write(b'{"step":4,"rew')  # killed within a write
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         assert run.resumed
         assert run.resume(2) == [{"step": step, "reward": step / 2} for step in range(3)]
         run.step(3, {"reward": 9.0})
@@ -138,14 +139,14 @@ def test_rows_that_are_not_whole_are_those_of_no_step(tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], bytes(9), b'{"step"\n', b"\n", b"[]\n", *lines[3:]]))  # power was lost
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         assert [row["step"] for row in run.resume(2)] == [0, 1, 2]
     for left in (b"".join(lines[:2]), b"".join([*lines[:2], lines[2][:-5]]), bytes(50), b""):
         path.write_bytes(left)
         step = 2 if lines[1] in left else 1
         with (
             pytest.raises(Unresumable, match=rf"run/metrics.jsonl holds no whole row of step {step}"),
-            RunFolder.open(tmp_path, "run", CONFIG) as run,
+            RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run,
         ):
             run.resume(2)
         assert path.read_bytes() == left
@@ -158,7 +159,7 @@ def test_a_damaged_row_is_never_taken_for_one_that_was_measured(tmp_path):
     content = path.read_bytes()
     second = content.index(b'{"step":2')
     third = content.index(b'{"step":3')
-    with RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         rows = run.rows(2)
         for at in range(len(content)):
             for bit in range(8):
@@ -194,7 +195,7 @@ def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_fold
     other = {**CONFIG, "steps": 4}
     assert begin(tmp_path, other).path.name == "run-2"
     assert begin(tmp_path, other).resumed
-    with RunFolder.open(tmp_path, "run", other) as run:
+    with RunFolder.open(tmp_path, "run", Identity(other)) as run:
         run.json("summary.json", {})
     assert begin(tmp_path, other).path.name == "run-3"
     with RunFolder.open(tmp_path, "run") as run:
@@ -213,9 +214,9 @@ def test_a_run_that_fails_while_it_is_resumed_loses_nothing(tmp_path):
     """Nor does one that goes on from before all that it has measured: its journal is there still."""
     begin(tmp_path)
     (tmp_path / "run" / "metrics.draft").symlink_to("/dev/full")
-    with pytest.raises(CannotWrite, match="cannot write"), RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with pytest.raises(CannotWrite, match="cannot write"), RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         run.resume(2)
-    with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path, "run", CONFIG) as run:
+    with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         1 / len(run.resume(-1))
     assert run.path.exists()
 
@@ -239,7 +240,7 @@ def test_a_run_of_another_user_is_named(tmp_path, monkeypatch):
 
 def train(parent, steps, trained=None, config=CONFIG):
     """A run that is to have so many steps. trained: the last one that it has, where it does not end."""
-    with RunFolder.open(parent, "run", config, steps=steps) as run:
+    with RunFolder.open(parent, "run", Identity(config), steps=steps) as run:
         if run.resumed:
             run.extend(steps)
         else:
@@ -318,6 +319,6 @@ def test_a_note_is_a_line_of_a_file_and_never_an_error(tmp_path):
 def test_a_folder_that_holds_nothing_but_a_free_lock_is_taken(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
-    with RunFolder.open(tmp_path, "run", {"seed": 0}, steps=1) as run:
+    with RunFolder.open(tmp_path, "run", Identity({"seed": 0}), steps=1) as run:
         assert run.path == tmp_path / "run"
         assert not run.resumed

@@ -14,6 +14,7 @@ from algo.learner.config import LearnerConfig
 from engine.assembly.training import Training, TrainingConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import Unresumable
+from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from tests.support.fakes import a_prompt
@@ -62,7 +63,7 @@ def live(folder, *, staleness, refills, killed_after=None):
     names: dict = {}
     exec(compile(BLOCK, "recipes/README.md", "exec"), names)
     drawn = {}
-    with RunFolder.open(folder, "run", {"seed": 0}, steps=STEPS) as run:
+    with RunFolder.open(folder, "run", Identity({"seed": 0}), steps=STEPS) as run:
         if not run.resumed:
             run.json("config.json", {"seed": 0, "steps": STEPS})
         job = Training(config(staleness), run, make_balancer=None, sinks=(), console=Console(quiet=True))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.run.identity import Identity
 from engine.run.journal import Journal
 from engine.run.run_folder import RunFolder
 from engine.stages.empty_batches import EMPTY_BATCHES, EmptyBatches, NothingToTrain
@@ -183,8 +184,8 @@ class AnyNumberOfSteps(RunFolder):
     """Its steps are no part of a run's identity."""
 
     @classmethod
-    def open(cls, parent, name, config):
-        return super().open(parent, name, {"argv": []}, steps=config["steps"])
+    def open(cls, parent, name, identity):
+        return super().open(parent, name, Identity({"argv": []}), steps=identity.values["steps"])
 
 
 @pytest.mark.parametrize("every", [1, 2, 100])

@@ -59,7 +59,7 @@ def test_an_exported_file_holds_all_that_it_needs(questions, tmp_path):
         assert f'"{address}"' in page
 
 
-@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "--export", "no/such/folder.html"]])
+@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "export=no/such/folder.html"]])
 def test_wrong_input_ends_with_status_2_and_one_line(words, tmp_path, monkeypatch, capsys):
     write_viewed_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,15 @@ def test_a_run_is_read_again_only_where_it_is_followed(tmp_path):
         assert [asked.answer("runs", {})["runs"][0]["last"] for asked in (still, follows)] == [1, 2]
 
 
+def test_runs_that_differ_by_their_seed_are_of_one_family(tmp_path):
+    seeds = [("seed=0", 0, 0.5), ("seed=1", 1, 0.5), ("lr=0.7", 0, 0.7)]
+    for option, seed, lr in seeds:
+        write_viewed_run(tmp_path / option, recorded=0, options=[option], argv=[option], seed=seed, lr=lr)
+    asked = Questions([RunFiles(tmp_path / option) for option, _, _ in seeds])
+    first, again, other = (run["family"] for run in asked.answer("runs", {})["runs"])
+    assert first == again != other
+
+
 def test_what_limits_a_run_says_whether_it_was_measured(tmp_path):
     write_viewed_run(tmp_path / "run", recorded=0)
     found = questions(tmp_path / "run").answer("now", {"run": "0"})

@@ -1,0 +1,100 @@
+"""What a model has that takes memory: numbers of its configuration, and parameters counted by transformers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from algo.learner.model.supported import check_structure, empty
+
+# What their config.json on Hugging Face's hub says, so that nothing has to be downloaded to ask whether they fit.
+PUBLIC: Mapping[str, Mapping[str, Any]] = {
+    "Qwen2.5-7B-Instruct": {
+        "model_type": "qwen2",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-14B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A dense decoder."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_width: int
+    vocabulary: int
+    positions: int
+    parameters: int
+    layer_parameters: int
+    """Of one layer; what is in no layer are embeddings, head and last norm."""
+
+    @property
+    def adapter_width(self) -> int:
+        """Parameters of the adapters of all projections of one layer, for each unit of their rank."""
+        queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
+        return 7 * self.hidden + 2 * queries + 2 * keys + 3 * self.intermediate
+
+
+def configuration(name: str) -> PretrainedConfig:
+    """The configuration of a model in PUBLIC, of a folder, a config.json, or an id of the hub. Raises ValueError."""
+    known = {each.lower(): fields for each, fields in PUBLIC.items()}
+    if name.lower() in known:
+        fields = dict(known[name.lower()])
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    if not Path(name).exists() and "/" not in name:
+        raise ValueError(f"model: {name!r} is no folder, no config.json and none of {', '.join(PUBLIC)}")
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        cause = " ".join(str(error).split())
+        raise ValueError(f"model: {name!r} has no config.json that can be read ({cause}). Fix: model=DIR") from error
+
+
+def model_of(name: str) -> Model:
+    """Raises ValueError for a model that is not there, or that the learner cannot train."""
+    config = configuration(name)
+    try:
+        model = empty(config, "sdpa")
+        check_structure(model)
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from error
+    layers = model.base_model.layers
+    return Model(
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        layer_parameters=sum(weight.numel() for weight in layers[0].parameters()),
+    )
