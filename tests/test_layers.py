@@ -81,6 +81,7 @@ MAY_IMPORT = {
         "engine.telemetry",
         "sandbox.http.connections",
         "sandbox.http.incoming",
+        "sandbox.http.listener",
     ),
     "engine/stages": (
         *GROUND,

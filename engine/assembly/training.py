@@ -24,6 +24,7 @@ Invariants
 from __future__ import annotations
 
 from engine.process import streams
+from sandbox.http.listener import Address
 from sandbox.printable import printable
 
 streams.prepare_descriptors()  # before other imports open files
@@ -415,7 +416,7 @@ class Training:
         if (host, token) not in self._gateways:
             config = GatewayConfig(max_sessions=1 << 20)
             gateway = Gateway(self.fleet, self.chat, self.timeline, config, self.run_folder.note)
-            server = serve(gateway, ServerConfig(model=model, host=host, token=token))
+            server = serve(gateway, ServerConfig(model=model, address=Address(host=host, token=token)))
             self._gateways[host, token] = gateway, await self._stack.enter_async_context(server)
         gateway, address = self._gateways[host, token]
         made = AgentRollouts(

@@ -28,7 +28,7 @@ import uvloop
 
 from engine.assembly.serving import BLOCK, Serving, ServingConfig, serving
 from engine.gateway.gateway import Gateway, GatewayConfig
-from engine.gateway.http.server import CannotListen, ServerConfig, serve
+from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.session import SessionRules
 from engine.gateway.tool_loop import ToolLoop
 from engine.programs.gateway_tools import ToolOptions
@@ -37,6 +37,7 @@ from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatConfig, TemplateError
 from engine.telemetry.watchdog import exit_process
 from sandbox import Limits, SandboxConfig, SandboxUnavailable
+from sandbox.http.listener import Address, CannotListen
 
 TOKEN_VARIABLE = "ROCSTAR_GATEWAY_TOKEN"
 EXPECTED = (CannotListen, ReplicaDied, SandboxUnavailable, TemplateError, ValueError)
@@ -165,7 +166,8 @@ async def run(options: argparse.Namespace) -> str | None:
         loop.add_signal_handler(number, stop, number)
     model, *also = options.served_name or [options.checkpoint.resolve().name]
     try:
-        server = ServerConfig(model=model, also=tuple(also), host=options.host, port=options.port, token=options.token)
+        address = Address(host=options.host, port=options.port, token=options.token)
+        server = ServerConfig(model=model, also=tuple(also), address=address)
         config = serving_config(options)
         parts = "vLLM engine" if options.replicas == 1 else f"{options.replicas} vLLM engines"
         print(f"starting {parts} with {options.checkpoint}{' and the sandbox' if options.tools else ''}", flush=True)
@@ -174,10 +176,10 @@ async def run(options: argparse.Namespace) -> str | None:
                 max_tokens=config.rollout.max_tokens, temperature=options.temperature, seed=options.seed
             )
             gateway = Gateway(served.fleet, served.chat, served.timeline, GatewayConfig(rules=rules))
-            async with serve(gateway, server, tool_loop=tool_loop(options, served)) as address:
+            async with serve(gateway, server, tool_loop=tool_loop(options, served)) as url:
                 gc.collect()
                 gc.freeze()  # what was imported stays; each full collection would walk a million objects of it
-                print(f"{model} at {address}/v1 (OpenAI) and {address} (Anthropic)", flush=True)
+                print(f"{model} at {url}/v1 (OpenAI) and {url} (Anthropic)", flush=True)
                 await asyncio.Event().wait()  # replicas that are all dead end it too
     except EXPECTED as error:
         return str(error)

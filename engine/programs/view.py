@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from engine.atomic_files import CannotWrite
 from engine.console.options import Positional, parse
@@ -22,7 +23,8 @@ from engine.view.export import export
 from engine.view.page import NoPlots
 from engine.view.questions import Questions
 from engine.view.run_files import NotARun, RunFiles
-from engine.view.server import HOST, CannotListen, serve
+from engine.view.server import serve
+from sandbox.http.listener import CannotListen
 from sandbox.printable import print_logs, printable
 
 EXPECTED = (CannotListen, CannotWrite, NoPlots, NotARun, ValueError)
@@ -44,10 +46,11 @@ class Options:
 
 async def view(questions: Questions, port: int) -> None:
     """Serves until it is cancelled."""
-    async with serve(questions, port) as taken:
-        address = f"http://{HOST}:{taken}/"
-        print(printable(f"{', '.join(run.name for run in questions.runs)} at {address}"), flush=True)
-        print(f"from another machine: ssh -L {taken}:{HOST}:{taken} {_user()}@{socket.gethostname()}")
+    async with serve(questions, port) as url:
+        print(printable(f"{', '.join(run.name for run in questions.runs)} at {url}/"), flush=True)
+        here = urlsplit(url)
+        tunnel = f"{here.port}:{here.hostname}:{here.port}"
+        print(f"from another machine: ssh -L {tunnel} {_user()}@{socket.gethostname()}")
         print("and open the same address there. Ctrl-C ends it.", flush=True)
         await asyncio.Event().wait()
 

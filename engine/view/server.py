@@ -1,7 +1,7 @@
 """The page over HTTP, for this machine's user alone.
 
 Invariants
-- It listens on 127.0.0.1. A request is answered only if it names a loopback host (another site's name that resolves to
+- It listens on loopback. A request is answered only if it names a loopback host (another site's name that resolves to
   127.0.0.1 is refused); one that starts something must come from the page itself.
 - The page may load nothing from elsewhere: the browser is told so in each answer.
 - An answer that takes long is made in a thread.
@@ -26,9 +26,9 @@ from engine.view.questions import Questions
 from engine.view.rerun import run_again
 from engine.view.run_files import RunFiles
 from sandbox import SandboxUnavailable
-from sandbox.http.incoming import names_loopback
+from sandbox.http.incoming import bodies_end, names_loopback
+from sandbox.http.listener import Address, listening
 
-HOST = "127.0.0.1"
 COMPRESS = 1 << 16  # bytes from which an answer is compressed: over an SSH tunnel it counts
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
@@ -45,32 +45,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Action = Callable[[RunFiles, dict[str, int]], Awaitable[dict[str, Any]]]
 
 
-class CannotListen(Exception):
-    """One line: the port, the cause, and what to do about it."""
-
-
 @asynccontextmanager
-async def serve(questions: Questions, port: int) -> AsyncIterator[int]:
-    """The port at which it is reached. port 0: any free one. Raises CannotListen and NoPlots."""
-    app = make_app(questions)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, HOST, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise CannotListen(
-                f"cannot listen on {HOST} port {port}: {error.strerror}. Fix: port=0 takes any free one"
-            ) from error
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+async def serve(questions: Questions, port: int) -> AsyncIterator[str]:
+    """Serves the page and yields its URL. port 0: any free one.
+
+    Raises NoPlots and `sandbox.http.listener.CannotListen`.
+    """
+    async with listening(make_app(questions), Address(port=port)) as url:
+        yield url
 
 
 def make_app(questions: Questions) -> web.Application:
     """Raises NoPlots."""
-    app = web.Application(middlewares=[_guarded])
+    app = web.Application(middlewares=[bodies_end, _guarded])
     answers = _Answers(questions)
     app.add_routes(
         [

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -86,7 +87,7 @@ class Connection(asyncio.Protocol):
 class Connections:
     """All connections of a server.
 
-    >>> connections = Connections(most=1000)
+    >>> connections = Connections.within_limits()
     >>> await loop.create_server(connections.protocols(runner.server), host, port)
     """
 
@@ -97,6 +98,12 @@ class Connections:
         # those that wait for their client, the one that has waited longest first: since when, and what was to be sent
         self._waiting: dict[asyncio.Transport, tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def within_limits(cls) -> Connections:
+        """As many as this process may have descriptors, less some for all else."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(most=max(descriptors - SPARE_FDS, descriptors // 2))
 
     @property
     def count(self) -> int:

@@ -12,12 +12,13 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 from aiohttp.typedefs import Handler, Middleware
 
 from sandbox.http.connections import Connections
@@ -55,11 +56,41 @@ def check_local(request: web.Request) -> None:
         raise Refused(415, f"Content-Type must be 'application/json', got {request.content_type!r}")
 
 
-@web.middleware
-async def local_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Applies `check_local` to each request."""
-    check_local(request)
-    return await handler(request)
+def token_of(headers: Mapping[str, str]) -> str:
+    """Returns the token that a request carries as a Bearer, as the password of basic authentication (as clients send it
+    that take a URL alone, http://any-name:TOKEN@host) or as `x-api-key`; "" when it carries none.
+
+    >>> token_of({"Authorization": "Bearer abc"}), token_of({"Authorization": BasicAuth("name", "abc").encode()})
+    ('abc', 'abc')
+    """
+    authorization = headers.get("Authorization", "")
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    try:
+        return BasicAuth.decode(authorization, encoding="utf-8").password
+    except ValueError:  # another scheme, or not well-formed
+        return headers.get("x-api-key", "")
+
+
+def authorize(request: web.Request, token: str) -> None:
+    """Raises Refused for a request that the server's token does not allow. token: "" where the server has none."""
+    if not token:
+        check_local(request)
+    elif not hmac.compare_digest(token_of(request.headers).encode(errors="surrogateescape"), token.encode()):
+        forms = "as `Authorization: Bearer`, as a password or as `x-api-key`"
+        raise Refused(401, f"the request must carry the server's token, {forms}")
+
+
+def authorized(token: str) -> Middleware:
+    """Applies `authorize` to each request."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        authorize(request, token)
+        return await handler(request)
+
+    return check
 
 
 def hear(connections: Connections) -> Middleware:

@@ -15,64 +15,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hmac
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 
 import uvloop
-from aiohttp import BasicAuth, web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp import web
 
 from sandbox.client.sandbox import Sandbox
-from sandbox.config import SandboxConfig, SandboxUnavailable, stays_here
+from sandbox.config import SandboxConfig, SandboxUnavailable
 from sandbox.http.code_judge import Judge
-from sandbox.http.connections import SPARE_FDS, Connections, log
+from sandbox.http.connections import Connections
 from sandbox.http.gateway import LANGUAGES, MAX_WALL_S, Gateway, errors_as_json, json_response
-from sandbox.http.incoming import Refused, bodies_end, hear, local_only
+from sandbox.http.incoming import authorized, bodies_end, hear
+from sandbox.http.listener import Address, CannotListen, listening
 from sandbox.http.sandbox_fusion import Fusion
 from sandbox.http.sessions import Sessions
 from sandbox.printable import print_logs
 from sandbox.wire import Limits
 
 TOKEN_VARIABLE = "ROCSTAR_SANDBOX_TOKEN"
-BACKLOG = 4096  # clients that connect at the same instant
 MAX_IDLE_S = 86_400.0
-FINISH_S = 1.0  # for answers on their way when told to end
-
-
-class CannotListen(Exception):
-    """One line: the address, the cause, and what to do about it."""
-
-
-def token_of(authorization: str) -> str:
-    """The token that an Authorization header carries, "" when it carries none.
-
-    >>> token_of("Bearer abc"), token_of(BasicAuth("name", "abc").encode())
-    ('abc', 'abc')
-    """
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    try:
-        return BasicAuth.decode(authorization, encoding="utf-8").password
-    except ValueError:  # another scheme, or not well-formed
-        return ""
-
-
-def require(token: str) -> Middleware:
-    """Refuse requests without this token."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        sent = token_of(request.headers.get("Authorization", ""))
-        if not hmac.compare_digest(sent.encode(errors="surrogateescape"), token.encode()):
-            raise Refused(401, "the Authorization header must carry the server's token, as a Bearer or a password")
-        return await handler(request)
-
-    return check
 
 
 def make_app(
@@ -101,7 +65,7 @@ def make_app(
         ]
         return json_response({"languages": LANGUAGES, "endpoints": endpoints})
 
-    middlewares = [hear(connections), bodies_end, errors_as_json, require(token) if token else local_only]
+    middlewares = [hear(connections), bodies_end, errors_as_json, authorized(token)]
     app = web.Application(middlewares=middlewares)
     app.cleanup_ctx.append(sessions.lifetime)
     app.add_routes(Judge(gateway, output_chars=output_chars).routes())
@@ -135,52 +99,19 @@ async def serve(options: argparse.Namespace) -> str | None:
 async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
     """Serve until cancelled."""
     config: SandboxConfig = options.config
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections = Connections(most=max(descriptors - SPARE_FDS, descriptors // 2))
+    connections = Connections.within_limits()
     app = make_app(
         box,
         limits=config.limits,
         slots=config.slots,
         output_chars=options.output_chars,
         session_idle_s=options.session_idle_s,
-        token=options.token,
+        token=options.address.token,
         connections=connections,
     )
-    runner = make_runner(app)
-    await runner.setup()
-    assert runner.server is not None
-    try:
-        server = await _listen(connections.protocols(runner.server), options)
-        try:
-            host, port = server.sockets[0].getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
-            await asyncio.Event().wait()
-        finally:
-            server.close()
-    finally:
-        await runner.cleanup()
-
-
-def make_runner(app: web.Application) -> web.AppRunner:
-    """As aiohttp's own, but for what it would log of a client, and wait for from it; see connections.py."""
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=log,
-        lingering_time=0,  # `bodies_end` does it
-        shutdown_timeout=FINISH_S,
-    )
-
-
-async def _listen(protocols: Callable[[], asyncio.Protocol], options: argparse.Namespace) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(protocols, options.host, options.port, backlog=BACKLOG)
-    except OSError as error:
-        place = f"{options.host} port {options.port}"
-        raise CannotListen(f"cannot listen on {place}: {error.strerror}. Fix: choose another --port (0: any)") from None
+    async with listening(app, options.address, connections) as url:
+        print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
+        await asyncio.Event().wait()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -210,10 +141,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--session-idle-s", type=float, default=600.0, help="a session without a cell for so long ends (%(default)s)"
     )
     options = parser.parse_args(arguments)
-    if not options.token and not stays_here(f"tcp://{options.host}:0"):
-        sys.exit(
-            f"--host {options.host} can be reached from other machines. Fix: give a --token, or set {TOKEN_VARIABLE}"
-        )
+    try:
+        options.address = Address(host=options.host, port=options.port, token=options.token)
+    except ValueError as error:
+        sys.exit(f"--{error}")
     bounds = {
         "wall_s": MAX_WALL_S,
         "memory_mb": 1 << 20,
@@ -225,8 +156,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         if not 0 < getattr(options, name) <= most:
             value = getattr(options, name)
             sys.exit(f"--{name.replace('_', '-')} must be above 0 and at most {most:g}, got {value:g}")
-    if not 0 <= options.port < 1 << 16:
-        sys.exit(f"--port must be between 0 and 65535, got {options.port}")
     limits = Limits(wall_s=options.wall_s, cpu_s=options.wall_s, memory_bytes=options.memory_mb << 20)
     options.config = SandboxConfig(slots=options.slots, limits=limits, python=options.python)
     return options

@@ -9,11 +9,11 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,8 @@ from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallPar
 from engine.tools.python_tool import PythonSessions, PythonTool
 from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.http.connections import Connections
-from sandbox.http.server import make_app, make_runner
+from sandbox.http.listener import Address, listening
+from sandbox.http.server import make_app
 from tests.support.examples import examples
 from tests.support.odd_texts import BUSY_S, ODD_TEXTS, in_no_time
 
@@ -54,16 +55,14 @@ class Served:
             token="",
             connections=Connections(most=100),
         )
-        self._runner = make_runner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self._http = aiohttp.ClientSession(f"http://127.0.0.1:{self._runner.addresses[0][1]}")
+        self._stack = AsyncExitStack()
+        url = await self._stack.enter_async_context(listening(app, Address()))
+        self._http = await self._stack.enter_async_context(aiohttp.ClientSession(url))
         _, started = await self.post("/session/start", b"{}")
         self.session = started["session"]
 
     async def close(self) -> None:
-        await self._http.close()
-        await self._runner.cleanup()
+        await self._stack.aclose()
         await self.box.__aexit__()
 
     async def post(self, path: str, body: bytes) -> tuple[int, Any]:

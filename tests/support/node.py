@@ -15,6 +15,7 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
 from engine.tools.python_tool import PythonTool
+from sandbox.http.listener import Address
 from tests.support.fakes import Clock, Replicas, ScriptedRunner, a_prompt, conversation, fleet_of, logprob_of
 from tests.support.paths import TINY
 
@@ -92,7 +93,7 @@ async def served(
     """The gateway before such a node, on a port of its own: `node.address`."""
     async with Setup(*turns, **options) as node:
         gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(rules=rules))
-        config = ServerConfig(model="tiny", also=also, token=token)
+        config = ServerConfig(model="tiny", also=also, address=Address(token=token))
         loop = ToolLoop(node.rollouts) if tools else None
         async with serve(gateway, config, tool_loop=loop, connections=connections) as address:
             node.gateway, node.address = gateway, address

@@ -4,8 +4,8 @@
         client = AsyncOpenAI(base_url=f"{address}/sessions/mine/v1", api_key="none")
 
 Invariants
-- It listens beyond loopback only with a token, which every request must then carry. TLS is a proxy's. Without a token
-  no web page can use it (`sandbox.http.incoming`).
+- It listens on loopback, or with a token that every request must carry, and no web page can use it
+  (`sandbox.http.listener`).
 - An error has its dialect's form, also in the middle of a stream; what is a bug of ours is logged and says 500.
 - Whatever a client sends is answered with a status below 500, but for what failed here.
 - A client that goes away, or takes nothing of its stream for PATIENCE_S, ends its request, and the KV blocks of it are
@@ -15,10 +15,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
-import resource
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -36,15 +34,13 @@ from engine.gateway.http.metrics import Metrics
 from engine.gateway.requests import Event, Finished, Text
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
-from sandbox.http.connections import PATIENCE_S, SPARE_FDS, Connections
-from sandbox.http.connections import log as connections_log
-from sandbox.http.incoming import bodies_end, check_local, hear, read_body
+from sandbox.http.connections import PATIENCE_S, Connections
+from sandbox.http.incoming import authorize, bodies_end, hear, read_body, token_of
+from sandbox.http.listener import Address, listening
 
 MAX_BODY = 8 << 20  # bytes
-BACKLOG = 4096  # clients that connect at the same instant
 SESSION_PREFIX = "session-"
 """An API key that begins so is the key of a session."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EXPIRE_S = 10.0  # between two looks for idle sessions
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 
@@ -54,27 +50,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """model: the name that clients give, and are given. also: other names that they may give. port 0: any free one.
-    token: "" for none.
-    """
+    """model: the name that clients give, and are given. also: other names that they may give."""
 
     model: str
     also: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 0
-    token: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.token and self.host not in LOOPBACK:
-            raise ValueError(
-                f"host {self.host!r} can be reached from other machines. Fix: give a token, or stay on 127.0.0.1"
-            )
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
-
-
-class CannotListen(Exception):
-    """One line: the address, the cause, and what to do about it."""
+    address: Address = Address()  # noqa: RUF009  frozen
 
 
 @asynccontextmanager
@@ -85,47 +65,22 @@ async def serve(
     tool_loop: ToolLoop | None = None,
     connections: Connections | None = None,
 ) -> AsyncIterator[str]:
-    """The address at which it is reached, as http://host:port. tool_loop: answers chats that bring no tools.
-    connections: None for as many as there are descriptors. Raises CannotListen.
+    """Serves the gateway and yields the URL at which it is reached, http://host:port.
+
+    tool_loop: answers chats that bring no tools. connections: None for as many as there are descriptors. Raises
+    `sandbox.http.listener.CannotListen`.
     """
-    if connections is None:
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        connections = Connections(most=max(descriptors - SPARE_FDS, descriptors // 2))
+    connections = connections or Connections.within_limits()
     app = make_app(gateway, config, tool_loop, connections)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=connections_log,
-        lingering_time=0,  # `bodies_end` does it
-        shutdown_timeout=1.0,
-    )
-    await runner.setup()
-    assert runner.server is not None
     try:
-        server = await _listen(connections.protocols(runner.server), config)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                expiring = tasks.create_task(_expire(gateway), name="gateway-expire")
-                host, port = server.sockets[0].getsockname()[:2]
-                try:
-                    yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                finally:
-                    expiring.cancel()
-        finally:
-            server.close()
+        async with listening(app, config.address, connections) as url, asyncio.TaskGroup() as tasks:
+            expiring = tasks.create_task(_expire(gateway), name="gateway-expire")
+            try:
+                yield url
+            finally:
+                expiring.cancel()
     finally:
-        await runner.cleanup()
         gateway.closing()
-
-
-async def _listen(protocols: Callable[[], asyncio.Protocol], config: ServerConfig) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(protocols, config.host, config.port, backlog=BACKLOG)
-    except OSError as error:
-        place = f"{config.host} port {config.port}"
-        raise CannotListen(f"cannot listen on {place}: {error.strerror}. Fix: choose another port (0: any)") from None
 
 
 async def _expire(gateway: Gateway) -> None:
@@ -176,7 +131,7 @@ class Endpoints:
 
         async def answered(request: web.Request) -> web.StreamResponse:
             try:
-                self._authorize(request)
+                authorize(request, self._config.address.token)
                 body = await read_body(request, self._connections, most=MAX_BODY)
                 with self._connections.at_work(request.transport):
                     return await handler(request, bytes(body))
@@ -187,24 +142,16 @@ class Endpoints:
 
         return answered
 
-    def _authorize(self, request: web.Request) -> None:
-        if not self._config.token:
-            check_local(request)
-            return
-        sent = _key(request)
-        if not hmac.compare_digest(sent.encode(errors="surrogateescape"), self._config.token.encode()):
-            raise Refused(401, "the request must carry the gateway's token, as `Authorization: Bearer` or `x-api-key`")
-
     def _note(self, request: web.Request, problem: Problem) -> None:
         """Counts a refusal, for the request's session if it has one."""
         if 400 <= problem.status < 500:
-            key = request.match_info.get("session") or _key(request)
+            key = request.match_info.get("session") or token_of(request.headers)
             self._gateway.refuse(problem.message, problem.kind, self._gateway.find(key), fault=not problem.over_budget)
 
     @contextmanager
     def _session(self, request: web.Request) -> Iterator[Session]:
         """The session that the request names, or one of its own."""
-        key = request.match_info.get("session") or _key(request)
+        key = request.match_info.get("session") or token_of(request.headers)
         if "session" not in request.match_info and not key.startswith(SESSION_PREFIX):
             session = self._gateway.alone()
             try:
@@ -222,7 +169,7 @@ class Endpoints:
         """In a session of training any name means its model: agents have names of their own for parts of their work."""
         if not model or model == self._config.model or model in self._config.also:
             return
-        session = self._gateway.find(request.match_info.get("session") or _key(request))
+        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
         if session is None or not session.rules.fixed:
             raise Refused(404, f"model: there is no {model!r}, only {self._config.model!r}", "model")
         session.count_up(renamed=1)
@@ -445,12 +392,6 @@ async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerato
         finally:
             for task in running:
                 task.cancel()
-
-
-def _key(request: web.Request) -> str:
-    """What the client was told is its API key."""
-    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _json(body: object, *, status: int = 200) -> web.Response:

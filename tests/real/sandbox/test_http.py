@@ -13,13 +13,14 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from sandbox import Limits, Sandbox
 from sandbox.config import stays_here
 from sandbox.http.connections import Connections
 from sandbox.http.gateway import BODY_BYTES, HELD_BYTES, Budget, Share
-from sandbox.http.server import make_app, make_runner, token_of
+from sandbox.http.incoming import token_of
+from sandbox.http.listener import Address, listening
+from sandbox.http.server import make_app
 from sandbox.wire import MAX_CODE_BYTES
 from tests.support.sandbox_gateway import JSON, Server, command, output_of, serving, started
 from tests.support.sandbox_level import news
@@ -84,31 +85,24 @@ async def test_a_sandbox_that_is_gone_is_503() -> None:
     app = make_app(
         box, limits=Limits(), slots=1, output_chars=9, session_idle_s=9, token="", connections=Connections(most=100)
     )
-    runner = make_runner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        program = {"type": "python", "solution": "1"}
-        async with aiohttp.ClientSession() as http:
-            for path, message in (
-                ("/run", program),
-                ("/run/long-batch", {"submissions": [program, program]}),
-                ("/run_code", {"code": "1"}),
-            ):
-                async with http.post(url + path, json=message) as response:
-                    assert response.status == 503
-                    assert "not open" in (await response.json())["detail"]
-            async with http.get(url + "/health") as response:
+    program = {"type": "python", "solution": "1"}
+    async with listening(app, Address()) as url, aiohttp.ClientSession() as http:
+        for path, message in (
+            ("/run", program),
+            ("/run/long-batch", {"submissions": [program, program]}),
+            ("/run_code", {"code": "1"}),
+        ):
+            async with http.post(url + path, json=message) as response:
                 assert response.status == 503
-    finally:
-        await runner.cleanup()
+                assert "not open" in (await response.json())["detail"]
+        async with http.get(url + "/health") as response:
+            assert response.status == 503
 
 
 async def test_options_that_cannot_be_are_one_line() -> None:
     for arguments, words in (
-        (("--host", "0.0.0.0"), ("--host 0.0.0.0", "--token")),
-        (("--host", "192.0.2.1", "--token", "t"), ("192.0.2.1", "--port")),
+        (("--host", "0.0.0.0"), ("--host 0.0.0.0", "token")),
+        (("--host", "192.0.2.1", "--token", "t"), ("192.0.2.1", "port")),
         (("--wall-s", "0"), ("--wall-s", "got 0")),
         (("--slots", "1001"), ("--slots", "got 1001")),
     ):
@@ -146,8 +140,11 @@ async def raw(port: int, request: bytes) -> bytes:
 
 
 async def test_where_a_token_is_looked_for() -> None:
-    assert token_of("bearer  a") == token_of("Basic Ong6YQ==").removeprefix("x:") == "a"
-    assert [token_of(text) for text in ("", "Basic", "Basic YQ==", "Digest a")] == [""] * 4
+    def token(authorization: str) -> str:
+        return token_of({"Authorization": authorization})
+
+    assert token("bearer  a") == token("Basic Ong6YQ==").removeprefix("x:") == token_of({"x-api-key": "a"}) == "a"
+    assert [token(text) for text in ("", "Basic", "Basic YQ==", "Digest a")] == [""] * 4
     assert [stays_here(f"tcp://{host}:0") for host in ("127.0.0.9", "::1", "localhost")] == [True] * 3
     assert [stays_here(f"tcp://{host}:0") for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "")] == [False] * 5
 

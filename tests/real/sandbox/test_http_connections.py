@@ -15,7 +15,8 @@ from aiohttp import web
 
 from sandbox import Limits, Sandbox
 from sandbox.http.connections import PATIENCE_S, Connections, Seldom
-from sandbox.http.server import make_app, make_runner
+from sandbox.http.listener import Address, listening
+from sandbox.http.server import make_app
 from tests.support.sandbox_gateway import JSON
 
 DEADLINE_S = 20.0
@@ -42,17 +43,8 @@ class Here:
 
 @asynccontextmanager
 async def here(app: web.Application, connections: Connections) -> AsyncIterator[Here]:
-    runner = make_runner(app)
-    await runner.setup()
-    assert runner.server is not None
-    try:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(connections.protocols(runner.server), "127.0.0.1", 0)
-        async with aiohttp.ClientSession() as http:
-            yield Here(port=server.sockets[0].getsockname()[1], http=http)
-        server.close()
-    finally:
-        await runner.cleanup()
+    async with listening(app, Address(), connections) as url, aiohttp.ClientSession() as http:
+        yield Here(port=int(url.rpartition(":")[2]), http=http)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from engine.gateway.program import Command
 from engine.replica.port import ReplicaDied
 from engine.rollout.rollout import RolloutConfig, Tally
 from engine.types import Boundary, StopReason
+from sandbox.http.listener import Address
 from tests.support.fakes import Gate, a_prompt
 from tests.support.node import CHAT, END, Setup, call
 
@@ -32,7 +33,7 @@ async def agents(agent, *turns, deadline_s=60.0, token="", at_once=None, stop_s=
     async with Setup(*turns) as node:
         node.notes = []
         gateway = Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(), node.notes.append)
-        async with serve(gateway, ServerConfig(model="tiny", token=token)) as address:
+        async with serve(gateway, ServerConfig(model="tiny", address=Address(token=token))) as address:
             config = RolloutConfig(max_tokens=400, deadline_s=deadline_s, **budget)
             node.rollouts = AgentRollouts(
                 agent,

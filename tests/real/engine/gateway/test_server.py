@@ -19,12 +19,13 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.gateway.gateway import Gateway, GatewayConfig
-from engine.gateway.http.server import MAX_BODY, CannotListen, ServerConfig, serve
+from engine.gateway.http.server import MAX_BODY, ServerConfig, serve
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights, StopReason
 from sandbox.http.connections import Connections
+from sandbox.http.listener import Address, CannotListen
 from tests.support.fakes import Die, Gate, ScriptedReplica, a_prompt, settle
 from tests.support.node import CHAT, END, call, served
 
@@ -596,7 +597,7 @@ async def test_a_token_keeps_others_out_and_a_bind_beyond_loopback_needs_one():
         async with of_openai(node, key="secret") as client:
             assert [model.id async for model in client.models.list()] == ["tiny"]
     with pytest.raises(ValueError, match="token"):
-        ServerConfig(model="tiny", host="0.0.0.0")
+        Address(host="0.0.0.0")
 
 
 async def test_a_session_that_is_not_open_is_named_where_clients_may_not_begin_one():
@@ -655,7 +656,7 @@ async def test_a_port_in_use_is_named():
     async with served() as node:
         port = int(node.address.rpartition(":")[2])
         with pytest.raises(CannotListen, match=str(port)):
-            async with serve(node.gateway, ServerConfig(model="tiny", port=port)):
+            async with serve(node.gateway, ServerConfig(model="tiny", address=Address(port=port))):
                 pass
 
 

@@ -41,8 +41,8 @@ STRUCTURE = {
 @asynccontextmanager
 async def viewed(*paths, follow=False):
     """The address of a page over these runs."""
-    async with serve(Questions([RunFiles(path) for path in paths], follow=follow), 0) as port:
-        yield f"http://127.0.0.1:{port}/"
+    async with serve(Questions([RunFiles(path) for path in paths], follow=follow), 0) as url:
+        yield f"{url}/"
 
 
 async def opened(page, name, **words):
