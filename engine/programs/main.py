@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.assembly.wiring import check_recipe
 from engine.console import failure
 from engine.console.options import flat, overrides, parse_all
 from engine.errors import BadInput
+from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
 from engine.programs.invocation import Invocation, Machines
@@ -64,19 +65,39 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     if machines.dry_run:
         print("\n".join(commands(_command({**values, "dry_run": False}, type(config)), lead)))
         return 0
-    identity = identity_of(config)
+    identity = None if invocation.fresh else identity_of(config)
+    return run_in(
+        partial(RunFolder.open, invocation.runs, invocation.name, identity, steps=config.steps),
+        recipe,
+        config,
+        lead,
+        values=values,
+        again=_command(values, type(config)),
+    )
+
+
+def run_in(
+    open_folder: Callable[[], RunFolder],
+    recipe: Recipe,
+    config: Any,
+    lead: LeadConfig | None,
+    *,
+    values: Mapping[str, Any],
+    again: str,
+) -> int:
+    """Runs a recipe in a folder of its own and returns the exit code, as `main` does.
+
+    values: what config.json holds of the run beside how it was begun, its number of steps among it. again: the command
+    that goes on with it.
+    """
+    program = recipe.file.stem
     folder, log = None, None
     try:
-        with (
-            RunFolder.open(
-                invocation.runs, invocation.name, None if invocation.fresh else identity, steps=config.steps
-            ) as folder,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
+        with open_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             streams.listen(folder.note)
             run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
             try:
-                runner.run(_begin(config, invocation, values, run, recipe))
+                runner.run(_begin(config, values, run, recipe))
             except (Exception, SystemExit) as error:
                 if not isinstance(error, TOLD):
                     log = failure.write(folder.path, error)
@@ -88,7 +109,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"{program}: {_interrupted(folder, values, type(config))}", file=sys.stderr)
+        print(f"{program}: {_interrupted(folder, again)}", file=sys.stderr)
         return 130
     except (Exception, SystemExit) as error:  # a bug, perhaps in a part of the user's
         failure.tell(program, error, log)
@@ -101,23 +122,22 @@ def identity_of(config: Any) -> Identity:
     return Identity(flat(config), free=FREE)
 
 
-async def _begin(config: Any, invocation: Invocation, values: dict[str, Any], run: Run, recipe: Recipe) -> None:
+async def _begin(config: Any, values: Mapping[str, Any], run: Run, recipe: Recipe) -> None:
     task = asyncio.current_task()
     assert task is not None
     with end_on_signals(task):
-        await _train(config, invocation, values, run, recipe)
+        await _train(config, values, run, recipe)
 
 
-async def _train(config: Any, invocation: Invocation, values: dict[str, Any], run: Run, recipe: Recipe) -> None:
-    """values: all options, as `flat` gives them."""
+async def _train(config: Any, values: Mapping[str, Any], run: Run, recipe: Recipe) -> None:
     console = Console()
     folder = run.folder
     if not folder.resumed:
         if folder.busy is not None:
             say(console, f"{folder.busy} is written by another process with the same options; this is a run of its own")
         if folder.unfinished:
-            say(console, _another(folder.unfinished, folder.path, invocation, type(config)))
-        steps = "" if config.steps is None else f" of {config.steps} steps"
+            say(console, _another(folder.unfinished, folder.path, values, type(config)))
+        steps = "" if values["steps"] is None else f" of {values['steps']} steps"
         say(console, f"a new run{steps} in {folder.path}")
         folder.json("config.json", {**values, **written(recipe, config)})
     await recipe.train(config, run)
@@ -130,17 +150,16 @@ def written(recipe: Recipe, config: Any) -> dict[str, Any]:
     return {**begun, "versions": versions()}
 
 
-def _another(unfinished: Unfinished, path: Path, invocation: Invocation, config_class: type[Any]) -> str:
+def _another(unfinished: Unfinished, path: Path, values: Mapping[str, Any], config_class: type[Any]) -> str:
     """Why a new run begins although one of its name did not end, and how to go on with that one."""
     changed = describe(unfinished.differences)
-    old = _command({**unfinished.config, "runs": invocation.runs}, config_class)
+    old = _command({**unfinished.config, "runs": values["runs"]}, config_class)
     return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
 
 
-def _interrupted(folder: RunFolder | None, values: Mapping[str, Any], config_class: type[Any]) -> str:
+def _interrupted(folder: RunFolder | None, again: str) -> str:
     if folder is None or not folder.path.exists():
         return "interrupted before anything was measured; what runs before it have measured is as it was"
-    again = _command(values, config_class)
     return f"interrupted; what was measured is in {folder.path}. To go on: {again}"
 
 
