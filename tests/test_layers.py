@@ -132,6 +132,7 @@ MAY_IMPORT = {
         "engine.ports",
         "engine.replica.port",
         "engine.tools",
+        "sandbox.wire",
     ),
     "engine/ports": ("engine.types", "sandbox.wire"),
     "engine/types": ("sandbox.wire",),
