@@ -1,6 +1,6 @@
 """What a replica is to the fleet: what it is asked for, and what it answers. Light: imports neither torch nor vLLM.
 
-`engine.replica.replica.Replica` is one with a vLLM engine, `tests.fakes.ScriptedReplica` a scripted one.
+`engine.replica.replica.Replica` is one with a vLLM engine, `tests.support.fakes.ScriptedReplica` a scripted one.
 """
 
 from __future__ import annotations
