@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from engine.errors import BadInput
@@ -39,8 +40,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """config: a frozen dataclass whose fields are the options (`engine.console.options`). train: the recipe itself,
-    from `training(config, run)` to the list of stages.
+    """config: a frozen dataclass whose fields are the options (`engine.console.options`). `steps` is one of them, and
+    `model`, the folder that training begins with: a rollout node sets it to its copy. train: the recipe itself, from
+    `training(config, run)` to the list of stages.
     """
 
     config: type[Any]
@@ -58,17 +60,21 @@ def load_recipe(path: Path) -> Recipe:
     """The `recipe` of a file. Raises BadInput where there is none, and whatever the file raises."""
     if not path.is_file():
         raise BadInput(f"the recipe {path} is not here. Fix: copy it there")
-    name = f"recipe_{path.stem}"  # a recipe may have the name of a module, json.py
+    recipe = getattr(module_of(path, f"recipe_{path.stem}"), "recipe", None)
+    if not isinstance(recipe, Recipe):
+        raise BadInput(f"{path} has no recipe. Fix: end it with recipe = Recipe(config=Config, train=train)")
+    return recipe
+
+
+def module_of(path: Path, name: str) -> ModuleType:
+    """Runs a file and returns it as a module. name: one that no other module has, whatever the file is called."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    recipe = getattr(module, "recipe", None)
-    if not isinstance(recipe, Recipe):
-        raise BadInput(f"{path} has no recipe. Fix: end it with recipe = Recipe(config=Config, train=train)")
-    return recipe
+    return module
 
 
 def name_of(recipe: Path) -> str:

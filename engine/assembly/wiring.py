@@ -92,7 +92,7 @@ def check_tools(tools: Any) -> None:
     for tool in tools:
         if inspect.isroutine(tool):  # shown by its name and signature
             continue
-        what = "a tool must be an object with a name, and async def __call__(self, arguments) or open(self)"
+        what = "a tool must be a typed function, or an object with a name and __call__(self, arguments) or open(self)"
         require(tool, not isinstance(tool, type), what, "make one, such as PythonTool(job.sandbox)")
         require(tool, callable(tool) or hasattr(tool, "open"), what, "see Tool and StatefulTool in engine/ports.py")
         name = getattr(tool, "name", None)
@@ -114,7 +114,7 @@ def check_rollouts(rollouts: Any) -> None:
 def check_reward(reward: Any) -> None:
     together = getattr(reward, "sees_group", False)
     argument = "trajectories" if together else "trajectory"
-    fix = f"async def reward({argument}), or an object with such a __call__, such as MathReward()"
+    fix = f"def reward({argument}), or async def, or an object with such a __call__, such as MathReward()"
     require(reward, takes(reward, argument), f"a reward must be called with the {argument} alone", fix)
 
 

@@ -1,9 +1,14 @@
-"""What is wrong with a run, and what would make it faster: alarms and advice, each with its figures and its option."""
+"""What is wrong with a run, and what would make it faster: alarms and advice, each with its figures and its option.
+
+Invariant: no option is named that the run's recipe does not have. An alarm then goes without, and advice that would
+need it is not given.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from engine.diagnosis.step_window import Limit, StepWindow, percent
@@ -18,9 +23,11 @@ FULL = 0.9  # of a KV cache
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """An alarm or a piece of advice. figures: what it is founded on, by the names of metrics and limits. option: what
-    changes it, as on the command line; empty where it is no option's matter, or the recipe has none for it. value: that
-    it has now, None where the run's configuration does not say.
+    """An alarm or a piece of advice.
+
+    figures: what it is based on, by the names of metrics and limits. option: what changes it, as on the command line;
+    empty where no option does, or the recipe does not have it. value: the option's present value; None where the run's
+    configuration does not say.
     """
 
     text: str
@@ -35,7 +42,7 @@ class Finding:
 
 
 def alarms(seen: StepWindow) -> Iterator[Finding]:
-    """What is wrong whatever limits the run, the machine's before the rollouts'."""
+    """Yields what is wrong whatever limits the run: what concerns the machine first, then the rollouts."""
     yield from _dead_replicas(seen)
     yield from _blocked_loop(seen)
     yield from _full_cache(seen)
@@ -48,11 +55,11 @@ def _dead_replicas(seen: StepWindow) -> Iterator[Finding]:
     wanted = max(int(seen.value("replicas", 0)), int(seen.most("replicas/live")))
     figures = {"replicas/live": live or 0, "replicas/deaths": deaths}
     if live is not None and live < wanted:
-        text = f"{live:.0f} of {wanted} replicas serve. Fix: the timeline says why; often memory, of which KV blocks"
-        yield _finding(seen, text, figures, "kv_blocks")
+        text = f"{live:.0f} of {wanted} replicas serve. Fix: the timeline says why; often they lack memory"
+        yield _alarm(seen, text, figures, "kv_blocks")
     elif deaths:
-        text = f"replicas died {deaths:.0f} times and were replaced. Fix: the timeline says why; often memory"
-        yield _finding(seen, text, figures, "kv_blocks")
+        text = f"replicas died {deaths:.0f} times and were replaced. Fix: the timeline says why; often they lack memory"
+        yield _alarm(seen, text, figures, "kv_blocks")
 
 
 def _blocked_loop(seen: StepWindow) -> Iterator[Finding]:
@@ -69,7 +76,7 @@ def _full_cache(seen: StepWindow) -> Iterator[Finding]:
     preemptions, peak = seen.total("kv/preemptions"), seen.most("kv_peak/")
     if preemptions and peak > FULL:
         text = f"{preemptions:.0f} requests lost their KV blocks and were computed again, at {percent(peak)} in use"
-        yield _finding(seen, text, {"kv/preemptions": preemptions, "kv_peak": peak}, "kv_blocks")
+        yield _alarm(seen, text, {"kv/preemptions": preemptions, "kv_peak": peak}, "kv_blocks")
 
 
 def _lost_trajectories(seen: StepWindow) -> Iterator[Finding]:
@@ -81,70 +88,98 @@ def _lost_trajectories(seen: StepWindow) -> Iterator[Finding]:
     for name, most, what, option in causes:
         share = seen.total(name) / max(1.0, seen.total("rollout/trajectories"))
         if share > most:
-            yield _finding(seen, f"{percent(share)} of the trajectories {what}", {name: share}, option)
+            yield _alarm(seen, f"{percent(share)} of the trajectories {what}", {name: share}, option)
 
 
 def _flat_groups(seen: StepWindow) -> Iterator[Finding]:
     groups = max(1.0, seen.total("groups/all"))
     flat, solved = seen.total("groups/flat") / groups, seen.total("groups/solved") / groups
     if flat > FLAT:
-        text = f"{percent(flat)} of the groups teach nothing, {percent(solved)} since all of it is solved. Fix: "
-        text += f"{'harder' if solved > flat / 2 else 'easier'} prompts, or others in their place"
-        yield _finding(seen, text, {"groups/flat": flat, "groups/solved": solved}, "refills")
+        fix = f"{'harder' if solved > flat / 2 else 'easier'} prompts"
+        if seen.has("refills"):
+            fix += ", or others in their place"
+        text = f"{percent(flat)} of the groups teach nothing, {percent(solved)} because all of it is solved. Fix: {fix}"
+        yield _alarm(seen, text, {"groups/flat": flat, "groups/solved": solved}, "refills")
 
 
 def advice(seen: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iterator[Finding]:
-    """What would make it faster: of the limit first, then of what costs most."""
+    """Yields what would make it faster: by the limit first, then by what costs most."""
     for cause in sorted(_ADVICE, key=lambda cause: (cause is not limit, -lost[cause])):
         if cause is limit or (lost[cause] >= NOTABLE and cause is not Limit.NONE):
-            text, option = _ADVICE[cause](seen)
-            yield _finding(seen, f"{text} ({percent(lost[cause])} of a step)", {cause: lost[cause]}, option)
+            known = ((text, option) for text, option in _ADVICE[cause](seen) if seen.has(option))
+            for text, option in islice(known, 1):
+                yield _finding(seen, f"{text} ({percent(lost[cause])} of a step)", {cause: lost[cause]}, option)
+
+
+def _alarm(seen: StepWindow, text: str, figures: Mapping[str, float], option: str) -> Finding:
+    return _finding(seen, text, figures, option if option and seen.has(option) else "")
 
 
 def _finding(seen: StepWindow, text: str, figures: Mapping[str, float], option: str) -> Finding:
     name = seen.option(option) if option else ""
-    if seen.config and name not in seen.config:
-        name = ""  # the recipe has no such option
     return Finding(text=text, figures=figures, option=name, value=seen.config.get(name))
 
 
-def _faster_tools(seen: StepWindow) -> tuple[str, str]:
+# What can be changed about each cause, with the option that does it: the first that the recipe has is advised.
+Advice = Iterator[tuple[str, str]]
+
+
+def _faster_tools(seen: StepWindow) -> Advice:
     half = f"half of the calls take more than {seen.mean('tools/latency_p50_ms'):,.0f} ms"
     if seen.total("tools/calls_jailed"):
-        return f"{half}; where they queue for the sandbox, let more run at once", "slots"
-    return f"{half}; more rollouts under way would hide it", "prompts_per_step"
+        yield f"{half}; where they queue for the sandbox, let more run at once", "slots"
+    yield f"{half}; more rollouts under way would hide it", "prompts_per_step"
 
 
-def _shorter_tail(seen: StepWindow) -> tuple[str, str]:
+def _larger_cache(seen: StepWindow) -> Advice:
+    yield "a larger KV cache lets more trajectories run at once", "kv_blocks"
+
+
+def _shorter_tail(seen: StepWindow) -> Advice:
     if not seen.value("extra_samples"):
-        return "with extra samples the slowest rollouts of a group are cancelled", "extra_samples"
-    return "a smaller budget of tokens ends the longest rollouts", "max_tokens"
+        yield "with extra samples the slowest rollouts of a group are cancelled", "extra_samples"
+    yield "a smaller budget of tokens ends the longest rollouts", "max_tokens"
 
 
-def _faster_learner(seen: StepWindow) -> tuple[str, str]:
+def _faster_rewards(seen: StepWindow) -> Advice:
+    yield "more trajectories can be graded at once", "graders"
+
+
+def _faster_learner(seen: StepWindow) -> Advice:
     if not seen.max_staleness and seen.may_overlap:
-        return "the learner can train while the next step is rolled out", "max_staleness"
+        yield "the learner can train while the next step is rolled out", "max_staleness"
     tokens = seen.total("learner/tokens") / max(1.0, seen.total("learner/trajectories"))
     if seen.value("micro_batch_tokens", 1e9) < 4 * tokens:
-        return "larger passes of the learner", "micro_batch_tokens"
+        yield "larger passes of the learner", "micro_batch_tokens"
     if seen.value("minibatches", 1) > 4:
-        return "fewer optimizer steps per batch", "minibatches"
-    return "more ranks of the learner", "learner_ranks"
+        yield "fewer optimizer steps per batch", "minibatches"
+    yield "more ranks of the learner", "learner_ranks"
 
 
-def _faster_transfer(seen: StepWindow) -> tuple[str, str]:
-    if seen.value("weights_dtype") == "float32":
-        return "bfloat16 halves the bytes of a weight", "weights_dtype"
-    return "adapters are a small part of the weights", "lora_rank"
+def _faster_transfer(seen: StepWindow) -> Advice:
+    if seen.value("weights_dtype") == "float32" and not seen.value("devices"):  # on GPUs they are bfloat16
+        yield "bfloat16 halves the bytes of a weight", "weights_dtype"
+    if not seen.value("lora_rank"):
+        yield "adapters are a small part of the weights", "lora_rank"
+    elif not seen.value("adapters"):
+        yield "the adapters alone are a small part of the weights", "adapters"
 
 
-_ADVICE: dict[Limit, Callable[[StepWindow], tuple[str, str]]] = {
+def _more_staleness(seen: StepWindow) -> Advice:
+    yield "one version more lets replicas and learner work at once", "max_staleness"
+
+
+def _more_replicas(seen: StepWindow) -> Advice:
+    yield "more replicas sample more at once, where they have cores or GPUs", "replicas"
+
+
+_ADVICE: dict[Limit, Callable[[StepWindow], Advice]] = {
     Limit.TOOL: _faster_tools,
-    Limit.KV: lambda seen: ("a larger KV cache lets more trajectories run at once", "kv_blocks"),
+    Limit.KV: _larger_cache,
     Limit.TAIL: _shorter_tail,
-    Limit.REWARD: lambda seen: ("more trajectories graded at once, GroupConfig(graders=...) in the recipe", "graders"),
+    Limit.REWARD: _faster_rewards,
     Limit.LEARNER: _faster_learner,
     Limit.SYNC: _faster_transfer,
-    Limit.STALENESS: lambda seen: ("one version more lets replicas and learner work at once", "max_staleness"),
-    Limit.NONE: lambda seen: ("more replicas sample more at once, where they have cores or GPUs", "replicas"),
+    Limit.STALENESS: _more_staleness,
+    Limit.NONE: _more_replicas,
 }

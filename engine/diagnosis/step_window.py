@@ -75,8 +75,12 @@ class StepWindow:
     def max_staleness(self) -> int:
         return int(self.value("max_staleness", 0))
 
+    def has(self, name: str) -> bool:
+        """Whether the recipe has this option. A run whose configuration is not known may have any."""
+        return not self.config or self.option(name) in self.config
+
     def option(self, name: str) -> str:
-        """As the command line knows it: alone, or within a part of the configuration."""
+        """The name that the command line knows: alone, or within a part of the configuration."""
         return next((key for key in self.config if key == name or key.endswith(f".{name}")), name)
 
     def value(self, name: str, default: Any = None) -> Any:

@@ -32,8 +32,6 @@ class LeadConfig:
     """The lead's own replicas make no groups; they evaluate, and agree on the first weights."""
     deltas: bool = False
     """Nodes pull what has changed of the weights, where that is less: for slow links."""
-    checkpoint_option: str = "checkpoint"
-    """The recipe's option for the folder that training begins with: nodes set it to their copy."""
     learner: LearnerHosts | None = None
     """Where the learner's ranks are on several hosts."""
 

@@ -89,7 +89,6 @@ class Door:
             recipe=name_of(self._config.recipe),
             options=list(self._config.options),
             files=infos,
-            checkpoint_option=self._config.checkpoint_option,
             learner=self._config.learner,
         )
 

@@ -128,14 +128,13 @@ class Numbered(_Message, frozen=True):
 class Job(_Message, frozen=True):
     """Lead -> node: what to run. recipe: its file, relative to the project where it lies within it.
 
-    files: of the checkpoint, to be pulled as `checkpoint/NAME`. checkpoint_option: of the recipe, for their folder.
+    files: those of the checkpoint, to be pulled as `checkpoint/NAME`. The node's option `model` is their folder.
     """
 
     build: Build
     recipe: str
     options: list[str]
     files: list[FileInfo]
-    checkpoint_option: str = "checkpoint"
     learner: LearnerHosts | None = None
 
 

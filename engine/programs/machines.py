@@ -13,23 +13,28 @@ from engine.recipe import Recipe
 from sandbox.printable import printable
 
 
-def lead_of(machines: Machines, recipe: Recipe, config: Any, **options: Any) -> LeadConfig | None:
+def lead_of(machines: Machines, recipe: Recipe, config: Any) -> LeadConfig | None:
     """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option.
 
-    config: the recipe's. options: further ones of LeadConfig.
+    config: the recipe's.
     """
     if machines.nodes is None:
         return None
     try:
+        options = flat(config)
+        if "model" not in options:
+            raise ValueError(
+                f"{recipe.file.name} has no option `model`, which nodes set to their copy of the checkpoint. Fix: "
+                "model: Path, for the folder that training begins with"
+            )
         return LeadConfig(
             listen=machines.nodes,
             keys=machines.nodes_keys,
             recipe=recipe.file,
-            options=tuple(overrides(recipe.config, flat(config))),
+            options=tuple(overrides(recipe.config, options)),
             nodes_only=machines.nodes_only,
             deltas=machines.nodes_deltas,
             learner=_learner(machines),
-            **options,
         )
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)

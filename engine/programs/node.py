@@ -112,7 +112,7 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
     if reason := difference(job.build, build):
         raise BadInput(f"this node cannot take part: {reason}")
     checkpoint = folder / "checkpoint"
-    here = [f"{job.checkpoint_option}={checkpoint}", f"runs={folder}", "name=node"]
+    here = [f"model={checkpoint}", f"runs={folder}", "name=node"]
     options = _options(job.options, [*fields, *here])
     if dry_run:
         print(printable(shlex.join([sys.executable, str(recipe), *options])))

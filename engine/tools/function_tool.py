@@ -1,7 +1,11 @@
-"""A plain function as a tool: its name, docstring and signature are what the model is shown of it.
+"""A plain function as a tool: the model is shown its name, docstring and signature.
 
 async def weather(city: str, days: int = 1) -> str:
-    '''Tells the weather of a city.'''
+    '''Tells the weather of a city.
+
+    Args:
+        city: its name in English
+    '''
     ...
 
 rollouts = job.rollouts([weather])
@@ -16,7 +20,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import docstring_parser
 import msgspec
+from docstring_parser import Docstring
 
 from engine.ports import StatefulTool, Tool, ToolReply
 from engine.user_parts import WrongPart, place_of
@@ -27,9 +33,10 @@ log = logging.getLogger(__name__)
 class FunctionTool:
     """A tool made of a typed function, `def` or `async def`.
 
-    The model is shown the first paragraph of the docstring and a schema of the parameters; `Annotated[str, "what it
-    is"]` describes one. Arguments that do not fit, and what the function raises, are errors that the model reads. It
-    answers with a ToolReply, a string, or what JSON can say. Raises WrongPart for a parameter without a type.
+    The model is shown the first paragraph of the docstring and a schema of the parameters. What the docstring says of
+    a parameter (in the style of Google, NumPy or Sphinx), or `Annotated[str, "what it is"]`, describes it. The model
+    reads as errors which arguments do not fit, and what the function raises. The function returns a ToolReply, text, or
+    a value that JSON can express. Raises WrongPart for a parameter without a type.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Adds two numbers.'''
@@ -43,9 +50,10 @@ class FunctionTool:
             raise WrongPart(f"the tool {place_of(function)} has no name. Fix: def, by whose name the model calls it")
         self.name = function.__name__
         self.__wrapped__ = function
-        self.description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        doc = _parsed(function)
+        self.description = _one_line((doc.description or "").partition("\n\n")[0])
         self._function = function
-        self._arguments = _arguments_of(function)
+        self._arguments = _arguments_of(function, {each.arg_name: _one_line(each.description) for each in doc.params})
         try:
             _, types = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
         except TypeError as error:
@@ -104,8 +112,22 @@ def as_tools(given: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> list[
     return found
 
 
-def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """A struct with a field for each parameter. Raises WrongPart."""
+def _parsed(function: Callable[..., Any]) -> Docstring:
+    text = inspect.getdoc(function) or ""
+    try:
+        return docstring_parser.parse(text)
+    except Exception:  # a docstring in no known style raises nothing narrower than IndexError
+        doc = Docstring()
+        doc.short_description = text
+        return doc
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _arguments_of(function: Callable[..., Any], docs: Mapping[str, str]) -> type[msgspec.Struct]:
+    """A struct with a field for each parameter. docs: what the docstring says of them. Raises WrongPart."""
     whose = f"the tool {place_of(function)}"
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -120,17 +142,15 @@ def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
                 f"{whose} has no type for {name!r}, by which the model is told what to write. Fix: give one"
             )
         default = () if parameter.default is parameter.empty else (parameter.default,)
-        fields.append((name, _described(hints[name]), *default))
+        fields.append((name, _described(hints[name], docs.get(name, "")), *default))
     try:
         return msgspec.defstruct(function.__name__, fields, kw_only=True, forbid_unknown_fields=True)
     except (TypeError, ValueError) as error:
         raise WrongPart(f"{whose} cannot be described to the model: {error}") from error
 
 
-def _described(hint: Any) -> Any:
-    """`Annotated[str, "what it is"]` with the text as its description."""
-    if typing.get_origin(hint) is not typing.Annotated:
-        return hint
-    kind, *notes = typing.get_args(hint)
-    texts = [note for note in notes if isinstance(note, str)]
-    return typing.Annotated[kind, msgspec.Meta(description=" ".join(texts))] if texts else hint
+def _described(hint: Any, doc: str) -> Any:
+    """The type with a description: the text of `Annotated[str, "what it is"]`, else `doc`."""
+    notes = [note for note in typing.get_args(hint)[1:] if isinstance(note, str)]
+    text = " ".join(notes) if typing.get_origin(hint) is typing.Annotated and notes else doc
+    return typing.Annotated[hint, msgspec.Meta(description=text)] if text else hint

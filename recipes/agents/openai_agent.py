@@ -5,27 +5,32 @@ python recipes/agents/openai_agent.py [field=value ...]      (the fields of reci
 
 import json
 from functools import partial
+from itertools import islice
+from typing import Any
 
 from openai import AsyncOpenAI
 
-from algo.group.batch import make_batch, select_and_score
+from algo.eval_stats import avg_at_k
 from algo.reward.math_reward import MathReward
 from engine.assembly.training import training
+from engine.gateway.agent import Endpoint
 from engine.ports import ToolReply
 from engine.programs.main import main
-from engine.recipe import Recipe
+from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
-from engine.tools.python_tool import schema
+from engine.tools.python_tool import PythonTool, schema
+from engine.types import Prompt
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts, python_tool
 
 
-async def converse(prompt, endpoint, client, python):
-    """The agent: it asks the model, runs what it calls, and answers it, until it calls no more."""
+async def converse(prompt: Prompt, endpoint: Endpoint, client: AsyncOpenAI, python: PythonTool) -> None:
+    """The agent: asks the model, runs the calls that it makes and tells it their results, until it makes none."""
     client = client.with_options(base_url=endpoint.openai_url, api_key=endpoint.key)
-    messages = [*prompt.messages]
+    messages: list[Any] = [*prompt.messages]
+    tools: list[Any] = [schema(python)]
     while True:
-        answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=[schema(python)])
+        answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
         messages.append(answer.choices[0].message)
         if not messages[-1].tool_calls:
             return
@@ -38,13 +43,22 @@ async def converse(prompt, endpoint, client, python):
             messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text, "is_error": failed})
 
 
-async def train(config, run):
+async def train(config: Config, run: Run) -> dict[str, Any]:
     client = AsyncOpenAI(base_url="http://endpoint", api_key="none")  # each rollout has its own; connections are shared
-    async with client, training(config.training(), run) as job:
+    held_out = list(islice(prompts("test", 0), config.eval_problems))
+    async with client, training(config.training(), run, sinks=config.sinks(run)) as job:
         rollouts = await job.agents(partial(converse, client=client, python=python_tool(job.sandbox)))
-        groups = job.group(rollouts, MathReward(integers_only=True), select_and_score(config.selector, config.seed))
-        stages = [job.admit(prompts("train", config.seed)), groups, job.batch(), job.write_rollouts(every=1)]
-        return await job.run([*stages, job.train(make_batch)])
+        reward = MathReward(integers_only=True)
+        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        return await job.run(
+            [
+                job.admit(prompts("train", config.seed)),
+                job.group(rollouts, reward, config.select),
+                job.batch(),
+                job.write_rollouts(every=config.eval_every),
+                job.train(config.make_batch, evaluations=[evaluation]),
+            ]
+        )
 
 
 recipe = Recipe(config=Config, train=train)

@@ -3,17 +3,18 @@
     pip install reasoning-gym
     python recipes/environments/mixture.py [field=value ...]      (the fields of recipes/quickstart.py, and these)
 
-What is solved nearly always, or nearly never, is drawn less. metrics.jsonl has reward, length, tool errors and goodput
-of each source.
+Sources that are solved nearly always, or nearly never, are drawn less. metrics.jsonl has reward, length, tool errors,
+goodput and held-out accuracy of each source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Any
 
-from algo.group.batch import make_batch, select_and_score
+from algo.eval_stats import avg_at_k
 from algo.reward.combine import ByName
 from algo.reward.math_reward import MathReward
 from engine.assembly.training import training
@@ -24,15 +25,16 @@ from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt
 from recipes.environments.gym_families import REWARD, Family, FamilyReward
 from recipes.quickstart import Config as Quickstart
-from recipes.tiny.task import prompts, python_tool
+from recipes.tiny.task import Split, prompts, python_tool
 
 ARITHMETIC = "arithmetic"
+HELD_OUT = 1 << 30  # number of the first held-out problem of a family; training begins at 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Quickstart):
-    families: Annotated[tuple[str, ...], "of reasoning-gym"] = ("chain_sum", "basic_arithmetic")
-    family_weight: Annotated[float, "of each family, where the arithmetic has 1"] = 0.5
+    families: Annotated[tuple[str, ...], "families of reasoning-gym"] = ("chain_sum", "basic_arithmetic")
+    family_weight: Annotated[float, "weight of each family; the arithmetic has 1"] = 0.5
     low: Annotated[float, "pass rate below which a source is drawn less"] = 0.05
     high: Annotated[float, "pass rate above which a source is drawn less"] = 0.95
 
@@ -42,27 +44,35 @@ class Arithmetic(Iterator[Prompt]):
 
     name = ARITHMETIC
 
-    def __init__(self, seed: int) -> None:
-        self._prompts = prompts("train", seed)
+    def __init__(self, split: Split, seed: int) -> None:
+        self._prompts = prompts(split, seed)
 
     def __next__(self) -> Prompt:
         return replace(next(self._prompts), source=ARITHMETIC, reward=ARITHMETIC)
 
 
 async def train(config: Config, run: Run) -> dict[str, Any]:
-    families = [Family(name, seed=config.seed) for name in config.families]  # named at once where there is no such
-    async with training(config.training(), run) as job:
+    families = [Family(name, seed=config.seed) for name in config.families]  # an unknown one is refused at once
+    unseen = [Arithmetic("test", 0), *(Family(name, seed=config.seed, start=HELD_OUT) for name in config.families)]
+    held_out = list(islice(mixture(dict.fromkeys(unseen, 1.0)), config.eval_problems))
+    async with training(config.training(), run, sinks=config.sinks(run)) as job:
         sources = mixture(
-            {Arithmetic(config.seed): 1.0, **dict.fromkeys(families, config.family_weight)},
+            {Arithmetic("train", config.seed): 1.0, **dict.fromkeys(families, config.family_weight)},
             curriculum=PassRateBand(low=config.low, high=config.high),
             steps=job.steps,
         )
+        rollouts = job.rollouts([python_tool(job.sandbox)])
         reward = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
-        groups = job.group(
-            job.rollouts([python_tool(job.sandbox)]), reward, select_and_score(config.selector, config.seed)
+        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        return await job.run(
+            [
+                job.admit(sources),
+                job.group(rollouts, reward, config.select),
+                job.batch(),
+                job.write_rollouts(every=config.eval_every),
+                job.train(config.make_batch, evaluations=[evaluation]),
+            ]
         )
-        stages = [job.admit(sources), groups, job.batch(), job.write_rollouts(every=config.eval_every)]
-        return await job.run([*stages, job.train(make_batch)])
 
 
 recipe = Recipe(config=Config, train=train)

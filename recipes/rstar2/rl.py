@@ -408,7 +408,7 @@ async def run_stage(config: Config, number: int, data: Path, console: Console, l
         if not folder.resumed:
             say(console, f"stage {number}: a new run of {steps} steps in {path}")
             one = replace(config, stage=str(number), steps=(steps,), model=start.checkpoint)
-            folder.json("config.json", {**identity, "steps": steps, **written(recipe, one)})
+            folder.json("config.json", {**flat(one), **identity, "steps": steps, **written(recipe, one)})
         await train_stage(config, number, start, prompts, sets, run)
 
 
@@ -565,7 +565,7 @@ def main(argv: Sequence[str]) -> int:
     config, machines = parse_all([Config, Machines], argv, description=__doc__)
     if config.protocol == "release":  # with its own defaults
         config, machines = parse_all([ReleaseConfig, Machines], argv)
-    lead = lead_of(machines, recipe, config, checkpoint_option="model")
+    lead = lead_of(machines, recipe, config)
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])
         print("\n".join(commands(here, lead)))

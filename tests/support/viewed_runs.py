@@ -12,7 +12,7 @@ from engine.run.run_folder import RunFolder
 from tests.support.recorded_run import TOKENIZER, write_recorded_run
 
 CONFIG: dict[str, Any] = {
-    "checkpoint": str(TOKENIZER.parent),
+    "model": str(TOKENIZER.parent),
     "steps": 3,
     "seed": 0,
     "max_staleness": 0,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def tokenizer_of(run: RunFiles) -> Tokenizer | None:
     """The recorded one, else that of the run's checkpoint; None where there is none that can be read."""
-    given = run.config.get("checkpoint")
+    given = run.config.get("model")
     candidates = [run.recorded.tokenizer, run.path / "checkpoint" / "tokenizer.json"]
     candidates += [Path(given) / "tokenizer.json"] if isinstance(given, str) else []
     for path in candidates:

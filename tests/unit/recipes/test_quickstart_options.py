@@ -11,7 +11,8 @@ from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
 from engine.fleet.canary import tolerance_of
 from engine.programs.main import identity_of
-from recipes.quickstart import ADVANTAGES, Config
+from recipes.options import ADVANTAGES
+from recipes.quickstart import Config
 
 
 @pytest.mark.parametrize(

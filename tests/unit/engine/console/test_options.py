@@ -140,7 +140,7 @@ class Sampler:
 class Training:
     learner: Learner = Learner()
     sampler: Sampler = Sampler()
-    checkpoint: Path = Path("tiny")
+    model: Path = Path("tiny")
     algorithm: str = "roc"
     prompts_per_step: int = 16
     group_size: int = 8
@@ -172,7 +172,7 @@ def test_an_unknown_field_names_the_one_that_is_meant_or_none(word, meant, capsy
     "words",
     [
         [],
-        ["learner.lr=1e-06", "sampler.threads=3", "devices=0,1", "fast=true", "limit=none", "checkpoint=a b"],
+        ["learner.lr=1e-06", "sampler.threads=3", "devices=0,1", "fast=true", "limit=none", "model=a b"],
         ["devices=3"],
     ],
 )

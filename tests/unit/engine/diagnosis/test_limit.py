@@ -125,7 +125,14 @@ def test_the_newest_steps_count_and_those_without_a_pace_do_not():
         (CASES["tail"][0], {"extra_samples": 4}, "rollout.max_tokens", 230, Limit.TAIL),
         (CASES["kv"][0], {}, "kv_blocks", 64, Limit.KV),
         (CASES["loading weights"][0], {}, "learner.weights_dtype", "float32", Limit.SYNC),
-        (CASES["reward"][0], {}, "", None, Limit.REWARD),
+        (CASES["loading weights"][0], {"devices": [0, 1], "learner.lora_rank": 0}, "learner.lora_rank", 0, Limit.SYNC),
+        (
+            CASES["loading weights"][0],
+            {"devices": [0, 1], "learner.lora_rank": 8, "adapters": False},
+            "adapters",
+            False,
+            Limit.SYNC,
+        ),
         (CASES["reward"][0], {"graders": 4}, "graders", 4, Limit.REWARD),
         (
             CASES["half of the time is the learner's"][0] | {"learner/tokens": 9000, "learner/trajectories": 3},
@@ -144,6 +151,15 @@ def test_the_first_advice_names_the_option_that_changes_the_limit(row, config, o
     assert (first.option, first.value) == (option, value)
     assert first.figures == {figure: found.lost[figure]}
     assert option in str(first)
+
+
+@pytest.mark.parametrize("case", ["tail", "kv", "reward", "loading weights", "tools, replicas idle"])
+def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
+    row, limit = CASES[case]
+    found = diagnose([row], {"replicas": 2, "devices": [], "max_staleness": 0})
+    assert found.limit == limit
+    assert {finding.option for finding in found.advice} <= {"replicas", "max_staleness"}
+    assert diagnose([row], {}).advice, "which options there are is not known"
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ def test_no_text_of_a_run_is_ever_read_as_html():
 
 
 def test_no_text_of_a_run_ends_the_element_that_it_is_exported_in(tmp_path):
-    write_viewed_run(tmp_path / "run", checkpoint="</script><script>alert(1)</script>")
+    write_viewed_run(tmp_path / "run", model="</script><script>alert(1)</script>")
     export(Questions([RunFiles(tmp_path / "run")]), tmp_path / "run.html")
     held = (tmp_path / "run.html").read_text().split('id="answers">')[1].split("</script>")[0]
-    assert json.loads(held)["about?run=0"]["config"]["checkpoint"] == "</script><script>alert(1)</script>"
+    assert json.loads(held)["about?run=0"]["config"]["model"] == "</script><script>alert(1)</script>"
 
 
 def test_an_exported_file_holds_all_that_it_needs(questions, tmp_path):

@@ -1,0 +1,102 @@
+"""The options that recipes share, and the advice that names them."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.console.options import flat, parse
+from engine.diagnosis.limit import diagnose
+from engine.programs.invocation import Machines
+from engine.programs.machines import lead_of
+from engine.recipe import Recipe, load_recipe
+from engine.types import Group
+from recipes import quickstart
+from tests.support.fakes import a_trajectory
+from tests.support.paths import ROOT, TINY
+
+RECIPES = ["quickstart", "train_on_file", "agents/openai_agent", "environments/mixture", "environments/train_verifiers"]
+RECIPES += ["rstar2/rl"]
+STEP = {"step": 1, "time/step_s": 10.0, "time/rollout_s": 9.0, "time/learn_s": 1.0, "replicas/busy_s": 4.0}
+ROWS = [
+    {"idle/tool_wait_s": 14.0, "tools/calls_jailed": 9},
+    {"kv/blocked_s": 9.0, "kv/preemptions": 3, "kv_peak/replica0": 1.0},
+    {"rollout/tail_s": 9.0},
+    {"idle/reward_s": 14.0},
+    {"idle/staleness_gate_s": 14.0, "learner/tokens": 90_000, "learner/trajectories": 3},
+    {"idle/weight_sync_s": 14.0},
+    {"replicas/deaths": 1},
+    {"groups/all": 8, "groups/flat": 8, "rollout/trajectories": 9, "stop/length": 9, "stop/deadline": 9},
+]
+
+
+def options_of(recipe, tmp_path):
+    """The configuration of a recipe, as small as the tiny agent needs it."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"question": "6 * 7?", "answer": "42"}\n')
+    given = {
+        "train_on_file": [f"data={data}", f"held_out={data}"],
+        "rstar2/rl": [
+            f"model={TINY}",
+            f"data={data}",
+            "protocol=none",
+            "rollout.max_tokens=230",
+            "eval_max_tokens=230",
+        ],
+    }
+    loaded = load_recipe(ROOT / "recipes" / f"{recipe}.py")
+    return loaded, parse(loaded.config, given.get(recipe, []))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_advice_names_options_of_the_recipe_alone(recipe, tmp_path):
+    _, config = options_of(recipe, tmp_path)
+    options = flat(config)
+    found = [diagnose([STEP | row], options) for row in ROWS]
+    named = {finding.option for each in found for finding in (*each.advice, *each.alarms)} - {""}
+    assert len(named) > 5
+    assert named <= options.keys()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_nodes_can_be_given_the_checkpoint_of_every_recipe(recipe, tmp_path):
+    loaded, config = options_of(recipe, tmp_path)
+    assert lead_of(Machines(nodes="tcp://127.0.0.1:5700"), loaded, config) is not None
+
+
+def test_nodes_of_a_recipe_without_the_option_are_refused_by_name(capsys):
+    loaded = Recipe(config=Machines, train=options_of)
+    with pytest.raises(SystemExit) as ended:
+        lead_of(Machines(nodes="tcp://127.0.0.1:5700"), loaded, Machines())
+    assert ended.value.code == 2
+    assert "`model`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["group_size=1"], "group_size must be at least 2, got 1"),
+        (["oversample=0"], "oversample must be at least 1, got 0"),
+        (["minibatches=17", "prompts_per_step=4", "group_size=4"], "minibatches=17 exceeds"),
+        (["eval_samples=0"], "eval_samples must be at least 1, got 0"),
+        (["eval_problems=100000", "eval_samples=2"], "eval_problems x eval_samples must be at most"),
+        (["devices=0", "replicas=1", "eval_replicas=1"], "eval_replicas must be at least 0, and 0 on GPUs, got 1"),
+        (["slots=-1"], "slots"),
+        (["devices=0,1", "replicas=3"], "learner_ranks=1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(quickstart.Config, words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["roc", "grpo", "random"])
+def test_the_advantage_reaches_selection_and_batch(algorithm):
+    config = quickstart.Config(algorithm=algorithm, advantage="reinforce++", group_size=2)
+    members = tuple(replace(a_trajectory(reward=reward), sample=at) for at, reward in enumerate((1.0, 0.0)))
+    group = config.select(Group(prompt=members[0].prompt, trajectories=members, lease=0))
+    other = replace(config, advantage="rloo").make_batch
+    assert config.make_batch(1, [group]).advantages_B.shape == (2,)
+    with pytest.raises(ValueError, match="advantage"):
+        other(1, [group])
