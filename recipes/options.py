@@ -27,8 +27,8 @@ from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import Cispo, Dppo, Gspo, PpoClip, Sapo
+from engine.assembly.config import BLOCK, TrainingConfig
 from engine.assembly.devices import DevicePlan
-from engine.assembly.training import BLOCK, TrainingConfig
 from engine.ports import Selector
 from engine.recipe import Run
 from engine.recording.policy import RecordConfig

@@ -292,6 +292,58 @@ def test_engine_and_sandbox_load_neither_torch_nor_vllm():
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
 
 
+NOTHING_HAPPENS = """
+import gc, importlib, os, signal, sys, threading, warnings
+import aiohttp.web, matplotlib, torch.nn.attention.varlen, transformers.masking_utils  # what these do is not ours
+
+def state():
+    return {
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "environment": dict(os.environ),
+        "collector": gc.get_threshold(),
+        "warnings": [str(each) for each in warnings.filters],
+        "streams": (sys.stdin, sys.stdout, sys.stderr),
+    }
+
+def load():
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+        now = state()
+        for name in now:
+            if now[name] != before[name]:
+                print(f"{module} changes {name}")
+        before.update(now)
+
+before = state()
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+"""
+
+
+def test_nothing_happens_at_import():
+    """Of any module, but for those that run in an engine's process or in a jail. Each is imported in a thread."""
+    paths = [path for folder in sorted(OURS - {"tests"}) for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = [name(path) for path in paths if path.name not in ("__main__.py", "__init__.py")]
+    inside = (*INSIDE_THE_JAIL, "sandbox/inside/")
+    elsewhere = [
+        name(path).removesuffix(".py") for path, tree in MODULES.items() if imports_at_once(tree, "vllm", "math_verify")
+    ]
+    names = [each for each in names if not each.startswith((*inside, *elsewhere))]
+    modules = [each.removesuffix(".py").replace("/", ".") for each in names]
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_HAPPENS, *modules], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr + done.stdout == ""
+
+
+def imports_at_once(tree, *packages):
+    """Whether a module imports one of the packages when it is itself imported."""
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in at_once]
+    return any(within(each, packages) for each in names)
+
+
 def test_no_script_shadows_the_standard_library():
     """A script's folder comes first on sys.path."""
     scripts = [path for folder in ("recipes", "bench") for path in (ROOT / folder).glob("*")]

@@ -23,260 +23,75 @@ Invariants
 
 from __future__ import annotations
 
-from engine.process import streams
-from sandbox.http.listener import Address
-from sandbox.printable import printable
-
-streams.prepare_descriptors()  # before other imports open files
-
 import asyncio
-import dataclasses
 import gc
 import os
 import shlex
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from engine.replica.config import ReplicaConfig, prepare_environment
-
-prepare_environment()
-gc.set_threshold(50_000, 20, 1_000_000)  # imports make objects by the million; training collects the oldest once a step
+from typing import Any, Protocol
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
 from engine.assembly import wiring
-from engine.assembly.devices import DevicePlan
-from engine.atomic_files import CannotWrite, write_whole
+from engine.assembly.config import TrainingConfig
+from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
+from engine.assembly.expected import BudgetTooSmall
+from engine.assembly.learner import agree_on_first_weights, canary_of, process_of
+from engine.assembly.parts import Parts, started
+from engine.assembly.startup import Startup, seconds_since_start
+from engine.atomic_files import write_whole
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.display import Display
+from engine.console.notes import Notes, say
 from engine.console.recorder import RunRecorder
 from engine.console.report import model_card, print_report
 from engine.errors import BadInput, first_error
-from engine.fleet.canary import CanaryFailed, tolerance_of
 from engine.fleet.config import PAUSED_SHARE, FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.gateway.agent import Agent, AgentRollouts
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.program import PROGRAMS, Command
-from engine.learner.messages import Configure
-from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageStats
-from engine.pipeline.whereabouts import GroupVanished
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.recipe import Run
-from engine.recording.policy import RecordConfig
 from engine.recording.recording import Recording
-from engine.replica.port import KvSample, ReplicaDied
+from engine.replica.config import prepare_environment
+from engine.replica.port import KvSample
 from engine.replica.replica import Replica
-from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
-from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.rollout import Rollouts
 from engine.rollout.source import RolloutSource
-from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
-from engine.run.run_folder import RunFolder, shortened, versions
+from engine.run.run_folder import RunFolder, versions
 from engine.run.step_history import StepHistory
 from engine.run.workspace import workspace
 from engine.stages.admit import AdmittedPrompt, admit
 from engine.stages.batch import batch_groups
-from engine.stages.empty_batches import NothingLeft, NothingToTrain, check_graded
-from engine.stages.evaluate import Estimate, Evaluation, Evaluator, NothingGraded
-from engine.stages.group import Attempt, GroupConfig, MakesGroups, groups
+from engine.stages.empty_batches import NothingLeft, check_graded
+from engine.stages.evaluate import Estimate, Evaluation, Evaluator
+from engine.stages.group import Attempt, MakesGroups, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.noted_warnings import noted_warnings
-from engine.telemetry.sinks import MetricSink, SinkUnavailable
+from engine.telemetry.sinks import MetricSink
 from engine.telemetry.timeline import Timeline
-from engine.telemetry.watchdog import NoProgress, shows_on_signal, watch
+from engine.telemetry.watchdog import shows_on_signal, watch
 from engine.types import Batch, Group, Prompt, PublishedWeights
-from engine.user_parts import WrongPart
-from sandbox import Sandbox, SandboxConfig, SandboxUnavailable
-
-# Whose log-probabilities replicas and learner must agree on after each weight update; any text does.
-CANARY = (
-    "What is 12 times 34?",
-    "A train leaves at 9:40 and arrives at 13:05. How long does it travel?",
-    "Write a program that prints the first ten primes.",
-    "Tom has 81 coins, spends half of them and finds 38. How many has he now?",
-)
-BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
-
-
-class BudgetTooSmall(ValueError):
-    """No prompt leaves room for an answer."""
-
-
-# What ends a run with one line for the user. All else is a bug, perhaps in a stage or a reward of the recipe's, of
-# which `engine.console.failure` shows the user's own lines.
-EXPECTED = (
-    BudgetTooSmall,
-    CanaryFailed,
-    CannotWrite,
-    GroupVanished,
-    LearnerDied,
-    NothingGraded,
-    NothingToTrain,
-    ReplicaDied,
-    SandboxUnavailable,
-    SinkUnavailable,
-    NoProgress,
-    TemplateError,
-    Unresumable,
-    WrongPart,
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingConfig:
-    """The machine of a run. What is trained on, with which tools and for what reward is in the recipe's stages."""
-
-    checkpoint: Path
-    """Hugging Face folder to start from."""
-    steps: int
-    """Optimizer batches. A run that has ended goes on when it is opened with more."""
-    prompts_per_step: int
-    """Groups per step (B)."""
-    group: GroupConfig
-    rollout: RolloutConfig
-    learner: Any
-    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`."""
-    learner_state: Path | None = None
-    """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
-    counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
-    """
-    learner_module: str = "algo.learner"
-    """What each rank of the learner runs; they meet by `algo.learner.hosts.meet`."""
-    replica: ReplicaConfig | None = None
-    """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
-    devices: DevicePlan = field(default_factory=DevicePlan)
-    """GPUs, ranks and replicas; by default everything runs on the CPU."""
-    chat: ChatConfig = field(default_factory=ChatConfig)
-    sandbox: SandboxConfig | None = None
-    """None: no sandbox."""
-    seed: int = 0
-    """Of sampling and of the learner. The recipe gives it to its prompts and to its selection too."""
-    max_staleness: int = 0
-    """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
-    checkpoint_every: int = 4
-    """Steps between checkpoints of the learner; the journal has what follows."""
-    step_deadline_s: float = 600.0
-    """Seconds in which the learner must have trained a step, or saved; half as many more without any progress end the
-    run."""
-    start_deadline_s: float | None = None
-    """Seconds in which each replica and the learner must be up. None: their own (`ReplicaConfig`,
-    `LearnerProcessConfig`); a large model on a slow disk needs more."""
-    canary_tolerance: float | Literal["auto"] | None = "auto"
-    """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
-    ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
-    full_reward: float = 1.0
-    """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
-    title: str = ""
-    """Of the plot."""
-    record: RecordConfig = field(default_factory=RecordConfig)
-    """What is written down for people who look at the run."""
-
-    def __post_init__(self) -> None:
-        kinds = {"checkpoint": Path, "group": GroupConfig, "rollout": RolloutConfig, "devices": DevicePlan}
-        kinds |= {"chat": ChatConfig, "record": RecordConfig, "steps": int, "prompts_per_step": int}
-        for name, kind in kinds.items():
-            wanted = isinstance(getattr(self, name), kind)
-            wiring.require(
-                getattr(self, name),
-                wanted,
-                f"{name} must be of the type {kind.__name__}",
-                f"{name}={kind.__name__}(...)",
-            )
-        for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("step_deadline_s", "start_deadline_s", "canary_tolerance"):
-            if (value := getattr(self, name)) not in (None, "auto") and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if self.max_staleness > self.steps:
-            raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
-        if not (self.checkpoint / "config.json").is_file():
-            raise ValueError(
-                f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
-                "Fix: give a Hugging Face folder"
-            )
-        if self.learner_state is not None and not self.learner_state.is_dir():
-            raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
-        if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
-            raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
-        Leases(self.prompts_per_step, self.max_staleness)
-        if self.replicas_config.quantization is not None:
-            self._check_quantized()
-
-    def _check_quantized(self) -> None:
-        """Quantised replicas sample from another model than the one that learns: its loss has to correct for that, and
-        how far apart they are was not measured yet.
-        """
-        what = f"replica.quantization={self.replicas_config.quantization!r}"
-        loss = getattr(self.learner, "loss", {})
-        if "correction" in loss and not (loss.get("proximal") and loss["correction"]):
-            raise ValueError(
-                f"{what} needs a loss that corrects for the sampler. Fix: "
-                "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"
-            )
-        if self.canary_tolerance == "auto":
-            raise ValueError(f"{what} needs canary_tolerance, got 'auto'. Fix: one, such as 1.0; none is known yet")
-
-    @property
-    def replicas_config(self) -> ReplicaConfig:
-        room = self.rollout.max_tokens + BLOCK
-        config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
-        if self.devices.adapters:
-            config = dataclasses.replace(
-                config,
-                weight_transfer="adapter",
-                lora_rank=self.learner.lora_rank,
-                lora_targets=self.learner.lora_targets,
-                adapters=1 + self.max_staleness,
-            )
-        if self.start_deadline_s is not None:
-            config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
-        return self.devices.replica(config)
-
-    @property
-    def canary_bound(self) -> float | None:
-        """The tolerance of the canary's mean difference; None: not judged. Where one side rounds to bfloat16 both do,
-        as far as this goes.
-        """
-        if self.canary_tolerance != "auto":
-            return self.canary_tolerance
-        sides = (self.replicas_config, self.learner)
-        dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
-        return tolerance_of(self.checkpoint, "bfloat16" if "bfloat16" in dtypes else "float32")
-
+from sandbox import Sandbox
+from sandbox.http.listener import Address
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
-
-
-@dataclass(kw_only=True)
-class ScheduledEvaluation:
-    """An evaluation and the steps that it is due at: each multiple of `every`, 0 included, and the last one.
-
-    evaluator: runs it on replicas of its own beside training; None: the training replicas run it between steps.
-    """
-
-    evaluation: Evaluation
-    every: int
-    evaluator: Evaluator | None = None
-
-    def is_due(self, step: int, last: int) -> bool:
-        return step % self.every == 0 or step == last
 
 
 class Role(Protocol):
@@ -305,6 +120,9 @@ class Role(Protocol):
     async def ended(self) -> None:
         """The run has written its summary."""
 
+
+# Makes a fleet of so many replicas. pinned: each has a core of its own, where there are enough.
+MakeFleet = Callable[[int, Timeline, bool], Fleet]
 
 # What a machine without a learner does with the parts in place of the stages. Returns what `train` returns.
 Work = Callable[["Training"], Coroutine[Any, Any, dict[str, Any]]]
@@ -338,67 +156,60 @@ class Alone:
 class Training:
     """The parts of a run, as plain attributes. Made by `training`."""
 
-    learner: LearnerProcess
-    fleet: Fleet
-    chat: ChatTemplate
-    workspace: Path
-    """Private and in shared memory: published weights, local sockets."""
-
     def __init__(
         self,
         config: TrainingConfig,
         run: RunFolder,
         *,
-        make_balancer: Callable[[], Balancer] | None,
-        sinks: Sequence[MetricSink],
+        state: RunState,
+        recorder: RunRecorder,
+        note: Notes,
         console: Console,
-        role: Role | None = None,
-        work: Work | None = None,
+        parts: Parts,
+        make_fleet: MakeFleet,
+        stack: AsyncExitStack,
+        workspace: Path,
+        startup: Startup,
+        learner: LearnerProcess | None,
+        recording: Recording | None,
+        role: Role,
+        work: Work | None,
     ) -> None:
+        """stack: ends what the recipe opens (gateways, replicas of an evaluation). workspace: a private folder in
+        shared memory for published weights and local sockets. learner: None where `work` takes the place of the stages.
+        """
         self.config, self.run_folder, self.console = config, run, console
-        self.role: Role = role or Alone()
-        self.work = work
-        self.makes: MakesGroups | None = None  # the recipe's rollouts and reward, once its stages are listed
-        self.state = RunState.open(run, config.prompts_per_step)
-        self.journal = self.state.journal
-        self.timeline = Timeline()
-        self.leases = Leases(config.prompts_per_step, config.max_staleness, self.state.step)
-        self.recorder = RunRecorder(run, self.state, self.timeline, title=config.title, sinks=sinks)
+        self.state, self.journal, self.recorder, self.note = state, state.journal, recorder, note
+        self.chat, self.fleet, self.timeline, self.workspace = parts.chat, parts.fleet, parts.timeline, workspace
+        self.learner, self.recording, self.role, self.work = learner, recording, role, work
+        self.leases = Leases(config.prompts_per_step, config.max_staleness, state.step)
         self.steps = StepHistory(
-            lambda: self.recorder.progress.steps,
+            lambda: recorder.progress.steps,
             prompts_per_step=config.prompts_per_step,
             max_staleness=config.max_staleness,
             path=run.path / "curriculum.jsonl",
         )
-        self.recording: Recording | None = None
         self.host = HostMeter(say=self._loop_stands, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
+        self.makes: MakesGroups | None = None  # the recipe's rollouts and reward, once its stages are listed
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
-        # A request that moves goes on under another seed, so that by default nothing moves.
-        self._make_balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
-        self._sandbox: Sandbox | None = None
+        self._parts, self._make_fleet, self._stack, self._startup = parts, make_fleet, stack, startup
         self._prompts: Iterator[Prompt] = iter(())
         self._rollouts: list[RolloutSource] = []
         self._gateways: dict[tuple[str, str], tuple[Gateway, str]] = {}  # by host and token, with their addresses
-        self._evaluations: Sequence[ScheduledEvaluation] = ()
+        self._schedule = self._scheduled(())
         self._train: TrainStage | None = None
         self._display: Display | None = None
         self._has_run = False
-        self._until_first_step: dict[str, float] = {}  # seconds since the process began, at the end of each part
 
     @property
     def sandbox(self) -> Sandbox:
         """Raises ValueError where the configuration has none."""
-        if self._sandbox is None:
-            raise ValueError("TrainingConfig.sandbox must be set for a sandbox, got None")
-        return self._sandbox
+        return self._parts.sandbox
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
-        """Trajectories on the run's replicas, with these tools; `Rollouts.with_config` gives them another budget. A
-        typed function is a tool too: the model is shown its name, docstring and parameters.
-        """
-        wiring.check_tools(tools)
-        made = Rollouts(self.config.rollout, self.chat, self.fleet, tools, self.timeline, self.config.seed)
+        """As `Parts.rollouts`: trajectories on the run's replicas, with these tools."""
+        made = self._parts.rollouts(tools)
         self._rollouts.append(made)
         return made
 
@@ -461,7 +272,7 @@ class Training:
         if isinstance(rollouts, AgentRollouts):
             raise ValueError("replicas must be 0 for rollouts of agents, which the training replicas evaluate")
         timeline = Timeline()  # not written: its replicas have the same numbers as those that train
-        fleet = await self._stack.enter_async_context(self._fleet(replicas, timeline, pinned=False))
+        fleet = await self._stack.enter_async_context(self._make_fleet(replicas, timeline, False))
         apart = rollouts.on(fleet, timeline)
         self._rollouts.append(apart)
         evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline, grade_deadline_s=deadline_s)
@@ -521,7 +332,8 @@ class Training:
         wiring.check_enough(enough)
         if self.work is not None:
             return Stage(name="learn", run=_elsewhere)
-        self._evaluations = evaluations
+        assert self.learner is not None
+        self._schedule = self._scheduled(evaluations)
         self._train = TrainStage(
             learner=self.learner,
             fleet=self.fleet,
@@ -591,30 +403,15 @@ class Training:
         await self.role.ended()
         return summary
 
-    def note(self, line: str) -> None:
-        """Says a line to the user, on the timeline and in notes.log too."""
-        line = shortened(line)
-        self.timeline.instant("fleet", line)
-        self.run_folder.note(line)
-        say(self.console, line)
-
     async def _run(self, pipeline: Pipeline) -> None:
-        step = self.fleet.version
-        if not self.recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
-            await self._evaluate_and_record(step, self._due(step))
-        self._reached("first evaluation")
+        await self._schedule.begin()
+        self._startup.reached("first evaluation")
         self._phase("training")
         await pipeline.run()
         self.nothing_left = self._train.nothing_left if self._train is not None else None
-        if self.nothing_left:  # the last weights are not those of the last step that was planned
-            step = self.fleet.version
-            left = [scheduled for scheduled in self._evaluations if scheduled not in self._due(step)]
-            await self._evaluate_and_record(step, left)
-        for scheduled in self._evaluations:
-            if scheduled.evaluator is not None:
-                self._phase("waiting for the last evaluation")
-                await scheduled.evaluator.drain()
+        await self._schedule.end(early=self.nothing_left is not None)
         self._phase("saving the checkpoint")
+        assert self.learner is not None
         path, chat = self.run_folder.path / "checkpoint", self.chat
         await self.learner.save(path, chat_template=chat.template, end_of_turn=chat.end_of_turn)
 
@@ -623,32 +420,14 @@ class Training:
 
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
-        self._reached("first step")
+        self._startup.reached("first step")
         metrics = {**metrics, **self.role.trained()}
-        self.recorder.step(step, metrics | await self._evaluate(step, self._due(step)))
+        self.recorder.step(step, metrics | await self._schedule.step(step))
 
-    def _due(self, step: int) -> list[ScheduledEvaluation]:
-        return [scheduled for scheduled in self._evaluations if scheduled.is_due(step, self.config.steps)]
-
-    async def _evaluate_and_record(self, step: int, due: Sequence[ScheduledEvaluation]) -> None:
-        """In a row of its own."""
-        if found := await self._evaluate(step, due):
-            self.recorder.step(step, {**found, "time/train_total_s": self.recorder.progress.train_s})
-
-    async def _evaluate(self, step: int, due: Sequence[ScheduledEvaluation]) -> dict[str, float]:
-        """Metrics of the version that is live; none yet of evaluations that run beside training."""
-        metrics: dict[str, float] = {}
-        for scheduled in due:
-            if scheduled.evaluator is not None:
-                assert self.fleet.weights is not None
-                scheduled.evaluator.submit(step, self.fleet.weights)
-                continue
-            self._phase(f"evaluating on {len(scheduled.evaluation.prompts)} held-out problems")
-            found, trajectories = await scheduled.evaluation.run(step)
-            self.recorder.evaluated(step, found, trajectories)
-            self._phase("training")
-            metrics |= found
-        return metrics
+    def _scheduled(self, evaluations: Sequence[ScheduledEvaluation]) -> EvaluationSchedule:
+        return EvaluationSchedule(
+            evaluations, self.fleet, self.recorder, last=self.config.steps, phase=lambda text: self._phase(text)
+        )
 
     def _loop_stands(self, line: str) -> None:
         """In a thread: the loop cannot say it."""
@@ -672,109 +451,16 @@ class Training:
             cause = f"max_tokens={budget} leaves no token for an answer: the shortest of {len(prompts)} held-out"
             raise BudgetTooSmall(f"{cause} prompts has {shortest} tokens. Fix: a larger max_tokens")
 
-    def _learner_process(self) -> LearnerProcessConfig:
-        config = self.config
-        made = LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
-        if config.start_deadline_s is not None:
-            made = dataclasses.replace(made, start_deadline_s=config.start_deadline_s)
-        return self.role.learner(config.devices.learner(made))
-
-    def _fleet(self, replicas: int, timeline: Timeline, *, pinned: bool) -> Fleet:
-        """pinned: each replica has a core of its own, where there are enough."""
-        settings = self.config.replicas_config
-
-        def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
-            return Replica(settings, index, core if pinned else None, on_step)
-
-        config = FleetConfig(
-            replicas=replicas,
-            block_size=settings.block_size,
-            canary_tolerance=self.config.canary_bound,
-            paused_share=PAUSED_SHARE if self.config.max_staleness else 1.0,
-            on_update="finish" if self.config.devices.adapters else "continue",
-        )
-        return Fleet(config, make, self._make_balancer(), timeline, self._canary, self.note)
-
-    def _canary_ids(self) -> list[list[int]]:
-        texts = [({"role": "user", "content": text},) for text in CANARY]
-        return [self.chat.prompt_ids(messages)[: self.config.rollout.max_tokens] for messages in texts]
-
-    @asynccontextmanager
-    async def _open(self) -> AsyncIterator[None]:
-        """Starts the parts; they end on the way out, the last one first."""
-        config = self.config
-        self._reached("imports")
-        async with AsyncExitStack() as self._stack:
-            self.workspace = self._stack.enter_context(workspace())
-            if self.work is None:
-                learner = LearnerProcess(self._learner_process(), self.workspace, self.run_folder.path / "learner.log")
-                self.learner = await self._stack.enter_async_context(learner)
-            if config.sandbox is not None:
-                self._sandbox = await self._stack.enter_async_context(Sandbox(config.sandbox))
-            self._reached("sandbox")
-            self.chat = ChatTemplate.load(config.checkpoint, config.chat)
-            if self.work is None:
-                await self._record()
-            self._canary = self._canary_ids()
-            fleet = self._fleet(config.devices.replicas, self.timeline, pinned=True)
-            self.fleet = await self._stack.enter_async_context(fleet)
-            self._reached("engines")
-            if self.work is None:
-                await self._agree_on_first_weights()
-                self._reached("learner")
-            # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
-            gc.freeze()
-            await self._stack.enter_async_context(self.role.beside(self))
-            yield
-
-    async def _record(self) -> None:
-        """From here on the run is recorded, if it is to be."""
-        if not self.config.record.on:
-            return
-
-        recording = Recording(
-            self.run_folder.path,
-            self.config.record,
-            self.timeline,
-            step=self.state.step + 1,
-            tokenizer=self.chat.tokenizer_json,
-            note=self.note,
-        )
-        self.recording = await self._stack.enter_async_context(recording)
-
-    async def _agree_on_first_weights(self) -> None:
-        """The learner's weights go to the replicas before anything is sampled."""
-        fields = self.config.devices.learner_fields
-        if self.config.replicas_config.quantization is not None and self.config.learner.mismatch_tolerance == "auto":
-            fields["mismatch_tolerance"] = None  # the sampler is another model, which the loss corrects for
-        learner = dataclasses.replace(self.config.learner, **fields)
-        message = Configure(
-            checkpoint=str(self.config.checkpoint.resolve()),
-            learner=dataclasses.asdict(learner),
-            canary=self._canary,
-            weights_dir=str(self.workspace),
-            seed=self.config.seed,
-            resume=self.state.checkpoint,
-            begin_from=None if self.config.learner_state is None else str(self.config.learner_state.resolve()),
-        )
-        async with self.fleet.rest():  # the learner may need their devices
-            ready, logprobs = await self.learner.configure(message)
-        await self.fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs))
-
-    def _reached(self, part: str) -> None:
-        self._until_first_step.setdefault(part, seconds_since_start())
-
     def _summary(self) -> dict[str, Any]:
         assert self._display is not None
-        missed = [self.recorder.progress.missed(scheduled.every) for scheduled in self._evaluations[:1]]
         return {
             **self.recorder.summary(),
             "loop_blocked_at": self.host.blocked_at,
             "ended": str(self.nothing_left or "all steps are trained"),
-            "first_step_s": self._until_first_step.get("first step"),  # None: all steps were trained before
-            "first_step_parts_s": durations(self._until_first_step),
+            "first_step_s": self._startup.first_step_s,
+            "first_step_parts_s": self._startup.parts_s,
             "total_wall_s": seconds_since_start(),
-            "evaluations_dropped": sum(missed),
+            "evaluations_dropped": self._schedule.missed,
             "canary_max_abs": self.fleet.canary_max_abs,
             "replica_deaths": self.fleet.deaths,
             "preemptions": self.fleet.preemptions,
@@ -807,55 +493,158 @@ async def training(
     )
     wiring.check_sinks(sinks)
     wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
-    opens = run.opens or _alone
-    console = console or Console()
-    async with opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console) as job:
+    opens = run.opens or opened
+    async with opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console or Console()) as job:
         yield job
 
 
-def _alone(config: TrainingConfig, run: RunFolder, **options: Any) -> AbstractAsyncContextManager[Training]:
-    return opened(Training(config, run, **options))
-
-
 @asynccontextmanager
-async def opened(job: Training) -> AsyncIterator[Training]:
-    """A run whose parts are started inside."""
-    config, run, console = job.config, job.run_folder, job.console
+async def opened(
+    config: TrainingConfig,
+    run: RunFolder,
+    *,
+    make_balancer: Callable[[], Balancer] | None,
+    sinks: Sequence[MetricSink],
+    console: Console,
+    note: Notes | None = None,
+    role: Role | None = None,
+    work: Work | None = None,
+) -> AsyncIterator[Training]:
+    """Starts the parts of a run; they end on the way out, the last one first. work: takes the place of the stages, and
+    then there is neither a learner nor a record.
+    """
+    role, startup = role or Alone(), Startup()
+    startup.reached("imports")
+    prepare_environment()
+    gc.set_threshold(50_000, 20, 1_000_000)  # vLLM's import makes objects by the million
+    note = note or Notes(run=run, console=console, timeline=Timeline())
+    state = RunState.open(run, config.prompts_per_step)
+    recorder = RunRecorder(run, state, note.timeline, title=config.title, sinks=sinks)
     if run.resumed:
-        say(console, job.recorder.resume_message)
+        say(console, recorder.resume_message)
         run.extend(config.steps)
-    learner = "the learner, " if job.work is None else ""
+    learner = "" if work is not None else "the learner, "
     say(console, f"starting {learner}{config.devices.replicas} vLLM engines and what else the recipe needs")
+    job: Training | None = None
     try:
-        with noted_warnings(job.note), shows_on_signal(lambda: job.stats()):
-            async with job._open():
+        with noted_warnings(note), shows_on_signal(lambda: [] if job is None else job.stats()):
+            async with AsyncExitStack() as stack:
+                job = await _start(
+                    config,
+                    run,
+                    stack,
+                    state=state,
+                    recorder=recorder,
+                    note=note,
+                    console=console,
+                    startup=startup,
+                    make_balancer=make_balancer,
+                    role=role,
+                    work=work,
+                )
                 yield job
                 job.check_has_run()
     except BaseException:
-        job.recorder.draw_what_is_there()
+        recorder.draw_what_is_there()
         raise
     finally:
-        job.recorder.sinks.close()
+        recorder.sinks.close()
+
+
+async def _start(
+    config: TrainingConfig,
+    run: RunFolder,
+    stack: AsyncExitStack,
+    *,
+    state: RunState,
+    recorder: RunRecorder,
+    note: Notes,
+    console: Console,
+    startup: Startup,
+    make_balancer: Callable[[], Balancer] | None,
+    role: Role,
+    work: Work | None,
+) -> Training:
+    folder, learner, recording = stack.enter_context(workspace()), None, None
+    if work is None:
+        process = LearnerProcess(role.learner(process_of(config)), folder, run.path / "learner.log")
+        learner = await stack.enter_async_context(process)
+    chat = ChatTemplate.load(config.checkpoint, config.chat)
+    if work is None and config.record.on:
+        recording = await stack.enter_async_context(
+            Recording(
+                run.path, config.record, note.timeline, step=state.step + 1, tokenizer=chat.tokenizer_json, note=note
+            )
+        )
+    canary = canary_of(chat, config.rollout.max_tokens)
+    # A request that moves goes on under another seed, so that by default nothing moves.
+    balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
+
+    def make_fleet(replicas: int, timeline: Timeline, pinned: bool) -> Fleet:
+        return fleet_of(config, replicas, timeline, balancer=balancer(), canary=canary, note=note, pinned=pinned)
+
+    parts = await stack.enter_async_context(
+        started(
+            rollout=config.rollout,
+            seed=config.seed,
+            chat=chat,
+            fleet=make_fleet(config.devices.replicas, note.timeline, True),
+            timeline=note.timeline,
+            sandbox=config.sandbox,
+            reached=startup.reached,
+        )
+    )
+    if learner is not None:
+        await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
+        startup.reached("learner")
+    # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
+    gc.freeze()
+    job = Training(
+        config,
+        run,
+        state=state,
+        recorder=recorder,
+        note=note,
+        console=console,
+        parts=parts,
+        make_fleet=make_fleet,
+        stack=stack,
+        workspace=folder,
+        startup=startup,
+        learner=learner,
+        recording=recording,
+        role=role,
+        work=work,
+    )
+    await stack.enter_async_context(role.beside(job))
+    return job
+
+
+def fleet_of(
+    config: TrainingConfig,
+    replicas: int,
+    timeline: Timeline,
+    *,
+    balancer: Balancer,
+    canary: Sequence[Sequence[int]],
+    note: Callable[[str], None],
+    pinned: bool,
+) -> Fleet:
+    """Returns a fleet of a run's replicas. pinned: each replica has a core of its own, where there are enough."""
+    settings = config.replicas_config
+
+    def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
+        return Replica(settings, index, core if pinned else None, on_step)
+
+    fleet = FleetConfig(
+        replicas=replicas,
+        block_size=settings.block_size,
+        canary_tolerance=config.canary_bound,
+        paused_share=PAUSED_SHARE if config.max_staleness else 1.0,
+        on_update="finish" if config.devices.adapters else "continue",
+    )
+    return Fleet(fleet, make, balancer, timeline, canary, note)
 
 
 async def _elsewhere(inbox: Inbox, outbox: Outbox) -> None:
     raise AssertionError("the learner runs on another machine")
-
-
-def say(console: Console, line: str) -> None:
-    """A line for the user, as it is but for what a terminal would obey."""
-    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-
-def durations(reached: Mapping[str, float]) -> dict[str, float]:
-    """What each part took, from when it ended.
-
-    >>> durations({"imports": 2.0, "engines": 5.5})
-    {'imports': 2.0, 'engines': 3.5}
-    """
-    return {part: end - begin for (part, end), begin in zip(reached.items(), [0.0, *reached.values()], strict=False)}
-
-
-def seconds_since_start() -> float:
-    """Since this process began."""
-    return time.time() - psutil.Process().create_time()

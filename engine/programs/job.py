@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from engine.assembly.training import EXPECTED
+from engine.assembly.expected import EXPECTED
 from engine.console.options import parse
 from engine.errors import BadInput
-from engine.process import streams
+from engine.programs.begin import begin
 from engine.telemetry.watchdog import end_on_signals
-from sandbox.printable import print_logs, printable
+from sandbox.printable import printable
 
 Config = TypeVar("Config")
 
@@ -40,8 +40,7 @@ def run_job(
 
     Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
-    streams.outlive_readers()
-    print_logs()
+    begin()
     config = parse(config_class, sys.argv[1:] if argv is None else argv)
     return run(Path(sys.argv[0]).stem, work(config), expected=expected)
 

@@ -17,14 +17,16 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from engine.assembly.training import EXPECTED, say
+from engine.assembly.expected import EXPECTED
 from engine.assembly.wiring import check_recipe
 from engine.console import failure
+from engine.console.notes import say
 from engine.console.options import flat, overrides, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
+from engine.programs.begin import begin
 from engine.programs.invocation import Invocation, Machines
 from engine.programs.machines import commands, lead_of
 from engine.programs.roles import lead_training
@@ -32,7 +34,7 @@ from engine.recipe import Recipe, Run, name_of
 from engine.run.identity import Identity, describe
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
-from sandbox.printable import print_logs, printable
+from sandbox.printable import printable
 
 # Options that may change when a run goes on: how long it is, what is recorded of it, how long is waited, and how far
 # replicas and learner may disagree. A run that one of them has ended goes on with another value.
@@ -51,8 +53,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    streams.outlive_readers()
-    print_logs()
+    begin()
     program = recipe.file.stem
     invocation, config, machines = parse_all(
         [Invocation, recipe.config, Machines],

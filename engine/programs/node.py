@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from engine.assembly.training import EXPECTED
+from engine.assembly.expected import EXPECTED
 from engine.console.options import parse_all
 from engine.errors import BadInput
 from engine.nodes.build import build_of
@@ -30,8 +30,8 @@ from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import Ask, Job
 from engine.nodes.node import LeadGone, NodeRefused, ask, pull_checkpoint
 from engine.nodes.pulls import PullFailed
-from engine.process import streams
 from engine.programs import learner_host
+from engine.programs.begin import begin
 from engine.programs.invocation import Invocation
 from engine.programs.roles import RunEnded, node_training
 from engine.recipe import ROOT, Recipe, Run, load_recipe
@@ -39,7 +39,7 @@ from engine.run.run_folder import RunFolder
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import end_on_signals, exit_process
 from sandbox.keys import HostKeys, load_host
-from sandbox.printable import print_logs, printable
+from sandbox.printable import printable
 
 PROGRAM = "engine.nodes"
 
@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 when the run has ended, 2 for what the user has to change, 1 for a part that failed or a
     lead that is gone, 130 when it was interrupted.
     """
-    streams.outlive_readers()
-    print_logs()
+    begin()
     words = _parser().parse_args(argv)
     try:
         fields = {"name": words.name} if words.name else {}

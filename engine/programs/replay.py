@@ -29,8 +29,9 @@ import msgspec
 import uvloop
 from tokenizers import Tokenizer
 
+from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
-from engine.assembly.training import Training, TrainingConfig, opened
+from engine.assembly.training import Training, opened
 from engine.console.options import parse
 from engine.errors import BadInput
 from engine.gateway.agent import AgentRollouts
@@ -198,8 +199,7 @@ async def go_on(
         weights = checkpoint or (config.checkpoint if start else run / "checkpoint")
         if not (weights / "config.json").is_file():
             raise CannotGoOn(f"there are no weights in {weights}. Fix: --start, or --checkpoint DIR")
-        job = Training(alone(config, weights, seed), folder, **{**given, "sinks": ()}, work=work)
-        return opened(job)
+        return opened(alone(config, weights, seed), folder, **{**given, "sinks": ()}, work=work)
 
     with workspace(Path(tempfile.gettempdir())) as scratch, RunFolder.open(scratch, "replay") as folder:
         try:

@@ -15,8 +15,10 @@ from typing import Any
 
 from msgspec import structs
 
+from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
-from engine.assembly.training import Training, TrainingConfig, opened, say
+from engine.assembly.training import Training, opened
+from engine.console.notes import Notes, say
 from engine.errors import BadInput
 from engine.learner.process import LearnerProcessConfig
 from engine.nodes.config import LeadConfig, NodeConfig, launcher
@@ -26,6 +28,7 @@ from engine.nodes.messages import Build
 from engine.nodes.node import RolloutNode
 from engine.run.run_folder import RunFolder
 from engine.stages.group import Attempt, MakesGroups
+from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox.keys import HostKeys
 
@@ -114,10 +117,11 @@ async def lead_training(
     """On the lead (`engine.recipe.Run.opens`). Raises ListenFailed, KeysUnusable, and what `training` raises."""
     check_devices(lead, config.devices)
     lead = with_learner(lead, config, run)
-    door = Door(lead, checkpoint=config.checkpoint, note=lambda line: job.note(line))
-    role = Leads(config=lead, door=door, say=partial(say, options["console"]))
-    job = Training(config, run, **options, role=role)
-    async with door, opened(job):
+    console = options["console"]
+    note = Notes(run=run, console=console, timeline=Timeline())
+    door = Door(lead, checkpoint=config.checkpoint, note=note)
+    role = Leads(config=lead, door=door, say=partial(say, console))
+    async with door, opened(config, run, **options, note=note, role=role) as job:
         yield job
 
 
@@ -152,4 +156,4 @@ def node_training(
         await makes_groups.run()
         raise RunEnded
 
-    return opened(Training(config, run, **{**options, "sinks": ()}, work=work))
+    return opened(config, run, **{**options, "sinks": ()}, work=work)

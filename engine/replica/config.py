@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import re
-import signal
 import sys
 import warnings
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ ENVIRONMENT = {
 # Set even where the user has set others: a replica is on one machine, and its gloo, NCCL and message queues would
 # listen on the interface that the machine's name or these variables mean, without a key.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+_PREPARED: list[bool] = []  # not empty once `prepare_environment` was called in this process
 _M_ARENA_MAX = -8  # malloc.h
 # Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 (4 bytes a parameter, over
 # its ranks; training takes 18 and more).
@@ -205,15 +205,23 @@ def check_sleep(version: str) -> None:
 
 
 def prepare_environment() -> None:
-    """Must run before torch or vLLM is imported in the process. Raises RuntimeError when it is too late."""
+    """Sets what torch and vLLM read when they are imported, and what their processes inherit; once in a process.
+
+    `training`, `serving` and a replica's start call it. Raises RuntimeError where something else has imported vLLM.
+    """
+    if _PREPARED:
+        return
     if "vllm" in sys.modules:
-        raise RuntimeError("engine.replica.config.prepare_environment() must be called before vllm is imported")
+        raise RuntimeError(
+            "vLLM was imported before the run began, with other settings than a replica needs. Fix: import vllm later, "
+            "or call engine.replica.config.prepare_environment() first"
+        )
+    _PREPARED.append(True)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.update(LOOPBACK)
-    # To ask a run too early what it waits for (engine.telemetry.watchdog) is no death. Not ignored: children would
-    # inherit it.
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    if "torch" in sys.modules:  # it has read OMP_NUM_THREADS
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # an engine is forked from a thread, and a thread's own arena keeps no freed pages
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

@@ -28,7 +28,7 @@ from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
 from engine.process.last_words import LastWords
 from engine.replica.adapter_folder import peft_folder
-from engine.replica.config import ReplicaConfig, check_sleep
+from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
 from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
@@ -66,6 +66,7 @@ class Replica:
         """Raises ReplicaDied when the engine does not come up within the deadline, ReplicaMisconfigured when it never
         would: it says itself why it cannot run the model.
         """
+        prepare_environment()
         try:
             async with asyncio.timeout(self.config.start_deadline_s) as budget:
                 await self._thread.run(self._build)

@@ -17,6 +17,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -67,7 +68,12 @@ async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats
 
 @contextlib.contextmanager
 def shows_on_signal(stats: Callable[[], list[StageStats]]) -> Iterator[None]:
-    """Inside, SIGUSR1 prints the report with the stages of a run, and before it the stack of the loop."""
+    """Inside, SIGUSR1 prints the report with the stages of a run, and before it the stack of the loop. A loop that runs
+    in another thread than the main one hears of no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _show_on_signal(stats)
     try:
         yield

@@ -32,7 +32,8 @@ from rich.table import Table
 
 from algo.eval_stats import avg_at_k, pass_at_k
 from algo.reward.math_reward import MathReward
-from engine.assembly.serving import ServingConfig, serving
+from engine.assembly.config import ServingConfig
+from engine.assembly.serving import serving
 from engine.atomic_files import write_whole
 from engine.console.options import flat
 from engine.console.shown import shown
@@ -170,7 +171,7 @@ class Config:
 async def evaluate(config: Config, console: Console | None = None) -> dict[str, Any]:
     """The figures of each set, which are written to evaluation.json and shown as a table too.
 
-    Raises BadInput, EndpointFailed, or one of `engine.assembly.training.EXPECTED`.
+    Raises BadInput, EndpointFailed, or one of `engine.assembly.expected.EXPECTED`.
     """
     console = console or Console()
     started = time.monotonic()

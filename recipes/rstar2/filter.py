@@ -25,7 +25,8 @@ import msgspec
 from rich.console import Console
 
 from algo.reward.math_reward import MathReward
-from engine.assembly.serving import ServingConfig, serving
+from engine.assembly.config import ServingConfig
+from engine.assembly.serving import serving
 from engine.atomic_files import write_whole
 from engine.console.options import flat
 from engine.data.prompts import Prompts
@@ -144,7 +145,7 @@ def is_kept(config: Config, solved: int) -> bool:
 async def filter_data(config: Config, console: Console | None = None) -> Path:
     """Samples, then writes what is kept; returns its path.
 
-    Raises BadInput, or one of `engine.assembly.training.EXPECTED`.
+    Raises BadInput, or one of `engine.assembly.expected.EXPECTED`.
     """
     console = console or Console()
     started = time.monotonic()

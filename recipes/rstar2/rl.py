@@ -31,9 +31,11 @@ from algo.learner.config import LearnerConfig
 from algo.learner.serialize import to_plain
 from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.math_reward import MathReward
+from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
-from engine.assembly.training import TrainingConfig, say, training
+from engine.assembly.training import training
 from engine.balancing.kv_aware import KvAware
+from engine.console.notes import say
 from engine.console.options import flat, parse_all
 from engine.errors import BadInput
 from engine.nodes.config import LeadConfig

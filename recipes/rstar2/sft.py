@@ -40,8 +40,9 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import to_batch
 from engine.assembly.devices import DevicePlan
-from engine.assembly.training import say, seconds_since_start
+from engine.assembly.startup import seconds_since_start
 from engine.atomic_files import write_whole
+from engine.console.notes import say
 from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.programs.main import main

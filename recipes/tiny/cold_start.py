@@ -38,7 +38,8 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.reward.math_reward import MathReward
 from algo.sft import batches, examples
-from engine.assembly.serving import ServingConfig, serving
+from engine.assembly.config import ServingConfig
+from engine.assembly.serving import serving
 from engine.console.options import parse
 from engine.console.progress import Bar
 from engine.learner.messages import Configure

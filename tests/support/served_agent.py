@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 from itertools import islice
 
-from engine.assembly.serving import ServingConfig, serving
+from engine.assembly.config import ServingConfig
+from engine.assembly.serving import serving
 from engine.gateway.requests import ChatRequest, Knobs
 from engine.gateway.tool_loop import ToolLoop
 from engine.programs.gateway_tools import ToolOptions

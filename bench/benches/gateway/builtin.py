@@ -17,7 +17,8 @@ from typing import Any
 import uvloop
 
 from bench.benches.gateway.script import KV_BLOCKS, MAX_TURNS, Counted, Scripted, conversations
-from engine.assembly.serving import ServingConfig, serving
+from engine.assembly.config import ServingConfig
+from engine.assembly.serving import serving
 from engine.replica.config import ReplicaConfig
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.tools.python_tool import PythonTool

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from algo.learner.config import LearnerConfig
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
-from engine.assembly.training import CANARY
+from engine.assembly.learner import CANARY
 from engine.fleet.canary import CanaryFailed, compare, tolerance_of
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from engine.types import PublishedWeights

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from algo.reward.grade_math import GRADER_MODULES
-from engine.assembly.serving import BLOCK
+from engine.assembly.config import BLOCK
 from engine.data.prompts import Prompts, read_prompts
 from engine.errors import BadInput
 from engine.ports import StatefulTool, Tool

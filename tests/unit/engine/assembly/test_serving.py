@@ -2,10 +2,12 @@
 
 import pytest
 
-from engine.assembly.serving import Serving, ServingConfig
+from engine.assembly.config import ServingConfig
+from engine.assembly.parts import Parts
 from engine.replica.config import ReplicaConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.telemetry.timeline import Timeline
+from tests.support.fakes import Replicas, fleet_of
 from tests.support.node import CHAT
 from tests.support.paths import TINY
 
@@ -53,6 +55,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_sandbox_that_was_not_configured_is_told():
-    served = Serving(config(), None, CHAT, Timeline(), None)
-    with pytest.raises(ValueError, match=r"ServingConfig\.sandbox"):
+    parts = {"rollout": BUDGET, "seed": 0, "chat": CHAT, "fleet": fleet_of(Replicas()), "timeline": Timeline()}
+    served = Parts(**parts, sandbox_if_any=None)
+    with pytest.raises(ValueError, match="sandbox"):
         served.sandbox  # noqa: B018

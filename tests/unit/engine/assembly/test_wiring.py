@@ -6,7 +6,6 @@ from functools import partial
 from itertools import cycle, islice
 
 import pytest
-from rich.console import Console
 
 from algo.group.advantages import Advantage
 from algo.group.batch import make_batch, select_and_score
@@ -15,7 +14,9 @@ from algo.group.selection import KeepAll
 from algo.learner.config import LearnerConfig
 from algo.reward.math_reward import MathReward
 from engine.assembly import wiring
-from engine.assembly.training import ScheduledEvaluation, Training, TrainingConfig, training
+from engine.assembly.config import TrainingConfig
+from engine.assembly.evaluations import ScheduledEvaluation
+from engine.assembly.training import training
 from engine.errors import BadInput
 from engine.pipeline.pipeline import Stage
 from engine.programs.main import main
@@ -25,6 +26,7 @@ from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from engine.tools.python_tool import PythonTool
 from tests.support.fakes import Echo, Replicas, ScriptedRunner, a_prompt, fleet_of
+from tests.support.job import job_of
 from tests.support.paths import ROOT
 
 OPTIONS = {
@@ -45,7 +47,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def job(run):
-    return Training(TrainingConfig(**OPTIONS), run, make_balancer=None, sinks=(), console=Console(quiet=True))
+    return job_of(TrainingConfig(**OPTIONS), run)
 
 
 async def easy(inbox, outbox):
@@ -237,10 +239,10 @@ def test_a_whole_recipe_and_those_with_parts_of_their_own_are_right(job):
     wiring.check_tools([Echo(), easy])
 
 
-async def test_a_recipe_that_does_not_run_its_stages_is_named(job):
-    job.check_has_run()  # one that trains nothing has nothing to run
-    async with fleet_of(Replicas(), 1) as job.fleet:
-        job.learner = None
+async def test_a_recipe_that_does_not_run_its_stages_is_named(run):
+    async with fleet_of(Replicas(), 1) as fleet:
+        job = job_of(TrainingConfig(**OPTIONS), run, fleet=fleet, learner=object())
+        job.check_has_run()  # one that trains nothing has nothing to run
         job.train(make_batch)
         with pytest.raises(BadInput, match=r"return await job\.run"):
             job.check_has_run()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from engine.assembly.training import say
+from engine.console.notes import say
 from engine.console.report import Progress, print_report
 from engine.diagnosis.advice import Finding
 from engine.diagnosis.limit import Diagnosis

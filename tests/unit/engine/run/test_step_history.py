@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from algo.learner.config import LearnerConfig
-from engine.assembly.training import Training, TrainingConfig
+from engine.assembly.config import TrainingConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.run.checkpoints import Unresumable
 from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
 from tests.support.fakes import a_prompt
+from tests.support.job import job_of
 
 ROOT = Path(__file__).resolve().parents[4]
 [BLOCK] = re.findall(r"```python\n(# curriculum:.*?)```", (ROOT / "recipes/README.md").read_text(), re.DOTALL)
@@ -66,7 +66,7 @@ def live(folder, *, staleness, refills, killed_after=None):
     with RunFolder.open(folder, "run", Identity({"seed": 0}), steps=STEPS) as run:
         if not run.resumed:
             run.json("config.json", {"seed": 0, "steps": STEPS})
-        job = Training(config(staleness), run, make_balancer=None, sinks=(), console=Console(quiet=True))
+        job = job_of(config(staleness), run)
         stream = job.journal.after(names["curriculum"](job, Source("easy"), Source("hard")))
         trained = job.state.step
         for lease in range(trained * GROUPS, STEPS * GROUPS):

@@ -1,0 +1,194 @@
+"""What `training` and `serving` are configured with."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.assembly import wiring
+from engine.assembly.devices import DevicePlan
+from engine.fleet.canary import tolerance_of
+from engine.pipeline.leases import Leases
+from engine.recording.policy import RecordConfig
+from engine.replica.config import ReplicaConfig
+from engine.rollout.chat_template import ChatConfig
+from engine.rollout.rollout import RolloutConfig
+from engine.stages.group import GroupConfig
+from sandbox import SandboxConfig
+
+BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """The machine of a run. What is trained on, with which tools and for what reward is in the recipe's stages."""
+
+    checkpoint: Path
+    """Hugging Face folder to start from."""
+    steps: int
+    """Optimizer batches. A run that has ended goes on when it is opened with more."""
+    prompts_per_step: int
+    """Groups per step (B)."""
+    group: GroupConfig
+    rollout: RolloutConfig
+    learner: Any
+    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`."""
+    learner_state: Path | None = None
+    """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
+    counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
+    """
+    learner_module: str = "algo.learner"
+    """What each rank of the learner runs; they meet by `algo.learner.hosts.meet`."""
+    replica: ReplicaConfig | None = None
+    """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
+    devices: DevicePlan = field(default_factory=DevicePlan)
+    """GPUs, ranks and replicas; by default everything runs on the CPU."""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    sandbox: SandboxConfig | None = None
+    """None: no sandbox."""
+    seed: int = 0
+    """Of sampling and of the learner. The recipe gives it to its prompts and to its selection too."""
+    max_staleness: int = 0
+    """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
+    checkpoint_every: int = 4
+    """Steps between checkpoints of the learner; the journal has what follows."""
+    step_deadline_s: float = 600.0
+    """Seconds in which the learner must have trained a step, or saved; half as many more without any progress end the
+    run."""
+    start_deadline_s: float | None = None
+    """Seconds in which each replica and the learner must be up. None: their own (`ReplicaConfig`,
+    `LearnerProcessConfig`); a large model on a slow disk needs more."""
+    canary_tolerance: float | Literal["auto"] | None = "auto"
+    """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
+    ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
+    full_reward: float = 1.0
+    """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
+    title: str = ""
+    """Of the plot."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+    """What is written down for people who look at the run."""
+
+    def __post_init__(self) -> None:
+        kinds = {"checkpoint": Path, "group": GroupConfig, "rollout": RolloutConfig, "devices": DevicePlan}
+        kinds |= {"chat": ChatConfig, "record": RecordConfig, "steps": int, "prompts_per_step": int}
+        for name, kind in kinds.items():
+            wanted = isinstance(getattr(self, name), kind)
+            wiring.require(
+                getattr(self, name),
+                wanted,
+                f"{name} must be of the type {kind.__name__}",
+                f"{name}={kind.__name__}(...)",
+            )
+        for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("step_deadline_s", "start_deadline_s", "canary_tolerance"):
+            if (value := getattr(self, name)) not in (None, "auto") and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.max_staleness > self.steps:
+            raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(
+                f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
+                "Fix: give a Hugging Face folder"
+            )
+        if self.learner_state is not None and not self.learner_state.is_dir():
+            raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
+        if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
+            raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
+        Leases(self.prompts_per_step, self.max_staleness)
+        if self.replicas_config.quantization is not None:
+            self._check_quantized()
+
+    def _check_quantized(self) -> None:
+        """Quantised replicas sample from another model than the one that learns: its loss has to correct for that, and
+        how far apart they are was not measured yet.
+        """
+        what = f"replica.quantization={self.replicas_config.quantization!r}"
+        loss = getattr(self.learner, "loss", {})
+        if "correction" in loss and not (loss.get("proximal") and loss["correction"]):
+            raise ValueError(
+                f"{what} needs a loss that corrects for the sampler. Fix: "
+                "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"
+            )
+        if self.canary_tolerance == "auto":
+            raise ValueError(f"{what} needs canary_tolerance, got 'auto'. Fix: one, such as 1.0; none is known yet")
+
+    @property
+    def replicas_config(self) -> ReplicaConfig:
+        room = self.rollout.max_tokens + BLOCK
+        config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
+        if self.devices.adapters:
+            config = dataclasses.replace(
+                config,
+                weight_transfer="adapter",
+                lora_rank=self.learner.lora_rank,
+                lora_targets=self.learner.lora_targets,
+                adapters=1 + self.max_staleness,
+            )
+        if self.start_deadline_s is not None:
+            config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
+        return self.devices.replica(config)
+
+    @property
+    def canary_bound(self) -> float | None:
+        """The tolerance of the canary's mean difference; None: not judged. Where one side rounds to bfloat16 both do,
+        as far as this goes.
+        """
+        if self.canary_tolerance != "auto":
+            return self.canary_tolerance
+        sides = (self.replicas_config, self.learner)
+        dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
+        return tolerance_of(self.checkpoint, "bfloat16" if "bfloat16" in dtypes else "float32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingConfig:
+    """What is served, where, and for trajectories of which size."""
+
+    checkpoint: Path
+    """Hugging Face folder."""
+    rollout: RolloutConfig
+    """The largest budget of those that are used."""
+    replica: ReplicaConfig | None = None
+    """None: of the checkpoint, with room for a trajectory of the budget."""
+    replicas: int = 2
+    devices: tuple[int, ...] = ()
+    """GPUs, `tensor_parallel` for each replica; none for the CPU."""
+    tensor_parallel: int = 1
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    sandbox: SandboxConfig | None = None
+    """None: no sandbox."""
+    seed: int = 0
+    """Of sampling."""
+
+    def __post_init__(self) -> None:
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(
+                f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
+                "Fix: give a Hugging Face folder"
+            )
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
+        needed = self.replicas * self.tensor_parallel
+        if self.devices and len(self.devices) != needed:
+            example = ",".join(map(str, range(needed)))
+            raise ValueError(
+                f"devices must be {needed} GPUs for replicas={self.replicas} and "
+                f"tensor_parallel={self.tensor_parallel}, got {len(self.devices)}. Fix: devices={example}"
+            )
+        self.replicas_config  # noqa: B018  its own checks, before anything starts
+
+    @property
+    def replicas_config(self) -> ReplicaConfig:
+        """On GPUs the replicas compute in bfloat16, as they do beside a learner."""
+        room = self.rollout.max_tokens + BLOCK
+        config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
+        return dataclasses.replace(
+            config,
+            devices=self.devices,
+            tensor_parallel=self.tensor_parallel,
+            dtype="bfloat16" if self.devices else config.dtype,
+        )

@@ -1,0 +1,70 @@
+"""Replicas, their chat template and a sandbox: the parts that trajectories are made with, beside a learner or without.
+
+Invariant: all parts end on the way out, the last one first, however it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from engine.assembly.wiring import check_tools
+from engine.fleet.fleet import Fleet
+from engine.ports import StatefulTool, Tool
+from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.rollout import RolloutConfig, Rollouts
+from engine.telemetry.timeline import Timeline
+from sandbox import Sandbox, SandboxConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What `serving` yields, and what a training run stands on."""
+
+    rollout: RolloutConfig
+    """The largest budget of a trajectory."""
+    seed: int
+    """Seed for sampling."""
+    chat: ChatTemplate
+    fleet: Fleet
+    timeline: Timeline
+    sandbox_if_any: Sandbox | None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Raises ValueError where the configuration has none."""
+        if self.sandbox_if_any is None:
+            raise ValueError("sandbox must be set in the configuration to run programs, got None")
+        return self.sandbox_if_any
+
+    def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
+        """Returns what makes trajectories on the replicas with these tools; `Rollouts.with_config` gives them another
+        budget. A typed function is a tool too: the model is shown its name, docstring and parameters.
+        """
+        check_tools(tools)
+        return Rollouts(self.rollout, self.chat, self.fleet, tools, self.timeline, self.seed)
+
+
+@asynccontextmanager
+async def started(
+    *,
+    rollout: RolloutConfig,
+    seed: int,
+    chat: ChatTemplate,
+    fleet: Fleet,
+    timeline: Timeline,
+    sandbox: SandboxConfig | None,
+    reached: Callable[[str], None] = lambda part: None,
+) -> AsyncIterator[Parts]:
+    """Starts the sandbox and all replicas. reached: called with the name of each part once it is up.
+
+    Raises SandboxUnavailable or ReplicaDied when a part cannot start.
+    """
+    async with AsyncExitStack() as stack:
+        box = None if sandbox is None else await stack.enter_async_context(Sandbox(sandbox))
+        reached("sandbox")
+        await stack.enter_async_context(fleet)
+        reached("engines")
+        yield Parts(rollout=rollout, seed=seed, chat=chat, fleet=fleet, timeline=timeline, sandbox_if_any=box)
