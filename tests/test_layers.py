@@ -294,7 +294,8 @@ def test_engine_and_sandbox_load_neither_torch_nor_vllm():
 
 NOTHING_HAPPENS = """
 import gc, importlib, os, signal, sys, threading, warnings
-import aiohttp.web, matplotlib, torch.nn.attention.varlen, transformers.masking_utils  # what these do is not ours
+# What these do is not ours.
+import aiohttp.web, matplotlib, torch.nn.attention.varlen, transformers.masking_utils, transformers.modeling_utils
 
 def state():
     return {
