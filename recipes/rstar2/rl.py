@@ -41,6 +41,7 @@ from engine.errors import BadInput
 from engine.nodes.config import LeadConfig
 from engine.nodes.door import ListenFailed
 from engine.process import streams
+from engine.programs.begin import begin
 from engine.programs.invocation import Machines
 from engine.programs.job import run as run_job
 from engine.programs.machines import commands, lead_of
@@ -71,7 +72,6 @@ from recipes.rstar2.parts.sampling.options import (
     values_of,
 )
 from recipes.rstar2.parts.sampling.problems import fingerprint, open_output, sha256
-from sandbox.printable import print_logs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -562,8 +562,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    streams.outlive_readers()
-    print_logs()
+    begin()
     config, machines = parse_all([Config, Machines], argv, description=__doc__)
     if config.protocol == "release":  # with its own defaults
         config, machines = parse_all([ReleaseConfig, Machines], argv)
