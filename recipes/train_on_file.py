@@ -1,0 +1,140 @@
+"""Trains a model on questions and answers from a file, with tools and a reward of yours or those that are here.
+
+    python recipes/train_on_file.py model=models/Qwen3-1.7B data=train.parquet held_out=test.jsonl devices=0 replicas=1
+    python recipes/train_on_file.py data=train.jsonl held_out=test.jsonl      (the tiny agent, on the CPU)
+    python recipes/train_on_file.py ... question=text answer=label reward=my.py:score tools=my.py:lookup,python
+
+A row needs a question and an answer, in columns that data sets usually have (`engine.data.prompts.read_prompts` lists
+them) or in those that `question=` and `answer=` name. By default the tool is Python, whose sessions keep their
+variables from call to call, and an answer is graded as mathematics.
+
+    reward=my.py:score      def score(trajectory) -> float: above 0 is right. `trajectory.prompt.answer` is the row's
+                            answer, `trajectory.final_text` the last turn. `async def` may wait for others.
+    tools=my.py:lookup      def lookup(word: str, limit: int = 3) -> str: the model is shown its docstring and types
+
+What MathReward grades is the `<answer>\\boxed{...}</answer>` of a trajectory's last turn. By default a system message
+asks for it; `system=` gives another message, and `system=""` none. The tiny agent answers so without being asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from algo.eval_stats import avg_at_k
+from algo.learner.config import LearnerConfig
+from algo.reward.answers import ASK_FOR_ANSWER
+from algo.reward.grade_math import GRADER_MODULES
+from algo.reward.math_reward import MathReward
+from engine.assembly.config import TrainingConfig
+from engine.assembly.named_parts import load_reward, load_tool
+from engine.assembly.training import training
+from engine.data.prompts import Prompts, after_hashes, read_prompts
+from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.programs.main import main
+from engine.recipe import Recipe, Run
+from engine.rollout.chat_template import ChatConfig
+from engine.rollout.rollout import RolloutConfig
+from engine.telemetry.watchdog import exit_process
+from engine.tools.python_tool import PythonSessions
+from recipes.options import EvalOptions, SandboxOptions
+from recipes.tiny.task import SHIPPED
+from sandbox import TIERS, Tier
+
+GRADER = Tier(name="grader", preload=GRADER_MODULES)
+MATHS, PYTHON = "maths", "python"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EvalOptions, SandboxOptions):
+    data: Annotated[Path, "JSONL, parquet or a datasets folder: what is trained on"] = Path("train.jsonl")
+    held_out: Annotated[Path, "the same: what is evaluated on"] = Path("test.jsonl")
+    question: Annotated[str | None, "column of the question; none: the first that data sets usually have"] = None
+    answer: Annotated[str | None, "column of the answer; none: the first that data sets usually have"] = None
+    after_hashes: Annotated[bool, "the answer is what follows ####, as in GSM8K"] = False
+    reward: Annotated[str, "maths, or a function of yours, FILE.py:NAME"] = MATHS
+    tools: Annotated[tuple[str, ...], "python and functions of yours, FILE.py:NAME, by commas; empty: none"] = (PYTHON,)
+    system: Annotated[
+        str | None, "a system message; none: with reward=maths, one that asks for <answer>\\boxed{...}</answer>"
+    ] = None
+    skip_above: Annotated[float, "share of right answers above which a group is not trained"] = 1.0
+    steps: int = 100
+    eval_problems: int = 256
+    eval_every: int = 10
+    rollout: RolloutConfig = RolloutConfig(max_tokens=512, max_turns=5)  # noqa: RUF009  frozen
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
+
+    def __post_init__(self) -> None:
+        if self.answer is not None and self.after_hashes:
+            raise ValueError("answer must be none with after_hashes, which reads the column `answer`")
+        for name in ("data", "held_out"):
+            if not getattr(self, name).exists():
+                raise ValueError(f"{name}: {str(getattr(self, name))!r} does not exist. Fix: give {name}=")
+            self.prompts(getattr(self, name))
+        if self.reward != MATHS:
+            load_reward(self.reward)
+        for place in self.tools:
+            if place != PYTHON:
+                load_tool(place)
+        super().__post_init__()
+
+    def prompts(self, path: Path, **stream: Any) -> Prompts:
+        """Raises ValueError naming file, row and column."""
+        answer = after_hashes if self.after_hashes else self.answer
+        return read_prompts(path, question=self.question, answer=answer, **stream)
+
+    @property
+    def system_message(self) -> str | None:
+        """By default None for the tiny agent, which knows the form of an answer, and for a reward of the user's."""
+        if self.system is None:
+            return ASK_FOR_ANSWER if self.reward == MATHS and self.model != SHIPPED else None
+        return self.system or None
+
+    def training(self) -> TrainingConfig:
+        grader = [GRADER] if self.reward == MATHS else []
+        jailed = self.reward == MATHS or PYTHON in self.tools
+        return replace(
+            super().training(),
+            chat=ChatConfig(system=self.system_message),
+            sandbox=self.sandbox([*TIERS, *grader]) if jailed else None,
+        )
+
+
+def skip_easy(above: float) -> Callable[[Inbox, Outbox], Any]:
+    """Returns a stage that drops the groups whose share of right answers is larger."""
+
+    async def stage(inbox: Inbox, outbox: Outbox) -> None:
+        async for group in inbox:
+            if group.drop is None and (group.rewards_G > 0).mean() > above:
+                group = replace(group, kept=(), advantages_K=None, drop="easy")
+            await outbox.put(group)
+
+    return stage
+
+
+async def train(config: Config, run: Run) -> dict[str, Any]:
+    held_out = list(islice(config.prompts(config.held_out), config.eval_problems))
+    async with training(config.training(), run, sinks=config.sinks(run)) as job:
+        tools = [PythonSessions(job.sandbox) if place == PYTHON else load_tool(place) for place in config.tools]
+        reward = MathReward(runner=job.sandbox) if config.reward == MATHS else load_reward(config.reward)
+        rollouts = job.rollouts(tools)
+        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        return await job.run(
+            [
+                job.admit(config.prompts(config.data, seed=config.seed, epochs=None)),
+                job.group(rollouts, reward, config.select),
+                Stage(name="skip_easy", run=skip_easy(config.skip_above)),
+                job.batch(),
+                job.write_rollouts(every=config.eval_every),
+                job.train(config.make_batch, evaluations=[evaluation]),
+            ]
+        )
+
+
+recipe = Recipe(config=Config, train=train)
+
+if __name__ == "__main__":
+    exit_process(main(recipe))
