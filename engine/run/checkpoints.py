@@ -1,7 +1,6 @@
-"""The learner's checkpoints as the node sees them: which there are, which one to go on from.
+"""The learner's checkpoints as the node sees them: which exist, and which one a run resumes from.
 
-Invariants
-- Only a checkpoint whose every file has the size and the checksum of its manifest is used.
+Invariant: a checkpoint is used only if every file has the size and the checksum that its manifest gives.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ import msgspec
 
 
 class Unresumable(ValueError):
-    """A run that did not end cannot go on: no state of it is whole. The message says what is wrong with each."""
+    """An unfinished run cannot be resumed, because none of its states is whole. The message names the fault of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """`checkpoints/step-000012` holds the learner's state after step 12 (`algo.learner.state.checkpoint` writes it)."""
+    """A folder of checkpoints: `step-000012` holds the learner's state after step 12.
+
+    `algo.learner.state.checkpoint` writes it.
+    """
 
     path: Path
 
@@ -28,28 +30,29 @@ class CheckpointFolder:
         return self.path / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Those that are complete, ascending."""
+        """Returns the steps of the complete checkpoints, ascending."""
         return sorted(int(path.name[5:]) for path in self.path.glob("step-*") if path.name[5:].isdecimal())
 
     def clear_after(self, step: int) -> None:
-        """Deletes what a learner that was killed had begun, and the checkpoints after this one, which the run that
-        goes on from it will write again: one of the two might be taken for the other's.
+        """Deletes half-written checkpoints of a killed learner, and all checkpoints after this step.
+
+        The resumed run writes the later ones again; an old one could be taken for its own.
         """
         for path in [*self.path.glob(".step-*"), *(self.of(later) for later in self.steps() if later > step)]:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None when each file is as its manifest says."""
+    """Returns what is wrong with a checkpoint, or None if each file matches its manifest."""
     try:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, tuple[int, int]])
         for name, (size, checksum) in manifest.items():
-            found, length = 0, 0
+            actual, length = 0, 0
             with (path / name).open("rb") as file:
                 while piece := file.read(1 << 24):
-                    found, length = zlib.crc32(piece, found), length + len(piece)
-            if (length, found) != (size, checksum):
-                return f"{name} has {length} bytes with checksum {found:08x}, not {size} with {checksum:08x}"
+                    actual, length = zlib.crc32(piece, actual), length + len(piece)
+            if (length, actual) != (size, checksum):
+                return f"{name} has {length} bytes with checksum {actual:08x}, not {size} with {checksum:08x}"
     except (OSError, ValueError) as error:
         return str(error)
     return None

@@ -1,17 +1,17 @@
-"""The journal of a run: what was drawn, rolled out and graded for steps that no checkpoint covers yet.
+"""The journal of a run: the prompts, turns and grades of the steps that no checkpoint covers yet.
+
+The journal is a cache on disk: callers get the recorded prompt or trajectory if there is one, and compute it otherwise.
+A turn that had not ended is sampled again.
 
 Invariants
-- Append-only records with a checksum, written at once: they survive the death of this process, and after a `sync` that
-  of the machine. What is not whole of a segment is cut off and named; what it held is done again.
-- A position of the prompt stream is drawn once, whatever happens between. Which ones the steps before a checkpoint
-  drew is on the disk, in a file of its own, before that checkpoint is begun: none of their segments is needed to go on
-  from it, and none of their prompts is ever drawn again.
-- What is read back is what was written, to the last bit: a step that is trained again from it is the same step.
+- Records are append-only, have a checksum, and are written at once. They survive the death of this process, and after
+  `sync` the death of the machine. A segment's damaged tail is cut off and reported; the work that it held is repeated.
+- Each position of the prompt stream is drawn once, whatever happens in between. Before a checkpoint is begun, the
+  positions that the steps before it drew are on disk in a file of their own. So a run resumes from that checkpoint
+  without any older segment, and no prompt is ever drawn twice.
+- Records are read back bit for bit, so a step that is trained again from them is the same step.
 
-A journal is a memo: who asks for a prompt or a trajectory gets what it holds, and does the work otherwise. What was
-sampled in a turn that had not ended is sampled again.
-
-One file per step (`engine.run.journal_files` says which files there are, `engine.run.journal_records` what is in them).
+There is one file per step. `engine.run.journal_files` describes the files, `engine.run.journal_records` their contents.
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ from engine.run.journal_records import (
 from engine.run.prompt_stream import skip
 from engine.types import Group, Prompt, Trajectory
 
-_NOBODY = Prompt(id="", messages=(), answer="")  # the prompt is in the record of its draw
+_NOBODY = Prompt(id="", messages=(), answer="")  # the record of the draw holds the prompt
 
 
 class Log:
-    """One trajectory in the journal: what it holds of it, and where its progress goes.
+    """One trajectory in the journal: what was recorded of it before, and the place to record its progress.
 
-    pieces, discarded: of a trajectory that has not ended; what it was when the journal was opened. tokens: sampled
-    until then. finished: it has ended, without its prompt; it was graded, unless its group is to be graded together.
+    pieces, discarded: the state of an unfinished trajectory when the journal was opened. tokens: how many it had
+    sampled by then. finished: the trajectory if it has ended, without its prompt; it is graded, unless its group is
+    graded together.
     """
 
     __slots__ = ("_journal", "_key", "_mark", "discarded", "finished", "pieces", "tokens")
 
     def __init__(self, journal: Journal, key: tuple[int, int, int]) -> None:
         self._journal, self._key = journal, key
-        self._mark: Mark = (0, 0, 0)  # what pieces hold
+        self._mark: Mark = (0, 0, 0)  # the size of the pieces together
         self.begin(0, 0, write=False)
 
     @property
@@ -81,7 +82,7 @@ class Log:
         return self._journal.on
 
     def begin(self, discarded: int, tokens: int, *, write: bool = True) -> None:
-        """It begins again from its prompt."""
+        """Records that the trajectory begins again from its prompt."""
         self.pieces: list[Piece] = []
         self.finished: Trajectory | None = None
         self.discarded, self.tokens, self._mark = discarded, tokens, (0, 0, 0)
@@ -90,7 +91,7 @@ class Log:
             self._journal.write(Began(lease=lease, attempt=attempt, sample=sample, discarded=discarded, tokens=tokens))
 
     def grow(self, whole: Piece, tokens: int) -> None:
-        """A turn has ended. whole: everything so far."""
+        """Records that a turn has ended. whole: the trajectory so far."""
         if self.on:
             lease, attempt, sample = self._key
             piece = after(whole, self._mark)
@@ -98,8 +99,9 @@ class Log:
             self._journal.write(Grown(lease=lease, attempt=attempt, sample=sample, piece=piece, tokens=tokens))
 
     def end(self, trajectory: Trajectory, tokens: int) -> None:
-        """It has ended and was graded. Or it waits for the other members of its group, with which it is graded: then
-        this is called again with the reward.
+        """Records that the trajectory has ended, with its reward.
+
+        If its group is graded together, this is called twice: without a reward at the end, and again with it.
         """
         if self.on:
             lease, attempt, sample = self._key
@@ -107,6 +109,7 @@ class Log:
             self._journal.write(Ended(lease=lease, attempt=attempt, sample=sample, trajectory=rest, tokens=tokens))
 
     def read(self, record: Grown | Began | Ended) -> None:
+        """Applies a record that was read from the disk."""
         match record:
             case Grown():
                 self.pieces.append(record.piece)
@@ -121,11 +124,14 @@ class Log:
 
 
 class Journal:
-    """folder None: remembers nothing. groups_per_step: a lease belongs to step lease // groups_per_step.
+    """Reads and writes the journal in a folder; folder None remembers nothing.
 
-    first_step: how many steps the checkpoint covers that the run goes on from; only what follows is read, and what is
-    not whole of it is cut off. faults: what was found to be wrong with the segments. Raises Unresumable when it is not
-    known what was drawn before, or for records of another version; CannotWrite from every method that writes.
+    groups_per_step: a lease belongs to step lease // groups_per_step. first_step: the number of steps that the run's
+    checkpoint covers; only later records are read, and a damaged tail among them is cut off. faults: the damage that
+    was met in segments.
+
+    Raises Unresumable if the positions drawn before are unknown, or for records of another version. Every method that
+    writes raises CannotWrite.
     """
 
     def __init__(self, folder: Path | None = None, groups_per_step: int = 1, first_step: int = 0) -> None:
@@ -133,11 +139,11 @@ class Journal:
         self.faults: list[Fault] = []
         self._groups_per_step = groups_per_step
         self._floor = Floor(step=0, position=0, undrawn=())
-        self._positions: dict[tuple[int, int], int] = {}  # what each attempt of a lease since the floor has drawn
+        self._positions: dict[tuple[int, int], int] = {}  # that each attempt of a lease since the floor has drawn
         self._drawn: dict[tuple[int, int], Prompt] = {}
         self._logs: dict[tuple[int, int, int], Log] = {}
         self._decided: dict[tuple[int, int], Decided] = {}
-        self._records: dict[tuple[int, int], list[Record]] = {}  # of the trajectories, as they were read
+        self._records: dict[tuple[int, int], list[Record]] = {}  # of trajectories, in the order in which they were read
         self._files: dict[int, int] = {}  # descriptors by step
         if folder is not None:
             with writing(folder):
@@ -151,7 +157,7 @@ class Journal:
                     self._cut_off(fault)
         drawn = set(self._positions.values())
         self.position = max([self._floor.position, *(position + 1 for position in drawn)])  # prompts drawn so far
-        # Positions below it whose record was lost: drawn first.
+        # Positions below it whose record was lost; they are drawn first.
         self._lost = sorted(self._floor.open(self.position) - drawn)
 
     @property
@@ -160,37 +166,38 @@ class Journal:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(trajectories that had ended, that were under way) when it was opened."""
+        """How many trajectories had ended, and how many were under way, when the journal was opened."""
         ended = sum(log.finished is not None for log in self._logs.values())
         return ended, len(self._logs) - ended
 
     def held_of(self, step: int) -> int:
-        """Trajectories of this step, ended or not, that were there when it was opened."""
+        """Returns how many trajectories of this step, ended or not, the journal held when it was opened."""
         return sum(lease // self._groups_per_step == step for lease, _, _ in self._logs)
 
     def after(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
-        """A prompt stream from its start, without what was drawn of it."""
+        """Returns the rest of a prompt stream that stands at its start: without the prompts drawn before."""
         lost = set(self._lost)
         passed = skip(prompts, min(lost, default=self.position))
         numbered = enumerate(prompts, start=passed)
         return (prompt for number, prompt in numbered if number >= self.position or number in lost)
 
     def draw(self, lease: int, attempt: int, prompts: Iterator[Prompt]) -> Prompt | None:
-        """The prompt of this attempt: the one it had, else the next one; None when there is none."""
-        found = self._drawn.get((lease, attempt))
-        if found is None and (found := next(prompts, None)) is not None:
+        """Returns the recorded prompt of this attempt, else the next one of the stream; None at its end."""
+        prompt = self._drawn.get((lease, attempt))
+        if prompt is None and (prompt := next(prompts, None)) is not None:
             position = self._lost.pop(0) if self._lost else self.position
             self.position = max(self.position, position + 1)
             if self.on:
                 self._positions[lease, attempt] = position
-            self.write(Drawn(lease=lease, attempt=attempt, position=position, prompt=found))
-        return found
+            self.write(Drawn(lease=lease, attempt=attempt, position=position, prompt=prompt))
+        return prompt
 
     def log(self, lease: int, attempt: int, sample: int) -> Log:
+        """Returns the log of a trajectory, an empty one if nothing of it was recorded."""
         return self._logs.get((lease, attempt, sample)) or Log(self, (lease, attempt, sample))
 
     def ended(self, lease: int, attempt: int) -> list[int]:
-        """Samples that have ended, in the order of their ends; without those that failed by our fault."""
+        """Returns the samples that have ended, in the order of their ends, without those that failed by our fault."""
         return [
             key[2]
             for key, log in self._logs.items()
@@ -198,17 +205,17 @@ class Journal:
         ]
 
     def records(self, lease: int, attempt: int) -> list[Record]:
-        """What was read of the trajectories of this attempt, in order."""
+        """Returns the records that were read of this attempt's trajectories, in order."""
         return list(self._records.get((lease, attempt), ()))
 
     def decide(self, group: Group, attempt: int) -> None:
-        """A group is made, before selection."""
+        """Records that a group is complete, before selection."""
         members = tuple(member.sample for member in group.trajectories)
         waste = dict(group.waste)
         self.write(Decided(lease=group.lease, attempt=attempt, members=members, drop=group.drop, waste=waste))
 
     def decided(self, lease: int, attempt: int) -> Group | None:
-        """The group as it was made."""
+        """Returns the group as it was recorded, None if it was not complete."""
         record = self._decided.get((lease, attempt))
         if record is None:
             return None
@@ -219,7 +226,7 @@ class Journal:
         return Group(prompt=prompt, trajectories=members, lease=lease, drop=record.drop, waste=record.waste)
 
     def write(self, record: Record) -> None:
-        """Appends; the operating system has the record when this returns."""
+        """Appends a record. When this returns, the operating system has it."""
         if self.folder is None:
             return
         step = self._step(record.lease)
@@ -229,13 +236,14 @@ class Journal:
             append(self._files[step], frame(encode(record)))
 
     def floor(self, step: int) -> Floor:
-        """What the steps (from 0) before this one drew. Their groups must all have been made."""
+        """Returns which positions the steps (from 0) before this one drew. All their groups must be complete."""
         before = {position for (lease, _), position in self._positions.items() if self._step(lease) < step}
         return Floor(step=step, position=self.position, undrawn=tuple(sorted(self._floor.open(self.position) - before)))
 
     def sync(self, floor: Floor) -> None:
-        """The records, and then the floor, are on the disk when this returns. Blocks; nothing may be written meanwhile
-        to be counted on.
+        """Blocks until the records, and then the floor, are on the disk.
+
+        A record that is written meanwhile may or may not be among them.
         """
         if self.folder is not None:
             with writing(self.folder):
@@ -245,7 +253,10 @@ class Journal:
             write_floor(self.folder, floor)
 
     def forget(self, step: int) -> None:
-        """Deletes what is of steps (from 0) before this one: a checkpoint covers them, and its floor is on the disk."""
+        """Deletes the records of all steps (from 0) before this one.
+
+        A checkpoint must cover them, and its floor must be on the disk.
+        """
         if self.folder is None:
             return
         self._floor = self.floor(step)
@@ -259,12 +270,12 @@ class Journal:
         self._records = {key: read for key, read in self._records.items() if self._step(key[0]) >= step}
 
     def keep(self, name: str, trajectories: list[Trajectory]) -> None:
-        """Holds trajectories under a name (those of an evaluation, say), in place of what was there."""
+        """Writes trajectories, such as those of an evaluation, under a name; replaces what was there."""
         if self.folder is not None:
             write_whole(self.folder / name, [frame(encode_trajectories(trajectories))])
 
     def kept(self, name: str) -> list[Trajectory] | None:
-        """None where there are none, or not as they were written."""
+        """Returns the trajectories under a name; None if there are none, or they are damaged."""
         if self.folder is None:
             return None
         try:
@@ -274,7 +285,7 @@ class Journal:
             return None
 
     def take(self, record: Record) -> None:
-        """From now on it holds what this record says, as if it had been read."""
+        """Applies a record as if it had been read from the disk."""
         match record:
             case Drawn():
                 self._drawn[record.lease, record.attempt] = record.prompt
@@ -284,7 +295,7 @@ class Journal:
             case Grown() | Began() | Ended():
                 self._records.setdefault((record.lease, record.attempt), []).append(record)
                 key = record.lease, record.attempt, record.sample
-                # last now: `ended` gives the order of the ends
+                # The log moves to the end: `ended` returns the samples in the order of their ends.
                 log = self._logs[key] = self._logs.pop(key, Log(self, key))
                 log.read(record)
 
@@ -304,7 +315,7 @@ class Journal:
                 raise Unresumable(f"{path} is of another version of this program: {error}") from error
 
     def _cut_off(self, fault: Fault | None) -> None:
-        """What is not whole goes, so that what is written next follows what is."""
+        """Cuts a damaged tail off, so that the next record follows the last whole one."""
         if fault is not None and fault.at is not None:
             with writing(fault.path):
                 os.truncate(fault.path, fault.at)

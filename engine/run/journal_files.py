@@ -1,12 +1,12 @@
-"""The files of a journal: their names, what is in one, and what is wrong with it.
+"""The files of a journal: their names, their contents, and their damage.
 
     step-000012    a segment: the records of the groups of step 12 (from 0)
-    drawn-000012   which prompts the steps before 12 drew
-    other names    trajectories that are kept, those of an evaluation, say
+    drawn-000012   the positions of the prompt stream that the steps before 12 drew
+    other names    trajectories that are kept, such as those of an evaluation
 
 Invariants
-- A damaged byte in any of them is noticed: each record, and each file that is written whole, has a checksum.
-- A segment is read up to its first record that is not whole. Nothing is changed by reading.
+- A damaged byte in any of them is noticed: each record, and each file that is written as a whole, has a checksum.
+- A segment is read up to its first damaged record. Reading changes nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from engine.run.journal_records import frame, frames, is_cut_off
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Which positions of the prompt stream the steps before `step` drew: all below `position` but the `undrawn`.
+    """The positions of the prompt stream that the steps before `step` drew: all below `position` except `undrawn`.
 
-    position: at least as many as had been drawn. undrawn: those that later steps have, or nobody yet.
+    position: no position from here on had been drawn. undrawn: positions that later steps drew, or nobody yet.
 
     >>> floor = Floor(step=2, position=6, undrawn=(4,))  # steps 0 and 1 drew 0, 1, 2, 3 and 5
     >>> floor.open(8)
@@ -37,16 +37,17 @@ class Floor(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     undrawn: tuple[int, ...]
 
     def open(self, position: int) -> set[int]:
-        """The positions below that one which are not of the steps before."""
+        """Returns the positions below `position` that the steps before did not draw."""
         return {*self.undrawn, *range(self.position, position)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What is wrong with a segment. Whatever of it is needed and lost is done again.
+    """The damage of a segment. Lost work that is needed is repeated.
 
-    at: the byte from which on nothing is whole; None: there is no such file. torn: it may have been cut off there when
-    the run died; else it was damaged afterwards. needed: by the checkpoint that the run goes on from.
+    at: the byte where the damage begins; None if the file is missing. torn: whether the file may have been cut off
+    there when the run died; otherwise it was damaged later. needed: whether the run needs this segment to resume from
+    its checkpoint.
     """
 
     path: Path
@@ -57,11 +58,11 @@ class Fault:
 
     def __str__(self) -> str:
         if self.at is None:
-            what, lost = f"{self.path} is missing", "what it held"
+            what, lost = f"{self.path} is missing", "the work that it held"
         else:
             how = "ends within a record" if self.torn else "is damaged"
-            what, lost = f"{self.path} {how} at byte {self.at}", f"what its last {self.lost_bytes} bytes held"
-        return f"{what}; {lost} is done again" if self.needed else f"{what}; nothing of it is needed"
+            what, lost = f"{self.path} {how} at byte {self.at}", f"the work in its last {self.lost_bytes} bytes"
+        return f"{what}; {lost} is done again" if self.needed else f"{what}; the run does not need it"
 
 
 def segment(folder: Path, step: int) -> Path:
@@ -69,12 +70,12 @@ def segment(folder: Path, step: int) -> Path:
 
 
 def segments(folder: Path) -> list[int]:
-    """The steps that have one, ascending."""
+    """Returns the steps that have a segment, ascending."""
     return _numbers(folder, "step-")
 
 
 def floors(folder: Path) -> list[int]:
-    """The steps for which it is written down what was drawn before them, ascending."""
+    """Returns the steps that have a floor, ascending."""
     return _numbers(folder, "drawn-")
 
 
@@ -83,16 +84,16 @@ def floor_path(folder: Path, step: int) -> Path:
 
 
 def read_segments(folder: Path, first_step: int) -> Iterator[tuple[int, list[bytes], Fault | None]]:
-    """(step, what its whole records are as bytes, what is wrong with it) from the oldest to the newest segment.
+    """Yields (step, payloads of its whole records, its damage) from the oldest segment to the newest.
 
-    first_step: what is of steps before it is not needed. Raises Unresumable for a segment that cannot be read.
+    first_step: segments of earlier steps are not needed. Raises Unresumable for a segment that cannot be read.
     """
-    found = segments(folder)
-    # Only the tail of a segment that was written to since the last sync can have been torn.
+    steps = segments(folder)
+    # Only a segment that was written to since the last sync can have a torn tail.
     synced = max(floors(folder), default=0)
-    for step in range(min([first_step, *found]), max(found, default=-1) + 1):
+    for step in range(min([first_step, *steps]), max(steps, default=-1) + 1):
         path, needed = segment(folder, step), step >= first_step
-        if step not in found:
+        if step not in steps:
             yield step, [], Fault(path=path, needed=needed)
             continue
         payloads, end, rest = _read_frames(path)
@@ -104,24 +105,25 @@ def read_segments(folder: Path, first_step: int) -> Iterator[tuple[int, list[byt
 
 
 def read_floor(folder: Path, step: int) -> Floor:
-    """Raises Unresumable, naming the file, when it is not there or not as it was written."""
+    """Reads the floor of a step. Raises Unresumable naming the file if it is missing or damaged."""
     if step == 0:
         return Floor(step=0, position=0, undrawn=())
     payload = read_whole(path := floor_path(folder, step))
     if payload is None:
-        raise Unresumable(f"{path}, which says what prompts were drawn before, is missing or damaged")
+        raise Unresumable(f"{path}, which lists the prompts that were drawn before, is missing or damaged")
     floor = msgspec.msgpack.decode(payload, type=Floor)
     if floor.step != step:
-        raise Unresumable(f"{path} is that of step {floor.step}")
+        raise Unresumable(f"{path} is the one of step {floor.step}")
     return floor
 
 
 def write_floor(folder: Path, floor: Floor) -> None:
+    """Writes the floor of its step, complete or not at all."""
     write_whole(floor_path(folder, floor.step), [frame(msgspec.msgpack.encode(floor))])
 
 
 def read_whole(path: Path) -> bytes | None:
-    """The payload of a file that is one frame; None when it is not there or not whole."""
+    """Returns the payload of a file that is one frame; None if it is missing or damaged."""
     if not path.exists():
         return None
     payloads, _, rest = _read_frames(path)
@@ -129,23 +131,23 @@ def read_whole(path: Path) -> bytes | None:
 
 
 def delete(folder: Path, steps: Collection[int]) -> None:
-    """Segments and floors of these steps, the oldest first."""
+    """Deletes the segments and floors of these steps, the oldest first."""
     for step in sorted(steps):
         segment(folder, step).unlink(missing_ok=True)
         floor_path(folder, step).unlink(missing_ok=True)
 
 
 def _read_frames(path: Path) -> tuple[list[bytes], int, bytes]:
-    """(payloads of the whole frames, where they end, what follows)."""
+    """Returns (payloads of the whole frames, where they end, the bytes that follow)."""
     try:
         data = path.read_bytes()
-    except OSError as error:  # of a disk that fails, say
+    except OSError as error:  # such as a disk that fails
         raise Unresumable(f"{path} cannot be read: {error.strerror}") from error
     payloads, end = frames(data)
     return payloads, end, data[end:]
 
 
 def _numbers(folder: Path, prefix: str) -> list[int]:
-    """Those of files named so; not of a copy or a draft beside them."""
+    """Returns the numbers in the names of such files, ascending; a copy or a draft beside them has none."""
     names = (path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*"))
     return sorted(int(name) for name in names if name.isdecimal())

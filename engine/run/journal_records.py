@@ -1,11 +1,11 @@
-"""What the journal is made of: records, how they look as bytes, and the pieces of a trajectory.
+"""The records of the journal, their encoding, and the pieces of a trajectory.
 
 Invariants
-- What is decoded is what was encoded, to the last bit.
-- A record whose bytes are not those that were written is not whole, nor is anything that follows it.
+- A record is decoded as it was encoded, bit for bit.
+- A record with a changed byte counts as damaged, and so does everything after it.
 
-A record is a frame: the length and the CRC-32 of its payload (both uint32, little-endian), then the payload, in
-msgpack; arrays are their bytes.
+A record is a frame: the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack.
+Arrays are encoded as their bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Mark = tuple[int, int, int]  # tokens, turns and characters of a trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """What a trajectory grew by, to the end of a turn: T is the number of its tokens, given ones included."""
+    """What a turn added to a trajectory. T is the number of its tokens, prompt and reply tokens included."""
 
     token_ids_T: Ids
     sampled_T: Bools
@@ -46,14 +46,14 @@ class _Record(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tr
 
 
 class Drawn(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """The prompt of a lease's attempt (0, then one more with each refill); position: how many were drawn before it."""
+    """An attempt of a lease (0, then one more with each refill) drew a prompt, at this position of the stream."""
 
     position: int
     prompt: Prompt
 
 
 class Grown(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """A turn of a trajectory ended. tokens: all that it has sampled, discarded ones included."""
+    """A turn of a trajectory ended. tokens: how many it has sampled so far, discarded ones included."""
 
     sample: int
     piece: Piece
@@ -61,7 +61,7 @@ class Grown(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 class Began(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """The trajectory began again: its pieces so far are void."""
+    """The trajectory began again, so its earlier pieces are void."""
 
     sample: int
     discarded: int
@@ -69,8 +69,10 @@ class Began(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 class Ended(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """The trajectory ended; of its tokens, turns and text only what no piece holds, and no prompt. A later one of the
-    same trajectory, with its reward, is in place of the first.
+    """The trajectory ended.
+
+    The record has no prompt, and only those tokens, turns and text that no earlier piece holds. A later record of the
+    same trajectory, with its reward, replaces the first.
     """
 
     sample: int
@@ -79,7 +81,7 @@ class Ended(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 class Decided(_Record, frozen=True, tag=True, array_like=True, kw_only=True):
-    """The group was made of these members, before selection."""
+    """The group is complete and has these members, before selection."""
 
     members: tuple[int, ...]
     drop: str | None
@@ -90,6 +92,7 @@ Record = Drawn | Grown | Began | Ended | Decided
 
 
 def join_pieces(pieces: list[Piece]) -> Piece:
+    """Returns consecutive pieces as one."""
     return Piece(
         **{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _ARRAYS},
         turns=tuple(turn for piece in pieces for turn in piece.turns),
@@ -101,25 +104,29 @@ _ARRAYS = ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")
 
 
 def parts(piece: Piece | Trajectory) -> dict[str, Any]:
+    """Returns the fields that a piece has, by name."""
     return {name: getattr(piece, name) for name in (*_ARRAYS, "turns", "text")}
 
 
 def size(piece: Piece) -> Mark:
+    """Returns the end of a piece as a mark within its trajectory."""
     return len(piece.token_ids_T), len(piece.turns), len(piece.text)
 
 
 def after(whole: Whole, mark: Mark) -> Whole:
+    """Returns the rest of a trajectory, from a mark on."""
     tokens, turns, characters = mark
     arrays: Mapping[str, Any] = {name: getattr(whole, name)[tokens:] for name in _ARRAYS}
     return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:])
 
 
 def frame(payload: bytes) -> bytes:
+    """Returns a payload with its header."""
     return HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def frames(data: bytes) -> tuple[list[bytes], int]:
-    """The payloads of the whole frames at the start of data, and where they end."""
+    """Returns the payloads of the whole frames at the start of data, and where they end."""
     payloads, end = list[bytes](), 0
     while end + HEADER.size <= len(data):
         length, checksum = HEADER.unpack_from(data, end)
@@ -133,8 +140,9 @@ def frames(data: bytes) -> tuple[list[bytes], int]:
 
 
 def is_cut_off(rest: bytes) -> bool:
-    """What follows the last whole frame looks like a frame of which only the start was written. (A machine that loses
-    power may leave zeros in place of what was not.)
+    """Returns whether the bytes after the last whole frame look like a frame that was written in part.
+
+    A machine that loses power may leave zeros in place of the bytes that were not written.
     """
     written = rest.rstrip(b"\0")
     if len(written) <= HEADER.size:
@@ -144,20 +152,22 @@ def is_cut_off(rest: bytes) -> bool:
 
 
 def encode(record: Record) -> bytes:
+    """Returns a record as the payload of a frame."""
     return msgspec.msgpack.encode(record, enc_hook=_to_bytes)
 
 
 def decode(payload: bytes) -> Record:
-    """Raises msgspec.DecodeError for a record of another version."""
+    """Decodes a record. Raises msgspec.DecodeError for one of another version."""
     return _record.decode(payload)
 
 
 def encode_trajectories(trajectories: list[Trajectory]) -> bytes:
+    """Returns trajectories as the payload of a frame."""
     return msgspec.msgpack.encode(trajectories, enc_hook=_to_bytes)
 
 
 def decode_trajectories(payload: bytes) -> list[Trajectory]:
-    """Raises msgspec.DecodeError for those of another version."""
+    """Decodes trajectories. Raises msgspec.DecodeError for those of another version."""
     return _trajectories.decode(payload)
 
 
@@ -168,7 +178,7 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _to_array(kind: Any, data: bytes) -> Any:
-    """kind: one of the array types of engine.types, NDArray[scalar]."""
+    """Decodes an array. kind: one of the array types of engine.types, NDArray[scalar]."""
     return np.frombuffer(data, kind.__args__[1].__args__[0]).copy()
 
 

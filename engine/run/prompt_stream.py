@@ -1,4 +1,4 @@
-"""How a resumed run passes over the prompts that it drew before."""
+"""How a resumed run skips the prompts that it drew before."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from engine.types import Prompt
 
 @runtime_checkable
 class Skips(Protocol):
-    """A stream that can pass over prompts without making them."""
+    """A stream that can skip prompts without making them."""
 
     def skip(self, count: int) -> int:
-        """Returns over how many, which are fewer where it ends."""
+        """Skips prompts. Returns how many, which are fewer than `count` where the stream ends."""
         ...
 
 
 def skip(prompts: Iterator[Prompt], count: int) -> int:
-    """Passes over this many prompts of any stream, by its own `skip` where it has one. Returns over how many."""
+    """Skips prompts of any stream, by its own `skip` if it has one. Returns how many were skipped."""
     if isinstance(prompts, Skips):
         return prompts.skip(count)
     return sum(1 for _ in zip(range(count), prompts, strict=False))

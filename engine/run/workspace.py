@@ -1,6 +1,6 @@
-"""A run's private folder in shared memory: published weights, local sockets, this process's temporary files.
+"""A run's private folder in shared memory, for published weights, local sockets and this process's temporary files.
 
-Invariant: it is gone when the node has ended; what a killed node left is removed by the next one.
+Invariant: the folder is gone when the node has ended. The next node removes the folder of a killed one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PREFIX = "rocstar-"
 
 @contextmanager
 def workspace(parent: Path | None = None) -> Iterator[Path]:
-    """A new 0700 folder in parent, by default in /dev/shm (in the temporary folder where there is none)."""
+    """Makes a new 0700 folder in parent, by default in /dev/shm, or in the temporary folder if there is none."""
     if parent is None:
         parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     _sweep(parent)
@@ -33,7 +33,7 @@ def workspace(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the folders of nodes that no longer live."""
+    """Removes the folders of nodes that have died."""
     for path in parent.glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -43,7 +43,7 @@ def _sweep(parent: Path) -> None:
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Raises OSError where a node holds it: of one in another container the process is not seen, but the lock is."""
+    """Locks a folder. Raises OSError if a node holds it: one in another container shows its lock, not its process."""
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
