@@ -79,7 +79,7 @@ from engine.stages.admit import AdmittedPrompt, admit
 from engine.stages.batch import batch_groups
 from engine.stages.empty_batches import NothingLeft, check_graded
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
-from engine.stages.group import Attempt, MakesGroups, groups
+from engine.stages.group import GroupMaker, MakeGroup, groups
 from engine.stages.train import TrainStage
 from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.host_meter import HostMeter
@@ -105,7 +105,7 @@ class Role(Protocol):
     def beside(self, job: Training) -> AbstractAsyncContextManager[object]:
         """What runs from when the parts are up until they end."""
 
-    def groups(self, here: MakesGroups) -> Attempt | None:
+    def groups(self, here: GroupMaker) -> MakeGroup | None:
         """Who makes the groups that the stages ask for. None: `here` does, on the replicas of this machine."""
 
     def published(self, weights: PublishedWeights) -> None:
@@ -137,7 +137,7 @@ class Alone:
     def beside(self, job: Training) -> AbstractAsyncContextManager[object]:
         return nullcontext()
 
-    def groups(self, here: MakesGroups) -> Attempt | None:
+    def groups(self, here: GroupMaker) -> MakeGroup | None:
         return None
 
     def published(self, weights: PublishedWeights) -> None:
@@ -191,7 +191,7 @@ class Training:
         )
         self.host = HostMeter(say=self._loop_stands, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
         self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
-        self.makes: MakesGroups | None = None  # the recipe's rollouts and reward, once its stages are listed
+        self.maker: GroupMaker | None = None  # the recipe's rollouts and reward, once its stages are listed
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         self._parts, self._make_fleet, self._stack, self._startup = parts, make_fleet, stack, startup
         self._prompts: Iterator[Prompt] = iter(())
@@ -294,11 +294,11 @@ class Training:
         wiring.check_select(select)
         if self.recording is not None:  # what the selection says of its choices is recorded
             self.recording.explain = getattr(select, "explain", None)
-        self.makes = MakesGroups(rollouts=rollouts, reward=reward, config=self.config.group, timeline=self.timeline)
-        elsewhere = self.role.groups(self.makes)
+        self.maker = GroupMaker(rollouts=rollouts, reward=reward, config=self.config.group, timeline=self.timeline)
+        elsewhere = self.role.groups(self.maker)
         refills = self._refills()
         run = groups(
-            rollouts, reward, select, refills, self.config.group, self.timeline, self.journal, attempt=elsewhere
+            rollouts, reward, select, refills, self.config.group, self.timeline, self.journal, make_group=elsewhere
         )
         workers = self.config.prompts_per_step if elsewhere is None else self.leases.capacity
         return Stage(name="groups", run=run, workers=workers, takes=AdmittedPrompt)

@@ -50,14 +50,17 @@ class ListenFailed(RuntimeError):
     """The lead cannot listen on its address."""
 
 
+Receiver = Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None]
+
+
 class Door:
     """`async with Door(...) as door`. checkpoint: the folder whose files nodes pull. note: a line for the user."""
 
     def __init__(self, config: LeadConfig, *, checkpoint: Path, note: Callable[[str], None]) -> None:
         self.files = FileServer()
         self.refused = 0  # connections and messages
-        self.receive: Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None] = lambda address, message: None
-        self.failed: Callable[[Exception], None] = _raise
+        self._receiver: Receiver = lambda address, message: None
+        self._failed: Callable[[Exception], None] = _raise
         self._config, self._checkpoint, self._note = config, checkpoint, note
         self._times: Counter[str] = Counter()  # of each line about strangers
         self._lines = 0
@@ -123,6 +126,10 @@ class Door:
         loop.call_soon(read)  # the descriptor is edge-triggered
         stack.callback(close)
 
+    def attach(self, receiver: Receiver, failed: Callable[[Exception], None]) -> None:
+        """From now on messages go to `receiver`, and what it raises to `failed`."""
+        self._receiver, self._failed = receiver, failed
+
     def _receive(self, frames: list[bytes]) -> None:
         address, *rest = frames
         try:
@@ -137,9 +144,9 @@ class Door:
                 case Ask():
                     self.post(address, self.job)
                 case _:
-                    self.receive(address, message)
+                    self._receiver(address, message)
         except Exception as error:  # in a callback, where it would only be logged
-            self.failed(error)
+            self._failed(error)
 
     def _turned_away(self, address: str) -> None:
         self._refuse(f"a connection from {address} without a key of this run is turned away")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -33,17 +33,12 @@ from engine.recording.recording import Recording
 from engine.run import journal_records
 from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Drawn, Ended, Grown
+from engine.stages.group import GroupMaker
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, PublishedWeights
 
 BEAT_S = 1.0
 BYE_BEATS = 30  # tenths of a beat, for nodes to hear that the run has ended
-
-
-class MakesGroup(Protocol):
-    """`engine.stages.group.MakesGroups` on the lead's own replicas."""
-
-    def __call__(self, prompt: Prompt, lease: int, refills: int, *, journal: Journal) -> Awaitable[Group]: ...
 
 
 @dataclass(kw_only=True)
@@ -82,9 +77,10 @@ class Lead:
         rolling: bool,
         timeline: Timeline,
         note: Callable[[str], None],
+        recording: Recording | None = None,
     ) -> None:
-        self.makes_here: MakesGroup | None = None
-        self.recording: Recording | None = None
+        self._maker_here: GroupMaker | None = None
+        self._recording = recording
         self._ended = False
         self._config, self._door, self._folder = config, door, folder
         self._journal, self._group_tokens, self._min_version = journal, group_tokens, min_version
@@ -110,7 +106,7 @@ class Lead:
             )
             if not self._config.nodes_only:
                 self.protocol.join_here(capacity_tokens=self._kv_tokens()[0])
-            self._door.receive, self._door.failed = self.protocol.receive, self._failed
+            self._door.attach(self.protocol.receive, self._failed)
             self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
             for task in (
                 self._tasks.create_task(self._beat(), name="lead-beat"),
@@ -179,7 +175,11 @@ class Lead:
         if not self._config.nodes_only:
             self.protocol.beat_here(version=self._version(), free_tokens=self._kv_tokens()[1])
 
-    async def attempt(self, prompt: Prompt, lease: int, refills: int) -> Group:
+    def make_here_with(self, maker: GroupMaker) -> None:
+        """The replicas of this machine make their groups by `maker`."""
+        self._maker_here = maker
+
+    async def make_group(self, prompt: Prompt, lease: int, refills: int) -> Group:
         """The group of this prompt, made by whoever has the room. Waits until somebody has made it."""
         key = Key(lease, refills)
         known = [Drawn(lease=lease, attempt=refills, position=0, prompt=prompt), *self._journal.records(*key)]
@@ -236,8 +236,8 @@ class Lead:
 
     def group(self, key: Key, name: str) -> None:
         self._book.made(key)
-        if self.recording is not None:
-            self.recording.nodes[key.lease] = name
+        if self._recording is not None:
+            self._recording.nodes[key.lease] = name
         future = self._made[key]
         if not future.done():
             group = self._known[key].decided(*key)
@@ -245,8 +245,8 @@ class Lead:
             future.set_result(group)
 
     def happened(self, name: str, epoch: float, segment: bytes) -> None:
-        if self.recording is not None:
-            self.recording.happened_on(name, epoch, segment)
+        if self._recording is not None:
+            self._recording.happened_on(name, epoch, segment)
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         if self._ended:
@@ -265,10 +265,10 @@ class Lead:
         decoded = [journal_records.decode(record) for record in records]
         drawn = decoded[0]
         assert isinstance(drawn, Drawn)
-        assert self.makes_here is not None, "the stage that makes groups has not been asked for"
+        assert self._maker_here is not None, "the stage that makes groups has not been asked for"
         journal = GrantJournal(decoded, lambda record: self.protocol.here(key, epoch, journal_records.encode(record)))
         try:
-            await self.makes_here(drawn.prompt, key.lease, key.attempt, journal=journal)
+            await self._maker_here(drawn.prompt, key.lease, key.attempt, journal=journal)
         except Exception:
             self._ended = True
             raise

@@ -1,7 +1,7 @@
 """A rollout node's shell: a DEALER socket, and a fleet that makes the groups that the lead grants.
 
 Invariants
-- What the lead grants is made by the same code as on one machine (`engine.stages.group.MakesGroups`); each turn's
+- What the lead grants is made by the same code as on one machine (`engine.stages.group.GroupMaker`); each turn's
   record goes to the lead when the turn has ended.
 - Weights are pulled before any replica pauses for them, and a version is told to be live when all replicas of the node
   have it and have passed the canary.
@@ -34,7 +34,7 @@ from engine.recording.recording import SEGMENT_S
 from engine.recording.segments import segment_of
 from engine.run import journal_records
 from engine.run.journal_records import Decided, Drawn, Record
-from engine.stages.group import MakesGroups
+from engine.stages.group import GroupMaker
 from engine.telemetry.timeline import Events, Timeline
 from engine.types import PublishedWeights
 from sandbox.keys import HostKeys, trust
@@ -65,14 +65,14 @@ class RolloutNode:
         *,
         build: Build,
         fleet: Fleet,
-        makes: MakesGroups,
+        maker: GroupMaker,
         folder: Path,
         tokens_sampled: Callable[[], int],
         note: Callable[[str], None],
         timeline: Timeline | None = None,
     ) -> None:
         self._timeline = timeline
-        self._config, self._keys, self._fleet, self._makes, self._folder = config, keys, fleet, makes, folder
+        self._config, self._keys, self._fleet, self._maker, self._folder = config, keys, fleet, maker, folder
         self._tokens_sampled, self._note = tokens_sampled, note
         self._version = -1  # live on all replicas
         self._announced: Announce | None = None
@@ -153,7 +153,7 @@ class RolloutNode:
             known = [journal_records.decode(record) for record in records]
             drawn = known[0]
             assert isinstance(drawn, Drawn)
-            await self._makes(drawn.prompt, key.lease, key.attempt, journal=GrantJournal(known, tell))
+            await self._maker(drawn.prompt, key.lease, key.attempt, journal=GrantJournal(known, tell))
         finally:
             del self._groups[work]
 

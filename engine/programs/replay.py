@@ -182,13 +182,13 @@ async def go_on(
     replayed: dict[str, Any] = {}
 
     async def work(job: Training) -> dict[str, Any]:
-        if job.makes is None:
+        if job.maker is None:
             raise CannotGoOn("the recipe has no stage that makes groups: there is nothing to go on with")
-        if place.turn and isinstance(job.makes.rollouts, AgentRollouts):
+        if place.turn and isinstance(job.maker.rollouts, AgentRollouts):
             raise CannotGoOn("an agent of its own cannot be begun in the middle. Fix: turn 0, from where it runs anew")
-        now = await job.makes.rollouts.run(then.prompt, place.sample, 0, log=_log(then, place))
-        if not isinstance(job.makes.reward, GroupReward):
-            now = await graded(now, job.makes.reward, job.timeline, job.config.group.grade_deadline_s)
+        now = await job.maker.rollouts.run(then.prompt, place.sample, 0, log=_log(then, place))
+        if not isinstance(job.maker.reward, GroupReward):
+            now = await graded(now, job.maker.reward, job.timeline, job.config.group.grade_deadline_s)
         replayed["recorded"] = _told(then, place.turn, job.chat.decode)
         replayed["again"] = _told(now, place.turn, job.chat.decode)
         replayed["first_difference"] = first_difference(then, now)

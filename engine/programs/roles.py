@@ -27,7 +27,7 @@ from engine.nodes.lead import Lead
 from engine.nodes.messages import Build
 from engine.nodes.node import RolloutNode
 from engine.run.run_folder import RunFolder
-from engine.stages.group import Attempt, MakesGroups
+from engine.stages.group import GroupMaker, MakeGroup
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox.keys import HostKeys
@@ -70,18 +70,18 @@ class Leads:
             rolling=oldest > 0,
             timeline=job.timeline,
             note=job.note,
+            recording=job.recording,
         )
         async with self.lead:
-            self.lead.recording = job.recording
             assert job.fleet.weights is not None
             self.lead.publish(job.fleet.weights)
             self.lead.beat_here()
             self.say(f"rollout nodes may join at {self.config.listen}")
             yield
 
-    def groups(self, here: MakesGroups) -> Attempt:
-        self.lead.makes_here = here
-        return self.lead.attempt
+    def groups(self, here: GroupMaker) -> MakeGroup:
+        self.lead.make_here_with(here)
+        return self.lead.make_group
 
     def published(self, weights: PublishedWeights) -> None:
         self.lead.publish(weights)
@@ -140,14 +140,14 @@ def node_training(
 
     async def work(job: Training) -> dict[str, Any]:
         """Raises RunEnded when it is over, NodeRefused, or LeadGone."""
-        if job.makes is None:
+        if job.maker is None:
             raise BadInput("a recipe without a stage that makes groups has nothing to do on a rollout node")
         makes_groups = RolloutNode(
             node,
             keys,
             build=build,
             fleet=job.fleet,
-            makes=job.makes,
+            maker=job.maker,
             folder=job.workspace,
             tokens_sampled=job.tokens_sampled,
             note=partial(say, job.console),

@@ -125,7 +125,7 @@ class GroupProgress:
 
 
 # Makes the group of one prompt: (prompt, lease, refills before it).
-Attempt = Callable[[Prompt, int, int], Awaitable[Group]]
+MakeGroup = Callable[[Prompt, int, int], Awaitable[Group]]
 
 
 def groups(
@@ -136,13 +136,13 @@ def groups(
     config: GroupConfig,
     timeline: Timeline,
     journal: Journal | None = None,
-    attempt: Attempt | None = None,
+    make_group: MakeGroup | None = None,
 ) -> StageFunction:
     """AdmittedPrompt -> Group, selected: with `kept`, or with the reason for its drop.
 
     select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
     from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
-    journal holds is not done again. attempt: makes the groups in place of `rollouts`, on other machines, say
+    journal holds is not done again. make_group: makes the groups in place of `rollouts`, on other machines, say
     (`engine.nodes.lead`). Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards as the
     rollouts end.
     """
@@ -152,9 +152,9 @@ def groups(
             f"{type(reward).__name__} grades whole groups. Fix: leave stop_flat_after out"
         )
     journal = journal or Journal()
-    makes = MakesGroups(rollouts=rollouts, reward=reward, config=config, timeline=timeline)
+    maker = GroupMaker(rollouts=rollouts, reward=reward, config=config, timeline=timeline)
     runner = _GroupRunner(
-        attempt=attempt or partial(makes, journal=journal),
+        make_group=make_group or partial(maker, journal=journal),
         select=select,
         prompts=prompts,
         config=config,
@@ -171,7 +171,7 @@ def groups(
 
 @dataclass(frozen=True, kw_only=True)
 class _GroupRunner:
-    attempt: Attempt
+    make_group: MakeGroup
     select: Callable[[Group], Group]
     prompts: Iterator[Prompt]
     config: GroupConfig
@@ -198,7 +198,9 @@ class _GroupRunner:
         """Prompt after prompt, until one gives something to train or no refill is left."""
         prompt, waste, refills = admitted.prompt, Counter[str](), 0
         while True:
-            group = self.journal.decided(admitted.lease, refills) or await self.attempt(prompt, admitted.lease, refills)
+            group = self.journal.decided(admitted.lease, refills) or await self.make_group(
+                prompt, admitted.lease, refills
+            )
             waste.update(group.waste)
             if group.drop is None:
                 group = self._selected(group)
@@ -212,7 +214,7 @@ class _GroupRunner:
 
 
 @dataclass(kw_only=True)
-class MakesGroups:
+class GroupMaker:
     """Groups of graded trajectories on the rollouts' own fleet. journal: what it holds of a group is not done again."""
 
     rollouts: RolloutSource

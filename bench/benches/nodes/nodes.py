@@ -94,7 +94,7 @@ async def lead_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
 
             async def make(number: int) -> None:
                 async with limit:
-                    await lead.attempt(a_prompt(number), number, 0)
+                    await lead.make_group(a_prompt(number), number, 0)
 
             async with asyncio.TaskGroup() as tasks:
                 for number in range(groups):

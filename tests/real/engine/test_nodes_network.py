@@ -53,7 +53,7 @@ from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
 from engine.run.journal import Journal
 from engine.run.journal_records import frame
-from engine.stages.group import GroupConfig, MakesGroups
+from engine.stages.group import GroupConfig, GroupMaker
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox import keys
@@ -85,12 +85,17 @@ class Run:
         (self.checkpoint / "model.safetensors").write_bytes(os.urandom(3 * CHUNK_BYTES + 5))
         self.address = f"tcp://{host}:{free_port()}"
         self.journal = Journal(folder / "journal")
-        config = LeadConfig(listen=self.address, keys=self.keys, recipe=RECIPE, options=("steps=3",), nodes_only=True)
+        self._config = config = LeadConfig(
+            listen=self.address, keys=self.keys, recipe=RECIPE, options=("steps=3",), nodes_only=True
+        )
         self.door = Door(config, checkpoint=self.checkpoint, note=self.notes.append)
-        self.lead = Lead(
-            config,
+        self.lead = self._lead()
+
+    def _lead(self, recording: Recording | None = None) -> Lead:
+        return Lead(
+            self._config,
             self.door,
-            folder=folder,
+            folder=self.folder,
             journal=self.journal,
             group_tokens=100,
             min_version=lambda lease: 0,
@@ -99,7 +104,12 @@ class Run:
             rolling=False,
             timeline=Timeline(),
             note=self.notes.append,
+            recording=recording,
         )
+
+    def recorded_by(self, recording: Recording) -> None:
+        """Before the lead begins."""
+        self.lead = self._lead(recording)
 
     @property
     def node_keys(self) -> keys.HostKeys:
@@ -127,7 +137,7 @@ async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields:
 
     job = await ask(run.config(), run.node_keys, Ask())
     assert isinstance(job, Job)
-    makes = MakesGroups(
+    maker = GroupMaker(
         rollouts=scripted.rollouts, reward=reward, config=GroupConfig(samples=2), timeline=scripted.timeline
     )
     folder = run.folder / f"node-{len(list(run.folder.glob('node-*')))}"
@@ -137,7 +147,7 @@ async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields:
         run.node_keys,
         build=job.build,
         fleet=scripted.fleet,
-        makes=makes,
+        maker=maker,
         folder=folder,
         tokens_sampled=lambda: scripted.rollouts.tokens_sampled,
         note=run.notes.append,
@@ -153,7 +163,7 @@ async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
     async with run.door, run.lead, Setup(*TURNS) as scripted:
         run.publish(1)
         async with a_node(run, scripted):
-            group = await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+            group = await asyncio.wait_for(run.lead.make_group(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
     assert [member.sample for member in group.trajectories] == [0, 1]
     assert [member.reward for member in group.trajectories] == [1.0, 1.0]
     assert all(len(member.turns) == 2 for member in group.trajectories)
@@ -169,11 +179,11 @@ async def test_what_happens_on_a_node_is_in_the_runs_record(run: Run, monkeypatc
     monkeypatch.setattr("engine.nodes.node.SEGMENT_S", 0.01)
     here = Timeline()
     recording = Recording(run.folder, RecordConfig(), here, step=3, tokenizer=None, note=run.notes.append)
+    run.recorded_by(recording)
     async with run.door, run.lead, Setup(*TURNS) as scripted, recording:
-        run.lead.recording = recording
         run.publish(1)
         async with a_node(run, scripted, recorded=True):
-            await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+            await asyncio.wait_for(run.lead.make_group(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
             async with asyncio.timeout(30):
                 while not {"trajectories", "reward"} <= tracks_of(run.folder, "one"):  # noqa: ASYNC110  a file
                     await asyncio.sleep(0.01)
@@ -434,7 +444,7 @@ async def test_garbage_from_who_has_the_keys_is_named_and_has_no_effect(run: Run
         context.term()
         run.publish(1)
         async with a_node(run, scripted):
-            await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+            await asyncio.wait_for(run.lead.make_group(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
 
 
 async def test_a_node_that_is_not_served_says_so(run: Run) -> None:
@@ -452,7 +462,7 @@ async def test_a_node_of_another_build_is_refused(run: Run) -> None:
             run.node_keys,
             build=other,
             fleet=scripted.fleet,
-            makes=None,  # type: ignore[arg-type]
+            maker=None,  # type: ignore[arg-type]
             folder=run.folder,
             tokens_sampled=lambda: 0,
             note=run.notes.append,
@@ -481,7 +491,7 @@ async def test_a_disk_that_is_full_ends_the_run_with_its_name(run: Run) -> None:
         async with run.door, run.lead, Setup(*TURNS) as scripted:
             run.publish(1)
             async with a_node(run, scripted):
-                await asyncio.wait_for(run.lead.attempt(a_prompt(text="What is 6 * 7?"), 0, 0), 10)
+                await asyncio.wait_for(run.lead.make_group(a_prompt(text="What is 6 * 7?"), 0, 0), 10)
 
     run.journal.write = full  # type: ignore[method-assign]
     with pytest.raises(CannotWrite):

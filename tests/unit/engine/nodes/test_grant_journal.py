@@ -4,7 +4,7 @@ import asyncio
 
 from engine.nodes.grant_journal import GrantJournal, group_of
 from engine.run.journal_records import Decided, Drawn, Ended, Grown, decode, encode
-from engine.stages.group import GroupConfig, MakesGroups
+from engine.stages.group import GroupConfig, GroupMaker
 from tests.support.fakes import a_prompt
 from tests.support.node import ANSWER, Setup, call
 
@@ -21,11 +21,11 @@ async def make(records, samples=2):
     """The group, and the records that it gave, as they come over a wire."""
     new = []
     async with Setup(*TURNS) as node:
-        makes = MakesGroups(
+        maker = GroupMaker(
             rollouts=node.rollouts, reward=reward, config=GroupConfig(samples=samples), timeline=node.timeline
         )
         journal = GrantJournal(records, lambda record: new.append(decode(encode(record))))
-        group = await makes(PROMPT, 3, 0, journal=journal)
+        group = await maker(PROMPT, 3, 0, journal=journal)
         requests = sum(len(replica.requests) for replica in node.replicas.made)
     return group, new, requests
 

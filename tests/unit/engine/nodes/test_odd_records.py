@@ -83,6 +83,9 @@ class Door:
     def __init__(self):
         self.sent = []
 
+    def attach(self, receiver, failed):
+        self.receiver = receiver
+
     def post(self, address, message):
         self.sent.append(message)
 
@@ -108,10 +111,10 @@ async def made_of(folder, records):
         note=notes.append,
     )
     async with lead, asyncio.TaskGroup() as tasks:
-        group = tasks.create_task(lead.attempt(PROMPT, 0, 0))
+        group = tasks.create_task(lead.make_group(PROMPT, 0, 0))
         await asyncio.sleep(0)
-        door.receive(b"0", Hello(session=SESSION, name="one", build=BUILD, capacity_tokens=1000, replicas=1))
-        door.receive(b"0", NodeBeat(session=SESSION, ack=0, version=0, pulled=0, free_tokens=1000, tokens=0))
+        door.receiver(b"0", Hello(session=SESSION, name="one", build=BUILD, capacity_tokens=1000, replicas=1))
+        door.receiver(b"0", NodeBeat(session=SESSION, ack=0, version=0, pulled=0, free_tokens=1000, tokens=0))
         [grant] = [
             order
             for message in door.sent
@@ -120,7 +123,7 @@ async def made_of(folder, records):
         for seq, record in enumerate(records, 1):
             data = record if isinstance(record, bytes) else journal_records.encode(record)
             body = encode(Record(lease=0, attempt=0, epoch=grant.epoch, record=data))
-            door.receive(b"0", Numbered(session=SESSION, seq=seq, ack=0, body=body))
+            door.receiver(b"0", Numbered(session=SESSION, seq=seq, ack=0, body=body))
         for _ in range(3):
             await asyncio.sleep(0)
         found = group.result() if group.done() else None
