@@ -41,7 +41,8 @@ def run_job(
     Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
     """
     begin()
-    config = parse(config_class, sys.argv[1:] if argv is None else argv)
+    about = sys.modules[config_class.__module__].__doc__
+    config = parse(config_class, sys.argv[1:] if argv is None else argv, description=about)
     return run(Path(sys.argv[0]).stem, work(config), expected=expected)
 
 

@@ -239,7 +239,7 @@ def _warnings(config: Config, figures: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    config = parse(Config, argv)
+    config = parse(Config, argv, description=__doc__)
     console = Console()
     try:
         result = analyze(config, console)

@@ -4,9 +4,9 @@
     python recipes/rstar2/chat.py url=http://localhost:8000 model=NAME      on any OpenAI-compatible server
     python recipes/rstar2/chat.py checkpoint=runs/rl prompt="How many primes are below 1000?"
 
-Python runs in a jail here, also for a server elsewhere. It keeps its variables for the length of a conversation, unless
-`stateful=false`. An empty line begins a new conversation; Ctrl-D or Ctrl-C ends. A server's key is taken from the
-environment (OPENAI_API_KEY).
+Python runs in a jail here, also for a server elsewhere. The tool is the one that the checkpoint's run had; one that
+keeps its variables (`stateful=true`) keeps them for the length of a conversation. An empty line begins a new
+conversation; Ctrl-D or Ctrl-C ends. A server's key is taken from the environment (OPENAI_API_KEY).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
@@ -29,7 +29,7 @@ from engine.telemetry.watchdog import exit_process
 from engine.tools.python_tool import schema
 from recipes.conversation import OnReplica, Speaker, a_replica, converse, opened, run, typed_lines, weights_folder
 from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol, chat_config, python_tool
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol
 from sandbox import Sandbox, SandboxConfig
 
 BLOCK = 32  # tokens of a block of the KV cache
@@ -45,7 +45,9 @@ class Config:
         Literal["report", "release"] | None, "tool, template and the defaults below; none: the run's, else the report's"
     ] = None
     reason: Annotated[bool, "problems are solved; false: any conversation, without the system text and <reason>"] = True
-    stateful: Annotated[bool, "Python keeps its variables from call to call"] = True
+    stateful: Annotated[
+        bool | None, "Python keeps its variables from call to call; none: as in the checkpoint's run, with url yes"
+    ] = None
     temperature: Annotated[float | None, "of sampling, 0 is greedy; none: the evaluation's"] = None
     max_tokens: Annotated[
         int | None, "of a conversation, all in all; none: the evaluation's, or what there is room for"
@@ -68,7 +70,13 @@ class Config:
 
     @property
     def of_protocol(self) -> Protocol:
-        return PROTOCOLS[self.protocol or _of_run(self.checkpoint)]
+        return PROTOCOLS[self.protocol or _of_run(self.checkpoint).get("protocol", "report")]
+
+    @property
+    def keeps_variables(self) -> bool:
+        if self.stateful is not None:
+            return self.stateful
+        return bool(self.url) or _of_run(self.checkpoint).get("stateful", False)
 
     @property
     def sampling_temperature(self) -> float:
@@ -79,7 +87,7 @@ async def main(config: Config, console: Console) -> None:
     async with AsyncExitStack() as stack:
         with console.status("starting the model and the jail"):
             sandbox = Sandbox(SandboxConfig(slots=1))
-            tool = python_tool(config.of_protocol, sandbox, stateful=config.stateful)
+            tool = config.of_protocol.tool(sandbox, stateful=config.keeps_variables)
             begin = await (_on_endpoint if config.url else _on_replica)(config, tool, stack)
             await stack.enter_async_context(sandbox)
         if config.prompt:
@@ -118,7 +126,7 @@ async def _on_replica(config: Config, tool: Tool | StatefulTool, stack: AsyncExi
     """Begins conversations on a replica of ours. Raises TemplateError or ReplicaDied."""
     assert config.checkpoint is not None
     weights = weights_folder(config.checkpoint)
-    chat = ChatTemplate.load(weights, chat_config(config.of_protocol, reason=config.reason)).with_tools([schema(tool)])
+    chat = ChatTemplate.load(weights, config.of_protocol.chat(reason=config.reason)).with_tools([schema(tool)])
     max_tokens = min(config.max_tokens or config.of_protocol.eval_max_tokens, _context(weights))
     settings = ReplicaConfig(
         checkpoint=str(weights),
@@ -146,13 +154,14 @@ async def _on_endpoint(config: Config, tool: Tool | StatefulTool, stack: AsyncEx
     )
 
 
-def _of_run(checkpoint: Path | None) -> str:
-    """The protocol of the run that left the checkpoint: what its model was taught to call. "report" where unknown."""
+def _of_run(checkpoint: Path | None) -> dict[str, Any]:
+    """The options of the run that left the checkpoint, which say what tool its model was taught; {} where unknown."""
     for folder in () if checkpoint is None else (checkpoint, checkpoint.resolve().parent):
         with suppress(OSError, ValueError, AttributeError):
-            if (name := json.loads((folder / "config.json").read_text()).get("protocol")) in PROTOCOLS:
-                return name
-    return "report"
+            options = json.loads((folder / "config.json").read_text())
+            if options.get("protocol") in PROTOCOLS:
+                return options
+    return {}
 
 
 def _context(weights: Path) -> int:
@@ -163,4 +172,4 @@ def _context(weights: Path) -> int:
 
 if __name__ == "__main__":
     prepare_environment()
-    exit_process(run(main(parse(Config, sys.argv[1:]), Console()), EndpointFailed))
+    exit_process(run(main(parse(Config, sys.argv[1:], description=__doc__), Console()), EndpointFailed))

@@ -298,7 +298,7 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
-    config = parse(Config, argv)
+    config = parse(Config, argv, description=__doc__)
     console = Console()
     try:
         report = prepare(config, console, ["python", "recipes/rstar2/data.py", *argv])

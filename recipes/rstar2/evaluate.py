@@ -46,16 +46,10 @@ from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt, StopReason
 from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
 from recipes.rstar2.parts.sampling.options import (
-    DEADLINE_S,
-    ProtocolName,
     ReplicaOptions,
     SandboxOptions,
-    budget_of,
-    chat_of,
     check_exists,
     named_sets,
-    tool_of,
-    values_of,
 )
 from recipes.rstar2.parts.sampling.problems import (
     Row,
@@ -67,6 +61,7 @@ from recipes.rstar2.parts.sampling.problems import (
     sample_problems,
     sha256,
 )
+from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
 from sandbox import Sandbox
 
@@ -82,7 +77,7 @@ class Config:
     model: Annotated[Path, "Hugging Face folder; with url: the server's name for the model"] = Path("model")
     url: Annotated[str, "of an OpenAI-compatible server that has the model; none: it is served here"] = ""
     server_tools: Annotated[bool, "with url: the server runs the calls, within its own budgets"] = False
-    sets: Annotated[tuple[Path, ...], "JSONL, parquet or datasets folders, named by their files"] = ()
+    sets: Annotated[tuple[Path, ...], "JSONL, parquet or datasets folders, named by their files"]
     output: Annotated[Path, "folder of the results; the same command goes on there"] = Path("runs/evaluation")
     protocol: Annotated[ProtocolName, "how the model is asked; none: its own template, and a tool named python"] = (
         "report"
@@ -122,15 +117,12 @@ class Config:
     @property
     def k(self) -> int:
         """Samples of each problem."""
-        return self.samples or values_of(self.protocol).eval_samples
+        return self.samples or PROTOCOLS[self.protocol].eval_samples
 
     def budget(self) -> RolloutConfig:
-        values = values_of(self.protocol)
-        return budget_of(
-            self.protocol,
-            response_tokens=values.eval_max_tokens,
-            turns=self.turns or values.eval_turns,
-            temperature=values.eval_temperature if self.temperature is None else self.temperature,
+        return PROTOCOLS[self.protocol].eval_budget(
+            turns=self.turns,
+            temperature=self.temperature,
             max_tokens=self.max_tokens,
             deadline_s=self.deadline_s,
         )
@@ -144,7 +136,7 @@ class Config:
             replicas=self.replicas,
             devices=self.devices,
             tensor_parallel=self.tensor_parallel,
-            chat=chat_of(self.protocol),
+            chat=PROTOCOLS[self.protocol].chat(),
             sandbox=self.sandbox.config(),
             seed=self.seed,
         )
@@ -246,7 +238,7 @@ async def _sampler(config: Config, console: Console) -> AsyncIterator[_Sampler]:
         return
     console.print(f"starting {config.replicas} vLLM engines and the sandbox", highlight=False, soft_wrap=True)
     async with serving(config.serving()) as served:
-        rollouts = served.rollouts([tool_of(config.protocol, served.sandbox, stateful=config.stateful)])
+        rollouts = served.rollouts([PROTOCOLS[config.protocol].tool(served.sandbox, stateful=config.stateful)])
         yield _Sampler(rollouts=rollouts, sandbox=served.sandbox, timeline=served.timeline)
 
 
@@ -257,7 +249,7 @@ async def _remote(config: Config) -> AsyncIterator[_Sampler]:
     async with connect(config.url) as client:
         model = await model_of(client, str(config.model))
         async with Sandbox(config.sandbox.config()) as sandbox:
-            tool = None if config.server_tools else tool_of(config.protocol, sandbox, stateful=config.stateful)
+            tool = None if config.server_tools else PROTOCOLS[config.protocol].tool(sandbox, stateful=config.stateful)
             speaker = partial(
                 OnEndpoint,
                 client=client.with_options(timeout=config.deadline_s),

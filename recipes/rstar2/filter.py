@@ -36,15 +36,10 @@ from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import versions
 from engine.telemetry.watchdog import exit_process
 from recipes.rstar2.parts.sampling.options import (
-    DEADLINE_S,
-    ProtocolName,
     ReplicaOptions,
     SandboxOptions,
-    budget_of,
-    chat_of,
     check_exists,
     open_data,
-    tool_of,
 )
 from recipes.rstar2.parts.sampling.problems import (
     RowFile,
@@ -54,6 +49,7 @@ from recipes.rstar2.parts.sampling.problems import (
     sample_problems,
     sha256,
 )
+from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
 # What decides no row: where and how fast it is computed, and what is kept of the rows.
@@ -105,8 +101,7 @@ class Config:
         return self.n or SAMPLES[self.keep]
 
     def budget(self) -> RolloutConfig:
-        return budget_of(
-            self.protocol,
+        return PROTOCOLS[self.protocol].budget(
             response_tokens=self.response_tokens,
             turns=self.turns,
             temperature=self.temperature,
@@ -123,7 +118,7 @@ class Config:
             replicas=self.replicas,
             devices=self.devices,
             tensor_parallel=self.tensor_parallel,
-            chat=chat_of(self.protocol),
+            chat=PROTOCOLS[self.protocol].chat(),
             sandbox=self.sandbox.config(),
             seed=self.seed,
         )
@@ -191,7 +186,7 @@ async def _sample(config: Config, prompts: Prompts, file: RowFile, console: Cons
                 prompts,
                 file,
                 samples=config.samples,
-                rollouts=served.rollouts([tool_of(config.protocol, served.sandbox, stateful=config.stateful)]),
+                rollouts=served.rollouts([PROTOCOLS[config.protocol].tool(served.sandbox, stateful=config.stateful)]),
                 reward=MathReward(runner=served.sandbox),
                 timeline=served.timeline,
                 in_flight=config.in_flight,

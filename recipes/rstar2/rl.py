@@ -58,20 +58,15 @@ from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt
 from recipes.rstar2 import filter as offline
 from recipes.rstar2.parts.sampling.options import (
-    DEADLINE_S,
-    ProtocolName,
     ReplicaOptions,
     SandboxOptions,
-    budget_of,
-    chat_of,
     check_exists,
     check_positions,
     named_sets,
     open_data,
-    tool_of,
-    values_of,
 )
 from recipes.rstar2.parts.sampling.problems import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,8 +271,7 @@ class Config:
 
     def rollout_of(self, number: int) -> RolloutConfig:
         stage = self.values.stages[number - 1]
-        return budget_of(
-            self.protocol,
+        return PROTOCOLS[self.protocol].budget(
             response_tokens=stage.response_tokens,
             turns=self.rollout.max_turns or stage.turns,
             max_tokens=self.rollout.max_tokens,
@@ -287,12 +281,9 @@ class Config:
     @property
     def evaluated(self) -> RolloutConfig:
         """The budget of the evaluations."""
-        protocol = values_of(self.protocol)
-        return budget_of(
-            self.protocol,
-            response_tokens=protocol.eval_max_tokens,
-            turns=self.eval_turns or protocol.eval_turns,
-            temperature=protocol.eval_temperature if self.eval_temperature is None else self.eval_temperature,
+        return PROTOCOLS[self.protocol].eval_budget(
+            turns=self.eval_turns,
+            temperature=self.eval_temperature,
             max_tokens=self.eval_max_tokens,
             deadline_s=self.rollout.deadline_s,
         )
@@ -335,7 +326,7 @@ class Config:
                 max_staleness=self.max_staleness,
                 adapters=self.adapters,
             ),
-            chat=chat_of(self.protocol),
+            chat=PROTOCOLS[self.protocol].chat(),
             sandbox=self.sandbox.config(),
             seed=self.seed_of(number),
             max_staleness=self.max_staleness,
@@ -432,7 +423,7 @@ async def train_stage(
     make_balancer = partial(KvAware, config.longest(number), moves=0)
     selector = RoC(keep=config.g) if config.algorithm == "roc" else KeepAll()
     async with training(settings, run, make_balancer=make_balancer) as job:
-        rollouts = job.rollouts([tool_of(config.protocol, job.sandbox, stateful=config.stateful)])
+        rollouts = job.rollouts([PROTOCOLS[config.protocol].tool(job.sandbox, stateful=config.stateful)])
         reward = MathReward(runner=job.sandbox)
         evaluations = []
         if sets:
@@ -442,7 +433,7 @@ async def train_stage(
                 rollouts=rollouts.with_config(config.evaluated),
                 estimate=avg_at_k,
                 every=config.eval_every or config.values.eval_every,
-                samples=config.eval_samples or values_of(config.protocol).eval_samples,
+                samples=config.eval_samples or PROTOCOLS[config.protocol].eval_samples,
                 replicas=config.eval_replicas,
             )
             evaluations.append(evaluation)

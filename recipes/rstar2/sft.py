@@ -83,7 +83,7 @@ def _learner() -> LearnerConfig:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     model: Annotated[Path, "Hugging Face folder with the chat template"] = Path("models/rstar2-base")
-    data: Annotated[tuple[Path, ...], "files of conversations, JSONL or parquet, separated by commas"] = ()
+    data: Annotated[tuple[Path, ...], "files of conversations, JSONL or parquet, separated by commas"]
     held_out: Annotated[tuple[Path, ...], "files of conversations that are not trained; none: rows of data"] = ()
     held_out_rows: Annotated[int, "conversations for held-out loss and format check, at most; 0: none"] = 256
     max_tokens: Annotated[int, "of a conversation; longer ones are left out"] = 8192

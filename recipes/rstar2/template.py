@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from engine.console.options import parse
 from engine.rollout.chat_template import ChatTemplate
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol, template_text, tool_schema
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol
 from sandbox.printable import printable
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
@@ -44,7 +44,7 @@ def install(model: Path, output: Path, protocol: Protocol) -> None:
         for path in sorted(model.iterdir()):
             if path.is_file() and not path.name.startswith((".", "chat_template")) and not (made / path.name).exists():
                 _link(path.resolve(), made / path.name)
-        tools = [tool_schema(protocol, stateful=stateful) for stateful in (False, True)]
+        tools = [protocol.schema(stateful=stateful) for stateful in (False, True)]
         ChatTemplate.load(made).with_tools(tools)  # audited with and without them
         made.chmod(0o755)  # not the temporary folder's
         made.rename(output)
@@ -67,7 +67,7 @@ def _write_tokenizer(model: Path, output: Path, protocol: Protocol) -> int:
                 f"model: the tokenizer in {str(model)!r} has no token {token!r}. Fix: take a model that was made for "
                 "ChatML (Qwen, SmolLM), or add the token to its tokenizer and its embeddings first"
             )
-    tokenizer.chat_template = template_text(protocol)
+    tokenizer.chat_template = protocol.template()
     tokenizer.eos_token = TURN_END
     tokenizer.save_pretrained(output, save_jinja_files=False)
     return tokenizer.convert_tokens_to_ids(TURN_END)
@@ -108,7 +108,7 @@ class Config:
 
 
 def main() -> int:
-    config = parse(Config, sys.argv[1:])
+    config = parse(Config, sys.argv[1:], description=__doc__)
     try:
         install(config.model, config.output, PROTOCOLS[config.protocol])
     except (ValueError, OSError) as error:

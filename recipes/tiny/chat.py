@@ -58,4 +58,4 @@ async def main(config: Config, console: Console) -> None:
 
 if __name__ == "__main__":
     prepare_environment()
-    exit_process(run(main(parse(Config, sys.argv[1:]), Console())))
+    exit_process(run(main(parse(Config, sys.argv[1:], description=__doc__), Console())))

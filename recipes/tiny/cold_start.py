@@ -274,7 +274,7 @@ def _cpu_s() -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    config = parse(Config, argv)
+    config = parse(Config, argv, description=__doc__)
     prepare_environment()
     started, cpu_started = time.monotonic(), _cpu_s()
     transformers.utils.logging.disable_progress_bar()

@@ -290,7 +290,7 @@ def plot(path: Path, result: Comparison) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main(parse(Config, sys.argv[1:]))
+        main(parse(Config, sys.argv[1:], description=__doc__))
     except (ValueError, OSError) as error:
         sys.exit(f"tiny_compare: {error}")
     except KeyboardInterrupt:

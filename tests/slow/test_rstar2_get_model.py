@@ -42,7 +42,7 @@ def test_a_folder_that_holds_a_model_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"), [([], "smollm2"), (["llama9"], "llama9"), (["smollm2", "outptu=x"], "outptu")]
+    ("argv", "named"), [([], "MODEL"), (["llama9"], "llama9"), (["smollm2", "outptu=x"], "outptu")]
 )
 def test_another_model_or_option_is_refused_by_name(argv, named):
     done = get_model(*argv)

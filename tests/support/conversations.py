@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.rstar2.parts.sampling.protocol import REPORT, tool_schema
+from recipes.rstar2.parts.sampling.protocol import REPORT
 from recipes.rstar2.template import install
 from tests.support.paths import TINY
 
-TOOLS = [tool_schema(REPORT, stateful=False)]
+TOOLS = [REPORT.schema(stateful=False)]
 
 
 def sum_row(a: int, b: int, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The chat program in a process of its own: a scripted server, a real jail, and one line for what goes wrong."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -125,6 +126,13 @@ async def test_a_wrong_option_is_one_line_and_exit_code_2(tmp_path):
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert f"{tmp_path}/nowhere" in err
+
+
+@pytest.mark.parametrize(("run", "stateful"), [({"protocol": "report", "stateful": True}, True), ({}, False)])
+def test_a_checkpoint_is_talked_to_with_the_tool_of_its_run(run, stateful, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(run))
+    (tmp_path / "checkpoint").symlink_to(TINY)
+    assert Config(checkpoint=tmp_path).keeps_variables is stateful
 
 
 @pytest.mark.parametrize(

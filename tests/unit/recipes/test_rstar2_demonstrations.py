@@ -16,7 +16,7 @@ from recipes.rstar2.parts.preparation.demonstrations import (
     program,
 )
 from recipes.rstar2.parts.preparation.rows import Dropped, Place, WrongField
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, chat_config
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 from tests.support.conversations import installed
 
 CLIPS = {
@@ -50,13 +50,13 @@ def test_marks_become_a_program_its_output_and_the_answer():
     assert boxed_answer(answering["content"]) == "72"
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", ["report", "release"])
 def test_the_call_is_of_the_protocols_tool_and_the_chat_template_renders_it(name, tmp_path):
     found = demonstration(CLIPS, name)
     [tool] = json.loads(found.tools)
     assert tool["function"]["name"] == PROTOCOLS[name].tool_name
     assert found.messages[1]["tool_calls"][0]["function"]["name"] == PROTOCOLS[name].tool_name
-    chat = ChatTemplate.load(installed(tmp_path / "chat"), chat_config(PROTOCOLS[name]))
+    chat = ChatTemplate.load(installed(tmp_path / "chat"), PROTOCOLS[name].chat())
     turns = [chat.decode(ids) for ids, learnt in chat.with_tools([tool]).conversation(found.messages) if learnt]
     assert len(turns) == 2
     assert "</reason>\n<tool_call>" in turns[0]

@@ -6,16 +6,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.rollout.chat_template import ChatTemplate
-from engine.rollout.rollout import RolloutConfig
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from recipes.rstar2.parts.sampling.protocol import (
-    PROTOCOLS,
     RELEASE,
     REPORT,
-    chat_config,
-    limit_calls,
-    python_tool,
-    tool_schema,
 )
 from recipes.rstar2.template import TURN_END, install, main
 from sandbox.wire import ToolResult
@@ -28,9 +22,7 @@ CODE = {"code": "print('é' * 7)", "input": ""}
 
 def chat(protocol, *, reason=True, stateful=False):
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    return ChatTemplate(tokenizer, chat_config(protocol, reason=reason)).with_tools(
-        [tool_schema(protocol, stateful=stateful)]
-    )
+    return ChatTemplate(tokenizer, protocol.chat(reason=reason)).with_tools([protocol.schema(stateful=stateful)])
 
 
 def calling(protocol):
@@ -62,7 +54,7 @@ def base(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+@pytest.mark.parametrize("protocol", [REPORT, RELEASE], ids=["report", "release"])
 def test_a_problem_is_asked_with_system_text_prefix_and_an_open_reason(protocol):
     shown = chat(protocol)
     text = shown.decode(shown.prompt_ids([QUESTION]))
@@ -91,7 +83,7 @@ def test_the_tools_stand_as_json_one_a_line(stateful):
     assert function["parameters"]["required"] == list(function["parameters"]["properties"]) == names
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+@pytest.mark.parametrize("protocol", [REPORT, RELEASE], ids=["report", "release"])
 def test_a_rollouts_parser_finds_the_calls_that_a_conversation_holds(protocol):
     shown, parser = chat(protocol), ToolCallParser()
     _, (asked, _), (given, _), _ = shown.conversation(calling(protocol))
@@ -120,7 +112,7 @@ def test_the_pieces_of_a_conversation_are_the_whole_of_it():
 
 
 def test_without_reasons_a_conversation_is_rendered_as_it_is():
-    shown = ChatTemplate(AutoTokenizer.from_pretrained(TINY), chat_config(REPORT, reason=False))
+    shown = ChatTemplate(AutoTokenizer.from_pretrained(TINY), REPORT.chat(reason=False))
     pieces = shown.conversation([QUESTION, {"role": "assistant", "content": "42"}])
     asked, answered = (shown.decode(ids) for ids, _ in pieces)
     assert asked == "<|im_start|>user\nWhat is 6 * 7?<|im_end|>\n<|im_start|>assistant\n"
@@ -136,16 +128,16 @@ def test_an_answer_that_a_server_gave_without_the_opened_reason_gets_it_back():
     assert with_reason == without
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+@pytest.mark.parametrize("protocol", [REPORT, RELEASE], ids=["report", "release"])
 @pytest.mark.parametrize("stateful", [False, True])
 async def test_replies_are_cut_as_the_protocol_says(protocol, stateful):
     result = ToolResult(outcome="ok", stdout="a" * 1000 + "b" * 1000)
     if stateful:
-        async with python_tool(protocol, ScriptedSessions(lambda code: result), stateful=True).open() as tool:
+        async with protocol.tool(ScriptedSessions(lambda code: result), stateful=True).open() as tool:
             reply = await tool({"code": "1"})
     else:
         runner = ScriptedRunner(lambda code: result)
-        reply = await python_tool(protocol, runner, stateful=False)({"code": "1", "input": ""})
+        reply = await protocol.tool(runner, stateful=False)({"code": "1", "input": ""})
         assert runner.displayed == [True]
     begin, end = "Tool call success\nstdout: ", "\nexecution time: 0.00s"
     released = (begin.ljust(128, "a"), end.rjust(128, "a"))  # its judge has cut 1,000 characters off before
@@ -154,9 +146,8 @@ async def test_replies_are_cut_as_the_protocol_says(protocol, stateful):
 
 
 def test_the_release_drops_all_calls_of_a_turn_but_the_first():
-    budget = RolloutConfig(max_turns=3)
-    assert limit_calls(REPORT, budget).max_calls_per_turn is None
-    release = limit_calls(RELEASE, budget)
+    report, release = (protocol.budget(response_tokens=100, turns=3) for protocol in (REPORT, RELEASE))
+    assert report.max_calls_per_turn is None
     assert (release.max_calls_per_turn, release.surplus_calls, release.max_turns) == (1, "drop", 3)
 
 

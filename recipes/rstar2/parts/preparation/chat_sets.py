@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place, WrongField
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, tool_schema
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 
 # Who speaks, in the words of ShareGPT and of OpenAI.
 _ROLES = {
@@ -95,7 +95,7 @@ def magicoder(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
         ast.parse(python[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Dropped(reason="not_python", detail=str(error))
-    schema = tool_schema(PROTOCOLS[place.protocol], stateful=False)
+    schema = PROTOCOLS[place.protocol].schema(stateful=False)
     call = _call(schema["function"]["name"], {"code": python[0], "input": ""})
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": fields.text("problem", "instruction").strip()},

@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.data.prompts import after_hashes
 from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, tool_schema
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 
 MAX_STEPS = 5  # 93 of 100 solutions have no more; longer programs teach a small model little that is new
 _MARK = re.compile(r"<<([^<>=]+)=([^<>]*)>>")
@@ -58,7 +58,7 @@ def gsm8k_demonstration(row: Mapping[str, Any], place: Place) -> Conversation | 
         return Dropped(reason="not_integer", detail=answer)
     if abs(float(output) - int(answer)) > 1e-6:
         return Dropped(reason="program_differs", detail=f"it prints {output}, the answer is {answer}")
-    schema = tool_schema(PROTOCOLS[place.protocol], stateful=False)
+    schema = PROTOCOLS[place.protocol].schema(stateful=False)
     arguments = json.dumps({"code": code, "input": ""}, ensure_ascii=False)
     call = {"type": "function", "function": {"name": schema["function"]["name"], "arguments": arguments}}
     return Conversation(

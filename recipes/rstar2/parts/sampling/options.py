@@ -1,7 +1,4 @@
-"""What training, filtering and evaluation of rStar2-Agent share: the chat, the tool, the budgets, the sandbox, data.
-
-Invariant: for one protocol all of them ask the model in the same way, with the same tool.
-"""
+"""What training, filtering and evaluation of rStar2-Agent share: options of replicas and sandbox, and problems."""
 
 from __future__ import annotations
 
@@ -16,59 +13,11 @@ from algo.reward.grade_math import GRADER_MODULES
 from engine.assembly.config import BLOCK
 from engine.data.prompts import Prompts, read_prompts
 from engine.errors import BadInput
-from engine.ports import StatefulTool, Tool
 from engine.replica.config import ReplicaConfig
-from engine.rollout.chat_template import ChatConfig
-from engine.rollout.rollout import RolloutConfig
-from engine.tools.python_tool import PythonSessions, PythonTool
 from engine.types import Prompt
-from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, REPORT, Protocol, chat_config, limit_calls, python_tool
-from sandbox import TIERS, Limits, Sandbox, SandboxConfig, Tier
+from sandbox import TIERS, Limits, SandboxConfig, Tier
 
 GRADER = Tier(name="grader", preload=GRADER_MODULES)
-PROMPT_TOKENS = 2048  # the longest prompt in the release; the report does not say
-DEADLINE_S = 3600.0  # of a trajectory: what ends it is its tokens and turns
-
-ProtocolName = Literal["report", "release", "none"]
-"""none: the checkpoint's own chat template and a tool named python, with the report's values for all else."""
-
-
-def values_of(name: ProtocolName) -> Protocol:
-    """The protocol's values; the report's for "none"."""
-    return PROTOCOLS.get(name, REPORT)
-
-
-def chat_of(name: ProtocolName) -> ChatConfig:
-    return ChatConfig() if name == "none" else chat_config(PROTOCOLS[name])
-
-
-def tool_of(name: ProtocolName, sandbox: Sandbox, *, stateful: bool) -> Tool | StatefulTool:
-    if name != "none":
-        return python_tool(PROTOCOLS[name], sandbox, stateful=stateful)
-    return PythonSessions(sandbox) if stateful else PythonTool(sandbox)
-
-
-def budget_of(
-    name: ProtocolName,
-    *,
-    response_tokens: int,
-    turns: int,
-    temperature: float = 1.0,
-    max_tokens: int | None = None,
-    deadline_s: float = DEADLINE_S,
-) -> RolloutConfig:
-    """response_tokens: sampled and tool tokens, after a prompt of up to PROMPT_TOKENS. max_tokens: of prompt and
-    response together, in place of both.
-    """
-    given = max_tokens is not None
-    budget = RolloutConfig(
-        max_tokens=max_tokens if max_tokens is not None else PROMPT_TOKENS + response_tokens,
-        max_response_tokens=None if given else response_tokens,
-        max_turns=turns,
-        temperature=temperature,
-        deadline_s=deadline_s,
-    )
-    return budget if name == "none" else limit_calls(PROTOCOLS[name], budget)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

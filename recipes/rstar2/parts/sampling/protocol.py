@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.ports import StatefulTool, Tool
 from engine.rollout.chat_template import ChatConfig
@@ -33,6 +33,21 @@ USER_PREFIX = (
     "You must put your answer inside <answer> </answer> tags, i.e., <answer> the answer </answer>, and what counts as "
     "your answer is inside its \\boxed{} tag.\nThis is the problem:\n"
 )
+
+
+_CODE = {"type": "string", "description": "The Python code to run."}
+_INPUT = {"type": "string", "description": "What the code reads from standard input; empty where it reads nothing."}
+STATELESS_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"code": _CODE, "input": _INPUT},
+    "required": ["code", "input"],
+}
+STATEFUL_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {"code": _CODE}, "required": ["code"]}
+PROMPT_TOKENS = 2048  # the longest prompt in the release; the report does not say
+DEADLINE_S = 3600.0  # of a trajectory: what ends it is its tokens and turns
+
+ProtocolName = Literal["report", "release", "none"]
+"""none: the checkpoint's own chat template and a tool named python, with the report's values for all else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +74,79 @@ class Protocol:
     """T of the first stage of training."""
     system: str = SYSTEM
     user_prefix: str = USER_PREFIX
+    own_chat: bool = False
+    """The checkpoint's own chat template and a tool named python, in place of the template and the tool above."""
     eval_samples: int
     eval_temperature: float
     eval_max_tokens: int
     eval_turns: int
+
+    def template(self) -> str:
+        """The whole Jinja template."""
+        values = {"system_text": self.system, "user_prefix": self.user_prefix}
+        header = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}\n" for name, value in values.items())
+        return header + Path(__file__).with_name("chat.jinja").read_text()
+
+    def chat(self, *, reason: bool = True) -> ChatConfig:
+        """For any checkpoint whose tokenizer knows ChatML. reason=False: for what is no problem to solve."""
+        if self.own_chat:
+            return ChatConfig()
+        return ChatConfig(template=self.template(), template_arguments={} if reason else {"reason": False})
+
+    def tool(self, sandbox: Any, *, stateful: bool) -> Tool | StatefulTool:
+        """Python, named, described and cut as the protocol says. sandbox: a `sandbox.Sandbox`, whose limits hold.
+
+        stateful: the calls of a rollout share their variables.
+        """
+        if self.own_chat:
+            return PythonSessions(sandbox) if stateful else PythonTool(sandbox)
+        shown: dict[str, Any] = {"output_chars": self.reply_chars, "cut": self.cut, "feedback": self.feedback}
+        if stateful:
+            sessions = PythonSessions(sandbox, self.stateful_tool_name, **shown)
+            sessions.parameters = STATEFUL_PARAMETERS
+            return sessions
+        tool = PythonTool(sandbox, self.tool_name, display=True, **shown)
+        tool.parameters = STATELESS_PARAMETERS
+        return tool
+
+    def schema(self, *, stateful: bool) -> dict[str, Any]:
+        """What the model is shown of the tool, in OpenAI's form: an entry of `tools` in a row of data."""
+        return schema(self.tool(None, stateful=stateful))
+
+    def budget(
+        self,
+        *,
+        response_tokens: int,
+        turns: int,
+        temperature: float = 1.0,
+        max_tokens: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> RolloutConfig:
+        """response_tokens: sampled and tool tokens, after a prompt of up to PROMPT_TOKENS. max_tokens: of prompt and
+        response together, in place of both.
+        """
+        budget = RolloutConfig(
+            max_tokens=PROMPT_TOKENS + response_tokens if max_tokens is None else max_tokens,
+            max_response_tokens=response_tokens if max_tokens is None else None,
+            max_turns=turns,
+            temperature=temperature,
+            deadline_s=deadline_s,
+        )
+        if self.own_chat:
+            return budget
+        return replace(budget, max_calls_per_turn=self.calls_per_turn, surplus_calls="drop")
+
+    def eval_budget(
+        self, *, turns: int | None, temperature: float | None, max_tokens: int | None, deadline_s: float
+    ) -> RolloutConfig:
+        """The budget of an evaluation. None: the protocol's own value."""
+        return self.budget(
+            response_tokens=self.eval_max_tokens,
+            turns=turns or self.eval_turns,
+            temperature=self.eval_temperature if temperature is None else temperature,
+            max_tokens=max_tokens,
+            deadline_s=deadline_s,
+        )
 
 
 REPORT = Protocol(
@@ -93,59 +177,5 @@ RELEASE = Protocol(
     eval_max_tokens=30 * 1024,
     eval_turns=5,
 )
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (REPORT, RELEASE)}
-
-_CODE = {"type": "string", "description": "The Python code to run."}
-_INPUT = {"type": "string", "description": "What the code reads from standard input; empty where it reads nothing."}
-STATELESS_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"code": _CODE, "input": _INPUT},
-    "required": ["code", "input"],
-}
-STATEFUL_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {"code": _CODE}, "required": ["code"]}
-
-
-def template_text(protocol: Protocol) -> str:
-    """The Jinja template, complete."""
-    values = {"system_text": protocol.system, "user_prefix": protocol.user_prefix}
-    header = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}\n" for name, value in values.items())
-    return header + Path(__file__).with_name("chat.jinja").read_text()
-
-
-def chat_config(protocol: Protocol, *, reason: bool = True) -> ChatConfig:
-    """The template, for any checkpoint whose tokenizer knows ChatML. reason=False: for what is no problem to solve."""
-    return ChatConfig(template=template_text(protocol), template_arguments={} if reason else {"reason": False})
-
-
-def python_tool(protocol: Protocol, sandbox: Any, *, stateful: bool) -> Tool | StatefulTool:
-    """Python as the protocol names, describes and cuts it. sandbox: whose limits hold, `sandbox.Sandbox`."""
-    if stateful:
-        sessions = PythonSessions(
-            sandbox,
-            protocol.stateful_tool_name,
-            output_chars=protocol.reply_chars,
-            cut=protocol.cut,
-            feedback=protocol.feedback,
-        )
-        sessions.parameters = STATEFUL_PARAMETERS
-        return sessions
-    tool = PythonTool(
-        sandbox,
-        protocol.tool_name,
-        output_chars=protocol.reply_chars,
-        cut=protocol.cut,
-        display=True,
-        feedback=protocol.feedback,
-    )
-    tool.parameters = STATELESS_PARAMETERS
-    return tool
-
-
-def tool_schema(protocol: Protocol, *, stateful: bool) -> dict[str, Any]:
-    """What the model is shown of the tool, in OpenAI's form: of a row's `tools` in data that demonstrates calls."""
-    return schema(python_tool(protocol, None, stateful=stateful))
-
-
-def limit_calls(protocol: Protocol, budget: RolloutConfig) -> RolloutConfig:
-    """A budget with the protocol's calls per turn. Turns and tokens, which change in training, are the caller's."""
-    return replace(budget, max_calls_per_turn=protocol.calls_per_turn, surplus_calls="drop")
+NONE = replace(REPORT, name="none", own_chat=True)
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (REPORT, RELEASE, NONE)}

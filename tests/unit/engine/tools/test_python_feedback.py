@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.tools.python_feedback import FEEDBACKS, judge_feedback, message_feedback, traceback_feedback
 from engine.tools.python_tool import PythonTool
-from recipes.rstar2.parts.sampling.protocol import RELEASE, REPORT, python_tool
+from recipes.rstar2.parts.sampling.protocol import RELEASE, REPORT
 from sandbox.wire import ToolResult
 from tests.support.fakes import ScriptedRunner
 from tests.support.odd_texts import ODD_TEXTS, in_no_time
@@ -138,8 +138,8 @@ def test_the_release_places_an_error_in_its_code(code, stderr, told):
 async def test_each_protocol_has_its_own_words():
     runner = ScriptedRunner(lambda code: failed(ZERO, "so far 41\n"))
     code = {"code": "x = 1\nprint(x / 0)"}
-    assert (await python_tool(REPORT, runner, stateful=False)(code)).text == f"so far 41\n{ZERO.rstrip()}"
-    assert (await python_tool(RELEASE, runner, stateful=False)(code)).text == (
+    assert (await REPORT.tool(runner, stateful=False)(code)).text == f"so far 41\n{ZERO.rstrip()}"
+    assert (await RELEASE.tool(runner, stateful=False)(code)).text == (
         "Tool call failure\nreason: \nstdout: so far 41\n\nstderr: ZeroDivisionError: division by zero\n\n"
         "execution time: 0.01s"
     )
