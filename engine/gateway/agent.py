@@ -1,4 +1,4 @@
-"""Agents of their own as a source of rollouts: a coroutine or a program that talks to the gateway as it likes.
+"""Agents with a loop of their own as a source of rollouts: coroutines or programs that use the gateway as they like.
 
     async def agent(prompt, endpoint):
         client = AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key)
@@ -7,15 +7,15 @@
     rollouts = await job.agents(agent)              # in place of job.rollouts(tools)
 
 Invariants
-- A trajectory has what the agent's requests sampled, to the token, and nothing else (`engine.gateway.session`).
-- When it is out nothing of its agent runs: requests are aborted, the KV blocks free, processes dead.
-- An agent that fails ends its trajectory with an error of its own boundary, never with a reward. So does one without a
-  finished turn, whatever ended it. One that was refused a later turn for its budget has used that up, whatever it made
-  of the refusal.
-- Only our own deadline and stop cancel an agent: any other CancelledError, or SystemExit, leaving it is its failure. So
-  is SystemExit in a task that it starts.
-- An agent that goes on although it was cancelled takes no further step after STOP_S, which is counted and said.
-  Meanwhile its session is closed, so that it samples nothing.
+- A trajectory holds exactly the tokens that the agent's requests sampled (`engine.gateway.session`).
+- When a trajectory is returned, nothing of its agent runs: requests are aborted, KV blocks free, processes dead.
+- A failed agent ends its trajectory with an error of the boundary `agent`, never with a reward. So does an agent
+  without a finished turn, whatever ended it. An agent that was refused a later turn has used up its budget, whatever
+  it made of the refusal.
+- Only our deadline and our stop cancel an agent. Any other CancelledError or SystemExit that leaves it is its failure,
+  and so is SystemExit in a task that it starts.
+- An agent that ignores its cancellation takes no further step after STOP_S; it is counted and reported. Until then its
+  session is closed, so it samples nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from engine.rollout.rollout import RolloutConfig, Tally
 from engine.run.journal import Journal, Log
 from engine.types import Boundary, Prompt, RolloutError, StopReason, Trajectory
 
-TOLD_CHARS = 500  # of an error
-STOP_S = 10.0  # for a cancelled agent to end: it may have a browser or a container to put away
+TOLD_CHARS = 500  # in the message of an error
+STOP_S = 10.0  # how long a cancelled agent may take to end: it may have to close a browser or a container
 log = logging.getLogger(__name__)
 _NO_JOURNAL = Journal()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where one agent finds its model. The URLs name the session of its rollout; its key does too, unless the server
-    asks for a token, which is then the key.
+    """Where an agent finds its model. The URLs name the session of its rollout.
+
+    The key names the session too, unless the server requires a token; then the key is that token.
     """
 
     openai_url: str
@@ -64,17 +65,19 @@ class Endpoint:
 
 
 Agent = Callable[[Prompt, Endpoint], Awaitable[str | None]]
-"""Works on a prompt with the model of an endpoint. What it returns is its answer, in `Trajectory.answer`; None: the
-reward reads what the model wrote. Anything else is an error of the agent."""
+"""Works on a prompt with the model of an endpoint.
+
+It returns its answer, which becomes `Trajectory.answer`, or None if the reward should read what the model wrote. Any
+other value is an error of the agent."""
 
 
 class AgentFailed(RuntimeError):
-    """The agent could not do its work; the message says why in one line."""
+    """The agent could not do its work. The message is one line with the reason."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Over all AgentRollouts that come from one. failed: whether an agent's traceback was logged."""
+    """Counts shared by all AgentRollouts that derive from one. failed: whether an agent's traceback was logged."""
 
     tokens: int = 0
     failed: bool = False
@@ -83,10 +86,10 @@ class _Counts:
 class AgentRollouts:
     """A `RolloutSource` that has an agent do the rollouts.
 
-    config: its budgets hold as for rollouts of our own, but for calls, which are the agent's. address: of the server
-    that gives the gateway to agents; token: what that server asks for, "" for nothing. seed: of the run. at_once: how
-    many agents run at once, None for any number; the wait of the others is not their time. stop_s: how long an agent
-    that was cancelled may take to end.
+    config: its budgets hold as for our own rollouts, except those for calls, which the agent makes itself. address: the
+    URL of the gateway's server. token: what that server requires, "" for nothing. seed: the run's. at_once: how many
+    agents run at once, None for any number; the others wait, which does not count as their time. stop_s: how long a
+    cancelled agent may take to end.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class AgentRollouts:
             contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
         )
         self._stop_s = stop_s
-        self._left: set[asyncio.Task[Any]] = set()
+        self._dropped: set[asyncio.Task[Any]] = set()
         self._counts = _Counts()
 
     @property
@@ -124,11 +127,11 @@ class AgentRollouts:
 
     @property
     def tokens_sampled(self) -> int:
-        """With those of AgentRollouts that `with_config` made of it."""
+        """Tokens sampled so far, including those of the AgentRollouts that `with_config` made from this one."""
         return self._counts.tokens
 
     def with_config(self, config: RolloutConfig) -> AgentRollouts:
-        """The same with other budgets or another temperature."""
+        """Returns a copy with other budgets or another temperature."""
         other = copy.copy(self)
         other.config = config
         return other
@@ -136,9 +139,9 @@ class AgentRollouts:
     async def run(
         self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
     ) -> Trajectory:
-        """One trajectory of prompt. Never raises for what the agent, the model or a replica did.
+        """Returns one trajectory of a prompt. Never raises for a fault of the agent, the model or a replica.
 
-        What a journal holds of one that had not ended is done again: nobody knows where an agent was.
+        A trajectory that had not ended before a resume starts over, because the state of its agent is lost.
         """
         tally = tally or Tally()
         log = log or _NO_JOURNAL.log(0, 0, sample)
@@ -181,9 +184,9 @@ class AgentRollouts:
         )
 
     async def _attempt(self, session: Session, prompt: Prompt, deadline: TrajectoryDeadline) -> Trajectory:
-        """Raises Superseded when it has to begin again."""
+        """Runs the agent once. Raises Superseded if the trajectory has to begin again."""
         held = HeldCoroutine(self._ending(prompt, self._endpoint(session)))
-        # In no TaskGroup, which would wait for an agent that goes on: `_stop` ends it.
+        # Not in a TaskGroup, which would wait for an agent that ignores its cancellation; `_stop` ends it.
         running = asyncio.create_task(held, name=f"agent-{session.key}")
         try:
             with suppress(TimeoutError):
@@ -200,7 +203,7 @@ class AgentRollouts:
         return replace(trajectory, answer=answer)
 
     async def _stop(self, held: HeldCoroutine[Any], running: asyncio.Task[Any], prompt: Prompt) -> None:
-        """Ends an agent, if it has not ended."""
+        """Ends an agent that still runs."""
         running.cancel()
         try:
             await asyncio.wait([running], timeout=self._stop_s)
@@ -208,13 +211,15 @@ class AgentRollouts:
             if not running.done():
                 held.drop()
                 running.cancel()
-                self._left.add(running)  # until its next step, which may be far where it waits for a task like itself
-                running.add_done_callback(self._left.discard)
+                self._dropped.add(running)  # kept alive until its next step, which may be far off
+                running.add_done_callback(self._dropped.discard)
                 self._gateway.drop_agent(prompt.id, self._stop_s)
 
     async def _ending(self, prompt: Prompt, endpoint: Endpoint) -> tuple[str | None, BaseException | None]:
-        """The agent's answer, or why it failed. In a task of its own, where any cancellation is an end of the agent:
-        what it or its libraries cancel inside does not reach ours.
+        """Returns the agent's answer, or why it failed.
+
+        It runs in a task of its own, so a cancellation inside the agent or its libraries does not reach ours: it ends
+        the agent.
         """
         enter_agent()
         try:
@@ -223,19 +228,19 @@ class AgentRollouts:
                 raise AgentFailed(f"it answered {reprlib.repr(answer)}. Fix: return a str, or None")
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit too, of a program's `main` that is used as a coroutine
+        except BaseException as error:  # also SystemExit, which the `main` of a program may raise
             return None, error
         return None if answer is None else text(answer), None
 
     def _outcome(
         self, session: Session, prompt: Prompt, failure: BaseException | None, *, out_of_time: bool
     ) -> tuple[StopReason, RolloutError | None]:
-        """What an agent's end means for its trajectory: without a finished turn it has failed, whatever ended it."""
+        """Returns what an agent's end means for its trajectory. Without a finished turn the agent has failed."""
         if session.failure is not None:
             return StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(session.failure))
         if session.turns and out_of_time:
             return StopReason.DEADLINE, None
-        if session.turns and session.stop is not None:  # it was refused a turn, which is no fault
+        if session.turns and session.stop is not None:  # a turn was refused, which is no fault
             return session.stop, None
         if session.turns and failure is None:
             return session.ended_by, None
@@ -247,14 +252,14 @@ class AgentRollouts:
         else:
             reason = "the agent ended without a finished turn"
         if session.last_refusal is not None:
-            reason += f"; the last request that was refused: {session.last_refusal}"
+            reason += f"; the last refused request: {session.last_refusal}"
         return StopReason.ERROR, RolloutError(boundary=Boundary.AGENT, message=reason[:TOLD_CHARS])
 
     def _log_once(self, prompt: Prompt, failure: BaseException) -> None:
-        """The traceback of an agent's first failure, unless the failure says all there is."""
+        """Logs the traceback of the first failed agent, unless its message says everything."""
         if not isinstance(failure, AgentFailed) and not self._counts.failed:
             self._counts.failed = True
-            log.error("an agent failed, on prompt %s; later ones are counted only", prompt.id, exc_info=failure)
+            log.error("an agent failed on prompt %s; later failures are only counted", prompt.id, exc_info=failure)
 
     def _endpoint(self, session: Session) -> Endpoint:
         url = f"{self._address}/sessions/{session.key}"
@@ -263,9 +268,9 @@ class AgentRollouts:
 
 
 def _told(failure: BaseException) -> str:
-    """An exception in one line."""
+    """Returns an exception as one line."""
     if isinstance(failure, asyncio.CancelledError):
-        return "CancelledError: something that it awaits was cancelled, and it was not"
+        return "CancelledError: something that the agent awaited was cancelled, not the agent itself"
     cause = first_error(failure) if isinstance(failure, BaseExceptionGroup) else failure
     try:
         message = str(cause)
@@ -275,7 +280,7 @@ def _told(failure: BaseException) -> str:
 
 
 def _result(running: asyncio.Task[tuple[str | None, BaseException | None]]) -> tuple[str | None, BaseException | None]:
-    """An agent's answer, or why it failed; neither while it has not ended."""
+    """Returns an agent's answer, or why it failed; neither while it still runs."""
     if not running.done():
         return None, None
     if running.cancelled():  # before its first step
@@ -284,7 +289,7 @@ def _result(running: asyncio.Task[tuple[str | None, BaseException | None]]) -> t
 
 
 def text(given: str) -> str:
-    """The same without halves of surrogate pairs, which no file can hold.
+    """Returns a text with each half of a surrogate pair replaced, since no file can hold one.
 
     >>> text("a" + chr(0xD800) + "b")
     'a?b'

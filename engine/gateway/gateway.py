@@ -1,6 +1,6 @@
-"""The gateway: sessions over a fleet, by key. `engine.gateway.http` is how they are reached.
+"""The gateway: sessions over a fleet, by key. `engine.gateway.http` makes them reachable.
 
-Invariant: a session that nobody uses ends, and its KV blocks are free; there are never more than the configured ones.
+Invariant: there are never more sessions than configured, and an idle one ends, which frees its KV blocks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from engine.gateway.session import Counts, Session, SessionRules
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.telemetry.timeline import Timeline
 
-KINDS = 100  # of refusals that are told apart
-SHOWN = 5  # of these, in a line
+KINDS = 100  # kinds of refusals that are counted apart
+SHOWN = 5  # kinds of refusals that a line names
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayConfig:
-    """max_sessions: open at once. idle_s: after so many seconds without a request one that clients began ends.
+    """How many sessions there may be, and whether clients may begin them.
 
-    rules: of sessions that clients begin themselves, by a key that is not open; None: they may not.
+    max_sessions: how many are open at once. idle_s: after so many seconds without a request, a session that a client
+    began ends. rules: the rules of sessions that clients begin by using a new key; None: clients may not begin any.
     """
 
     max_sessions: int = 4096
@@ -47,9 +48,9 @@ class TooManySessions(RuntimeError):
 
 
 class Gateway:
-    """`open` and `close` are for who owns a session, `session` and `alone` for requests that name one or none.
+    """The open sessions. Owners use `open` and `close`; requests use `session` and `alone`.
 
-    note: told in a line what the user should know.
+    note: is called with each line that the user should see.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class Gateway:
         self.counts = Counts()
         self._note = note
         self.refusals: Counter[str] = Counter()
-        """Requests that were refused, by the part of the request that was wrong."""
+        """Counts refused requests by the part of the request that was wrong."""
         self._dropped_agents = 0
         self._chats = Chats(chat)
         self._sessions: dict[str, Session] = {}
         self._owned: set[str] = set()
-        self._groups = count(-1, -1)  # of sessions that clients begin: those of training count from 0
+        self._groups = count(-1, -1)  # for sessions that clients begin; those of training count up from 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -85,16 +86,17 @@ class Gateway:
         on_tokens: Callable[[int], None] = lambda tokens: None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Session:
-        """A session that lasts until `close`. on_tokens: told how many tokens were sampled, as they come. waiting:
-        entered while a request waits for a place on a replica. Raises ValueError for a key that is in use, and
-        TooManySessions.
+        """Opens a session that lasts until `close`.
+
+        on_tokens: is called with the number of sampled tokens as they come. waiting: is entered while a request waits
+        for a place on a replica. Raises ValueError for a key in use, and TooManySessions.
         """
         session = self._open(key, rules, on_tokens, waiting)
         self._owned.add(key)
         return session
 
     def session(self, key: str) -> Session:
-        """The session of this key, or where clients may begin them a new one. Raises KeyError and TooManySessions."""
+        """Returns the session of a key, a new one if clients may begin them. Raises KeyError and TooManySessions."""
         if key not in self._sessions:
             if self.config.rules is None:
                 raise KeyError(key)
@@ -102,25 +104,29 @@ class Gateway:
         return self._sessions[key]
 
     def find(self, key: str) -> Session | None:
-        """The session of this key, if it is open."""
+        """Returns the session of a key, None if it is not open."""
         return self._sessions.get(key)
 
     def alone(self) -> Session:
-        """For a request that names no session; the caller closes it. Raises BadRequest where each must name one."""
+        """Returns a session for a request that names none; the caller closes it.
+
+        Raises BadRequest if clients may not begin sessions.
+        """
         if self.config.rules is None:
             raise BadRequest("session", "each request must name the session that it belongs to")
         return self._made("", self._rules())
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the model would read. Raises BadRequest."""
+        """Returns how many tokens the model would read. Raises BadRequest."""
         try:
             return len(Lineages(self._chats, lambda: 0).open(request.messages, request.tools, 0.0).ids)
         except (ValueError, TemplateError) as error:
             raise BadRequest("messages", str(error)) from error
 
     def refuse(self, message: str, kind: str, session: Session | None, *, fault: bool) -> None:
-        """A request was answered with an error of the client's. The first one of a kind is logged, and all are counted.
-        fault: it was a wrong request, not one beyond the budget of its session.
+        """Counts a request that was answered with an error of the client's, and reports the first one of each kind.
+
+        fault: whether the request was wrong, rather than beyond the budget of its session.
         """
         if session is not None:
             session.last_refusal = message
@@ -137,43 +143,43 @@ class Gateway:
             session.count_up(refused=1)
 
     def refused_line(self) -> str | None:
-        """How many requests were refused and why, most often first; None: none was."""
+        """Returns a line with the number of refused requests and the commonest reasons; None if there were none."""
         if not self.refusals:
             return None
         kinds = ", ".join(f"{number} for {kind!r}" for kind, number in self.refusals.most_common(SHOWN))
         return f"{self.counts.refused} requests of agents were refused: {kinds}"
 
     def drop_agent(self, prompt_id: str, seconds: float) -> None:
-        """Counts an agent that went on for so long after it was cancelled, and was dropped. The first one is told."""
+        """Counts an agent that was dropped because it ran on for so long after its cancellation; reports the first."""
         self._dropped_agents += 1
         if self._dropped_agents == 1:
             self._note(
-                f"an agent went on for {seconds:g} s after it was cancelled, on prompt {prompt_id}, and was dropped; "
+                f"an agent ran on for {seconds:g} s after it was cancelled, on prompt {prompt_id}, and was dropped; "
                 "more are only counted. Fix: let CancelledError leave the agent"
             )
 
     def dropped_line(self) -> str | None:
-        """How many agents were dropped; None: none was."""
+        """Returns a line with the number of dropped agents; None if there were none."""
         if not self._dropped_agents:
             return None
-        return f"{self._dropped_agents} agents went on after they were cancelled, and were dropped"
+        return f"{self._dropped_agents} agents ran on after they were cancelled, and were dropped"
 
     def close(self, key: str) -> None:
-        """Nothing if it is not open."""
+        """Closes a session; does nothing if it is not open."""
         self._owned.discard(key)
         session = self._sessions.pop(key, None)
         if session is not None:
             session.close()
 
     def expire(self) -> None:
-        """Ends the sessions of clients that have been idle for too long."""
+        """Closes the sessions of clients that were idle for too long."""
         now = self.timeline.now()
         for key, session in [*self._sessions.items()]:
             if key not in self._owned and not session.in_flight and now - session.used_at > self.config.idle_s:
                 self.close(key)
 
     def closing(self) -> None:
-        """Ends all sessions."""
+        """Closes all sessions."""
         for key in [*self._sessions]:
             self.close(key)
 

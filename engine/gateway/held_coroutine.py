@@ -1,9 +1,9 @@
-"""The coroutines of an agent as the loop steps them, so that whatever they do ends neither the loop nor a wait.
+"""Wraps the coroutines of an agent, so that nothing they do ends the event loop or keeps us waiting.
 
 Invariants
-- SystemExit in a task of an agent, or in one that such a task starts, is an error of that task. (Out of a plain task it
-  leaves the loop, which ends the run.)
-- A coroutine that was dropped takes no further step, however it treats a cancellation.
+- SystemExit in a task of an agent, or in a task that it starts, is an error of that task. (From a plain task it would
+  leave the event loop and end the run.)
+- A dropped coroutine takes no further step, however it treats its cancellation.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _INSIDE: ContextVar[bool] = ContextVar("inside_an_agent", default=False)
 
 
 class HeldCoroutine(Coroutine[Any, Any, T]):
-    """Steps a coroutine. For a task: `tasks.create_task(HeldCoroutine(agent(...)))`."""
+    """Steps another coroutine: `tasks.create_task(HeldCoroutine(agent(...)))`."""
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
         self._dropped = False
 
     def drop(self) -> None:
-        """Its task ends with CancelledError at its next step."""
+        """Ends the task of this coroutine with CancelledError at its next step."""
         self._dropped = True
 
     def send(self, value: Any) -> Any:
@@ -42,12 +42,12 @@ class HeldCoroutine(Coroutine[Any, Any, T]):
         return self._inner.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        """`cr_frame` and its like, for those who ask where a task is."""
+        """Forwards `cr_frame` and the like, which tell where a task is."""
         return getattr(self._inner, name)
 
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
         if self._dropped:
-            with suppress(BaseException):  # what its own clean-up raises, or that it ignores its end
+            with suppress(BaseException):  # its clean-up may raise, or it may ignore its end
                 self._inner.close()
             raise asyncio.CancelledError
         try:
@@ -57,7 +57,7 @@ class HeldCoroutine(Coroutine[Any, Any, T]):
 
 
 def enter_agent() -> None:
-    """From now on the current task, and those that it starts, are an agent's."""
+    """Marks the current task, and all tasks that it starts, as an agent's."""
     loop = asyncio.get_running_loop()
     factory = loop.get_task_factory()
     if not isinstance(factory, _Factory):
@@ -66,7 +66,7 @@ def enter_agent() -> None:
 
 
 class _Factory:
-    """Makes tasks as before, but holds the coroutines of agents."""
+    """Makes tasks as the factory before it does, and wraps the coroutines of agents."""
 
     def __init__(self, before: Callable[..., Any] | None) -> None:
         self._before = before

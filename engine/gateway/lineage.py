@@ -1,14 +1,14 @@
-"""The conversations of one agent as exact tokens. Pure: requests go in, ids come out; no replica is asked here.
+"""The conversations of one agent as exact tokens. Pure: requests go in, token ids come out, and no replica is asked.
 
-A *lineage* is a conversation that was only appended to: prompt ids, sampled ids, the ids of what the agent added,
-sampled ids ... A request belongs to the lineage whose messages it begins with; a history that was edited, compacted or
-branched begins another one.
+A *lineage* is a conversation that only grows: prompt ids, sampled ids, the ids of what the agent added, sampled ids ...
+A request belongs to the lineage whose messages it begins with. A history that was edited, compacted or branched begins
+another lineage.
 
 Invariants
-- What was sampled is never tokenised again: a lineage goes on with the ids that its replicas sampled.
-- A turn is in a lineage whole or not at all.
-- A token is sampled in one lineage only: what a branch took over it has as given.
-- The n-th message of a lineage is the n-th one of each request that goes on with it.
+- Sampled text is never tokenised again: a lineage continues with the ids that its replicas sampled.
+- A turn is in a lineage as a whole or not at all.
+- A token counts as sampled in one lineage only; a branch has the tokens that it took over as given ones.
+- The n-th message of a lineage is the n-th message of each request that continues it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_messages import decoded_arguments, normalize
 from engine.types import Placement, Segment, ToolUse, Turn
 
-MOST = 4096  # lineages of a session: each keeps its tokens and messages
+MOST = 4096  # lineages in a session; each keeps its tokens and messages
 _AROUND_THOUGHTS = re.compile(r"\s*(</?think>)\s*")
-REMEMBERED = 256  # sets of tools whose rendering was audited
+REMEMBERED = 256  # sets of tools whose templates are kept, as each has to be audited
 
 
-class Heard(NamedTuple):
-    """A message as two are compared: what a client may change without meaning it is left out (the ids of calls, white
-    space around the text and the tags of its thoughts, the spelling of arguments).
+class NormalizedMessage(NamedTuple):
+    """A message in the form in which two are compared.
+
+    It leaves out what a client may change unintentionally: the ids of calls, white space around the text and around the
+    tags of thoughts, and the spelling of arguments.
     """
 
     role: str
@@ -40,16 +42,17 @@ class Heard(NamedTuple):
     calls: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, message: Message) -> Heard:
-        """message: as `normalize` leaves it."""
+    def of(cls, message: Message) -> NormalizedMessage:
+        """message: as `normalize` returns it."""
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = tuple((each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions)
         return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", message["content"]).strip(), calls)
 
 
 def with_text_for_malformed_calls(message: Message) -> Message:
-    """Calls whose arguments are no JSON object, as text after the content: neither templates nor every dialect can say
-    them as calls.
+    """Returns a message with its malformed calls as text after the content.
+
+    Templates and some dialects cannot express a call whose arguments are not a JSON object.
     """
     calls = message.get("tool_calls")
     if not calls:
@@ -64,10 +67,10 @@ def with_text_for_malformed_calls(message: Message) -> Message:
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """The same with the results of a turn's calls in the order of the calls, as templates show them: a client whose
-    calls run at once may send them as they came. Results without an id stand for the calls that are left.
+    """Returns the messages with the results of each turn in the order of its calls, as templates show them.
 
-    Raises ValueError for a result of a call that the turn does not have, or that has another result already.
+    A client that runs calls concurrently may send the results in another order. A result without an id belongs to the
+    first call that has no result yet. Raises ValueError for a result of an unknown call, or of one that has a result.
     """
     ordered: list[Message] = []
     at = 0
@@ -90,24 +93,25 @@ def _call_ids(message: Message) -> list[Any]:
 
 
 def _answered(result: Message, place: str, ids: Sequence[Any], results: Mapping[int, Message]) -> int:
-    """The number of the call that a result is of. Raises ValueError."""
+    """Returns the number of the call that a result belongs to. Raises ValueError."""
     given = result.get("tool_call_id")
     numbers = [number for number, each in enumerate(ids) if given in (None, each) or each is None]
     if not numbers:
-        raise ValueError(f"{place}: tool_call_id {given!r} is of no call of the message before it, which has {ids}")
-    left = [number for number in numbers if number not in results]
-    if not left:
+        raise ValueError(f"{place}: tool_call_id {given!r} matches no call of the message before it, which has {ids}")
+    unanswered = [number for number in numbers if number not in results]
+    if not unanswered:
         raise ValueError(f"{place}: the call that tool_call_id {given!r} names has a result already")
-    return left[0]
+    return unanswered[0]
 
 
 def is_malformed(call: Any) -> bool:
-    """Whether a call names a function, and has arguments that are text but not that of a JSON object (a number that is
-    not finite is none of JSON), or of one with half of a surrogate pair, which is no text.
+    """Returns whether a call names a function but its arguments are no JSON object.
+
+    JSON has no infinite numbers and no NaN, and half of a surrogate pair is no text.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return False  # not a call at all, which `normalize` says
+        return False  # not a call at all; `normalize` refuses it
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return False
@@ -120,13 +124,15 @@ def is_malformed(call: Any) -> bool:
 
 
 def malformed_text(name: str, arguments: str) -> str:
+    """Returns a malformed call as the text that the model wrote."""
     return f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {arguments}}}</tool_call>'
 
 
 @dataclass(kw_only=True, slots=True)
 class CalledTool:
-    """A call of a turn, and what the agent told of it. id: None of a call that it never got. outcome: None while it has
-    told nothing.
+    """A call of a turn and the agent's reply.
+
+    id: None for a call that the agent never got. outcome: None until there is a reply.
     """
 
     id: str | None
@@ -138,7 +144,7 @@ class CalledTool:
     answered_at: float | None = None
 
     def use(self) -> ToolUse:
-        """A call that the agent did not answer was cut off by its end."""
+        """Returns the call as a record. One without a reply was cut off by the end of its agent."""
         return ToolUse(
             name=self.name,
             arguments=self.arguments,
@@ -155,7 +161,7 @@ class CalledTool:
 
 @dataclass(kw_only=True, slots=True)
 class SampledTurn:
-    """One turn that was sampled here. start, end: of its tokens. messages: how many the lineage had after it."""
+    """A sampled turn. start, end: the range of its tokens. messages: how many the lineage had after the turn."""
 
     start: int
     end: int
@@ -171,6 +177,7 @@ class SampledTurn:
     placed: list[Placement] = field(default_factory=list)
 
     def turn(self) -> Turn:
+        """Returns the turn as a record."""
         return Turn(
             start=self.start,
             end=self.end,
@@ -186,9 +193,9 @@ class SampledTurn:
 
 
 class Lineage:
-    """A conversation. number: 0 is the first one of its session. parent_turns: how many turns it took over.
+    """A conversation. number: 0 for the first one of its session. parent_turns: how many turns it took over.
 
-    busy: a turn of it is being sampled, so that another request has to branch off.
+    busy: whether a turn is being sampled, so that another request has to branch off.
     """
 
     def __init__(self, number: int, chat: ChatTemplate, tools: str, key: int) -> None:
@@ -198,64 +205,66 @@ class Lineage:
         self.key = key
         self.busy = False
         self.buffer = TokenBuffer(())
-        self.messages: list[Message] = []  # as the template gets them: those of the model have the text it sampled
-        self.heard: list[Heard] = []  # as the client sends them
+        self.messages: list[Message] = []  # as the template gets them, with the text that the model sampled
+        self.normalized: list[NormalizedMessage] = []  # as the client sends them
         self.turns: list[SampledTurn] = []
         self.parent_turns = 0
         self.prompt_tokens = 0
 
     @classmethod
     def unanswered(cls, chat: ChatTemplate, messages: Sequence[Message]) -> Lineage:
-        """A prompt that no replica has seen."""
+        """Returns the lineage of a prompt that no replica has seen."""
         lineage = cls(0, chat, "", 0)
         lineage.buffer = TokenBuffer(chat.prompt_ids(messages))
         return lineage
 
     @property
     def turn_number(self) -> int:
-        """Of the next turn."""
+        """The number of the next turn."""
         return self.parent_turns + len(self.turns)
 
     @property
     def text(self) -> str:
-        """Of the turns that were sampled here."""
+        """The text of the turns that were sampled here."""
         return "".join(turn.text for turn in self.turns)
 
     def boundaries(self) -> Iterator[SampledTurn]:
-        """The ends of its turns, the last one first."""
+        """Yields the turns, the last one first; a request may continue after each."""
         return reversed(self.turns)
 
     def segment(self) -> Segment:
+        """Returns the lineage as a segment of a trajectory."""
         return Segment(**self.buffer.arrays(), turns=tuple(turn.turn() for turn in self.turns))
 
 
 @dataclass(kw_only=True, slots=True)
 class Opened:
-    """A turn that is about to be sampled: where it belongs, and what the model reads. The lineage is busy until it is
-    closed or given up, and has nothing of it before.
+    """A turn that is about to be sampled. Until it is closed or given up, its lineage is busy and stays as it is.
 
-    ids: all of it. given: the ids of it that the lineage does not have yet. reused: how many were not rendered anew.
+    ids: all that the model reads. given: those ids that the lineage does not have yet. reused: how many ids were not
+    rendered again.
     """
 
     lineage: Lineage
     ids: list[int]
     given: list[int]
     messages: list[Message]
-    heard: list[Heard]
+    normalized: list[NormalizedMessage]
     reused: int
 
 
 class Chats:
-    """The chat template with the tools that requests show; those of the last requests are remembered."""
+    """The chat template with the tools of requests. It keeps the templates of the latest sets of tools."""
 
     def __init__(self, plain: ChatTemplate) -> None:
         self.plain = plain
         self._showing: dict[str, ChatTemplate] = {}
 
     def showing(self, key: str, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """key: the tools as text, "" for none. Raises TemplateError where the template is unusable with them.
+        """Returns the template that shows these tools. key: the tools as text, "" for none.
 
-        A template that shows no tools stays as it is: the messages say then what can be called.
+        A template that cannot show tools is returned unchanged; then the messages have to describe the tools. Raises
+        TemplateError if the template is unusable with these tools.
         """
         if not key:
             return self.plain
@@ -273,42 +282,45 @@ class Lineages:
         self._chats = chats
         self._new_key = new_key
         self._made = 0
-        self.all: list[Lineage] = []  # those that have a turn
+        self.all: list[Lineage] = []  # the lineages that have a turn
 
     def open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], now: float) -> Opened:
-        """The lineage that these messages go on with, or a new one. Raises ValueError or TemplateError for messages
-        that cannot be rendered.
+        """Opens a turn in the lineage that these messages continue, or in a new one.
+
+        Raises ValueError or TemplateError for messages that cannot be rendered.
         """
         ordered = in_order_of_calls(messages)
         given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in ordered])]
-        heard = [Heard.of(message) for message in given]
+        normalized = [NormalizedMessage.of(message) for message in given]
         if len(self.all) >= MOST:
             raise ValueError(f"a session has at most {MOST} conversations. Fix: begin another session")
         shown = json.dumps(tools, sort_keys=True) if tools else ""
         chat = self._chats.showing(shown, tools)
-        found = self._match(heard, shown)
-        if found is not None:
-            lineage, turn = found
+        match = self._match(normalized, shown)
+        if match is not None:
+            lineage, turn = match
             try:
-                return self._go_on(lineage, turn, given, heard, now)
+                return self._continue(lineage, turn, given, normalized, now)
             except TemplateError:
-                pass  # the template renders earlier turns otherwise once these messages follow: a history of its own
+                pass  # with these messages the template renders earlier turns differently, so this is a new lineage
         lineage = self._new(shown, chat)
         lineage.buffer = TokenBuffer(lineage.chat.prompt_ids(given))
         lineage.prompt_tokens = len(lineage.buffer)
         lineage.busy = True
-        return Opened(lineage=lineage, ids=list(lineage.buffer.ids), given=[], messages=given, heard=heard, reused=0)
+        return Opened(
+            lineage=lineage, ids=list(lineage.buffer.ids), given=[], messages=given, normalized=normalized, reused=0
+        )
 
     def open_text(self, prompt_ids: Sequence[int]) -> Opened:
-        """A lineage of plain tokens, which no conversation goes on with."""
+        """Opens a turn after plain tokens, in a lineage that no conversation continues."""
         lineage = self._new("", self._chats.plain)
         lineage.buffer = TokenBuffer(prompt_ids)
         lineage.prompt_tokens = len(prompt_ids)
         lineage.busy = True
-        return Opened(lineage=lineage, ids=list(prompt_ids), given=[], messages=[], heard=[], reused=0)
+        return Opened(lineage=lineage, ids=list(prompt_ids), given=[], messages=[], normalized=[], reused=0)
 
-    def close(self, opened: Opened, deltas: Sequence[Delta], turn: SampledTurn, said: Message) -> None:
-        """The turn was sampled. said: the message that the client gets, and sends back."""
+    def close(self, opened: Opened, deltas: Sequence[Delta], turn: SampledTurn, reply: Message) -> None:
+        """Adds a sampled turn to its lineage. reply: the message that the client gets, and sends back."""
         lineage = opened.lineage
         if not lineage.turns and lineage not in self.all:
             self.all.append(lineage)
@@ -322,22 +334,23 @@ class Lineages:
         turn.end = len(lineage.buffer)
         kept = lineage.chat.kept_prefill + turn.text.removesuffix(lineage.chat.end_of_turn_text)
         lineage.messages = [*opened.messages, {"role": "assistant", "content": kept}]
-        lineage.heard = [*opened.heard, Heard.of(normalize([with_text_for_malformed_calls(said)])[0])]
+        [given] = normalize([with_text_for_malformed_calls(reply)])
+        lineage.normalized = [*opened.normalized, NormalizedMessage.of(given)]
         turn.messages = len(lineage.messages)
         lineage.turns.append(turn)
         lineage.busy = False
 
-    def _match(self, heard: Sequence[Heard], tools: str) -> tuple[Lineage, SampledTurn] | None:
-        """The deepest turn whose history these messages begin with; of equals that which is last and free."""
+    def _match(self, normalized: Sequence[NormalizedMessage], tools: str) -> tuple[Lineage, SampledTurn] | None:
+        """Returns the deepest turn whose history these messages begin with; among equals one that is last and free."""
         best: tuple[int, bool, Lineage, SampledTurn] | None = None
         for lineage in self.all:
             if lineage.tools != tools:
                 continue
             for turn in lineage.boundaries():
                 depth = turn.messages
-                if depth >= len(heard) or (best is not None and depth < best[0]):
+                if depth >= len(normalized) or (best is not None and depth < best[0]):
                     continue
-                if lineage.heard[:depth] != list(heard[:depth]):
+                if lineage.normalized[:depth] != list(normalized[:depth]):
                     continue
                 free = turn is lineage.turns[-1] and not lineage.busy
                 if best is None or (depth, free) > best[:2]:
@@ -345,12 +358,17 @@ class Lineages:
                 break
         return None if best is None else best[2:]
 
-    def _go_on(
-        self, lineage: Lineage, turn: SampledTurn, messages: list[Message], heard: list[Heard], now: float
+    def _continue(
+        self,
+        lineage: Lineage,
+        turn: SampledTurn,
+        messages: list[Message],
+        normalized: list[NormalizedMessage],
+        now: float,
     ) -> Opened:
         before, new = lineage.messages[: turn.messages], messages[turn.messages :]
-        said = turn.text.removesuffix(lineage.chat.end_of_turn_text)
-        given = lineage.chat.ids_after_turn(before[:-1], said, new)
+        sampled = turn.text.removesuffix(lineage.chat.end_of_turn_text)
+        given = lineage.chat.ids_after_turn(before[:-1], sampled, new)
         if lineage.buffer.ids[turn.end - 1] != lineage.chat.end_of_turn:
             given = [lineage.chat.end_of_turn, *given]
         _answer(turn, new, now)
@@ -363,12 +381,12 @@ class Lineages:
             ids=[*lineage.buffer.ids, *given],
             given=given,
             messages=[*before, *new],
-            heard=heard,
+            normalized=normalized,
             reused=reused,
         )
 
     def _branch(self, lineage: Lineage, turn: SampledTurn) -> Lineage:
-        """A lineage that has everything up to the end of the turn as given."""
+        """Returns a new lineage that has all tokens up to the end of a turn as given ones."""
         at = next(number for number, each in enumerate(lineage.turns) if each is turn) + 1
         branch = self._new(lineage.tools, lineage.chat)
         branch.buffer = TokenBuffer(lineage.buffer.ids[: turn.end])
@@ -383,8 +401,9 @@ class Lineages:
 
 
 def _answer(turn: SampledTurn, new: Sequence[Message], now: float) -> None:
-    """What the agent's tools said to the calls of the turn: by the ids of the calls, else in their order; by `is_error`
-    that one failed.
+    """Notes the results of the agent's tools in the calls of a turn.
+
+    A result is matched by the id of its call, or else by its order. `is_error` marks a call that failed.
     """
     given = [call for call in turn.calls if call.id is not None]
     by_id = {call.id: call for call in given}

@@ -1,9 +1,9 @@
 """A program as an agent: `await job.agents(Command(argv=("python", "agent.py")))`.
 
 Invariants
-- When a call has returned, the program and the processes of its group are dead.
-- A program is over when it has exited: a process that it leaves behind with its output is not waited for.
-- At most TAIL bytes of what it prints are kept.
+- When a call returns, the program and all processes of its group are dead.
+- A program is over when it has exited. A process that it leaves behind with its output is not waited for.
+- At most TAIL bytes of its output are kept.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from engine.gateway.agent import AgentFailed, Endpoint
 from engine.types import Prompt
 
 PROGRAMS = 64
-"""Programs of a `Command` that run at once by default: each may need seconds of a core to start, and 100 MB."""
+"""How many programs of a `Command` run at once by default: each may need 100 MB, and seconds of a core to start."""
 TAIL = 1 << 20
-READ_S = 1.0  # for what a dead group left in its pipes; a process outside the group may hold them open
-KILL_S = 5.0  # for a killed process to be reported dead
+READ_S = 1.0  # how long the pipes of a dead group are read; a process outside the group may hold them open
+KILL_S = 5.0  # how long a killed process may take to be reported dead
 _FIELD = re.compile(r"\{(prompt|model|openai_url|anthropic_url|key)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A program that is started once for each rollout. It is not isolated: run one that you do not trust in a
+    """A program that is started once for each rollout. It is not isolated, so run code that you do not trust in a
     container.
 
-    The prompt is on its standard input, as JSON with `id`, `messages` and `metadata`; never the reference answer. Its
-    model is in OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL
-    and ROCSTAR_MODEL. The last line that it prints is its answer.
+    It reads the prompt from standard input, as JSON with `id`, `messages` and `metadata`, but never the reference
+    answer. It finds its model in OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY,
+    ANTHROPIC_MODEL and ROCSTAR_MODEL. The last line that it prints is its answer.
     """
 
     argv: tuple[str, ...]
-    """`{prompt}` (the text of its messages), `{model}`, `{openai_url}`, `{anthropic_url}` and `{key}` are filled in."""
+    """The command. `{prompt}` (the text of its messages), `{model}`, `{openai_url}`, `{anthropic_url}` and `{key}` are
+    filled in."""
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to ours."""
+    """Variables that are added to ours."""
 
     def __post_init__(self) -> None:
         if (
@@ -51,22 +52,22 @@ class Command:
             or not self.argv
             or not all(isinstance(each, str) for each in self.argv)
         ):
-            raise ValueError(f'argv must be a tuple of texts, as ("python", "agent.py"), got {self.argv!r}')
+            raise ValueError(f'argv must be a tuple of strings, such as ("python", "agent.py"), got {self.argv!r}')
         for name, value in self.environment.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise ValueError(f"environment must have texts only, got {name!r}: {value!r}")
+                raise ValueError(f"environment must hold strings only, got {name!r}: {value!r}")
         if self.cwd is not None and not os.path.isdir(self.cwd):
             raise ValueError(f"cwd must be a folder, got {self.cwd!r}")
 
     async def __call__(self, prompt: Prompt, endpoint: Endpoint) -> str | None:
-        """Raises AgentFailed for a program that does not start or exits with another status than 0."""
+        """Runs the program on a prompt. Raises AgentFailed if it does not start or exits with a status other than 0."""
         try:
             transport, pipes = await asyncio.get_running_loop().subprocess_exec(
                 _Pipes,
                 *self._filled_in(prompt, endpoint),
                 cwd=self.cwd,
                 env={**os.environ, **self.environment, **_variables(endpoint)},
-                start_new_session=True,  # a group of its own, which ends as a whole
+                start_new_session=True,  # its own group, which is killed as a whole
             )
         except (OSError, ValueError) as error:  # ValueError: an argument with a null character
             raise AgentFailed(f"{self.argv[0]} does not start: {getattr(error, 'strerror', None) or error}") from error
@@ -98,11 +99,11 @@ class Command:
             "anthropic_url": endpoint.anthropic_url,
             "key": endpoint.key,
         }
-        return [_FIELD.sub(lambda found: values[found[1]], word) for word in self.argv]
+        return [_FIELD.sub(lambda field: values[field[1]], argument) for argument in self.argv]
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """Keeps the end of what a program prints. read: set when both pipes have ended."""
+    """Keeps the end of a program's output. read: is set when both pipes have ended."""
 
     def __init__(self) -> None:
         self.exited = asyncio.Event()

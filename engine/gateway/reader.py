@@ -1,10 +1,10 @@
-"""What a client reads of a turn while it is sampled: its text without the calls, each call once it is whole. Pure.
+"""Converts the tokens of a turn into what a client reads: its text without the calls, and each complete call. Pure.
 
 Invariants
-- The pieces of text and the calls do not depend on how the tokens are cut into deltas.
+- The text and the calls do not depend on how the tokens are cut into deltas.
 - A client never sees the beginning of a tag or of a stop text, nor the end-of-turn token.
-- Calls that cannot be decoded are given with their arguments as they were sampled where they have a name; a turn with
-  none that has one gives its text whole.
+- A call that cannot be decoded but has a name is passed on with its arguments as they were sampled. If no call of a
+  turn has a name, the client gets the whole text.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 class TurnReader:
-    """One per turn. seed: what the ids of its calls come from. calls: tools are offered; else all is text."""
+    """Reads one turn. seed: determines the ids of its calls. calls: whether tools are offered; if not, all is text."""
 
     def __init__(self, chat: ChatTemplate, seed: str, *, calls: bool, stops: Sequence[str] = ()) -> None:
         self.stop: str | None = None
-        """The stop text that ended the turn."""
+        """The stop text that ended the turn, if one did."""
         self.calls: list[Call] = []
         self.called: list[CalledTool] = []
-        """Also those that no client gets."""
+        """All calls, also those that no client gets."""
         self._chat = chat
         self._seed = seed
         self._stops = stops
@@ -43,11 +43,11 @@ class TurnReader:
         self._ids: list[int] = []
         self._end_token = False
         self._text = ""  # decoded so far, up to a stop text
-        self._sent = 0
+        self._sent = 0  # characters that the client has
         self._opened: int | None = None  # where the first call begins
 
     def read(self, delta: Delta, now: float) -> tuple[Delta, list[Event]]:
-        """The delta, up to the token that completes a stop text, and what the client gets of it."""
+        """Returns the delta up to the token that completes a stop text, and the events for the client."""
         kept = len(delta.token_ids)
         self._end_token = delta.finish == "stop"
         before = len(self._text)
@@ -68,15 +68,15 @@ class TurnReader:
         return delta, self._events(before, delta, now)
 
     def finish(self, now: float) -> list[Event]:
-        """The turn has ended: what was held back."""
+        """Returns the events that were held back until the turn ended."""
         ids = self._ids[:-1] if self._end_token else self._ids
         before = len(self._text)
         if self.stop is None:
             self._text = self._chat.decode(ids)
         events: list[Event] = []
         if self._parser is not None:
-            left = [*self._parser.feed(self._text[before:]), *self._parser.finish()]
-            events += [call for each in left for call in self._call(each, now)]
+            parsed = [*self._parser.feed(self._text[before:]), *self._parser.finish()]
+            events += [call for each in parsed for call in self._call(each, now)]
             if self._opened is None and OPEN in self._text:
                 self._opened = self._text.index(OPEN)
         end = len(self._text) if not self.calls or self._opened is None else self._opened
@@ -90,11 +90,11 @@ class TurnReader:
 
     @property
     def whole(self) -> str:
-        """All that was sampled."""
+        """The text of all sampled tokens."""
         return self._chat.decode(self._ids)
 
     def message(self) -> Message:
-        """What the client is expected to send back."""
+        """Returns the assistant's message that the client is expected to send back."""
         message: dict[str, object] = {"role": "assistant", "content": self._text[: self._sent]}
         if self.calls:
             message["tool_calls"] = [
@@ -104,12 +104,12 @@ class TurnReader:
         return message
 
     def _stopped(self, before: int) -> bool:
-        """Whether a stop text is there now; the text is cut before the first one."""
-        found = [(self._text.find(stop, max(0, before - len(stop))), stop) for stop in self._stops]
-        found = [(at, stop) for at, stop in found if at >= 0]
-        if not found:
+        """Returns whether the text has a stop text now; cuts the text before the first one."""
+        matches = [(self._text.find(stop, max(0, before - len(stop))), stop) for stop in self._stops]
+        matches = [(at, stop) for at, stop in matches if at >= 0]
+        if not matches:
             return False
-        at, self.stop = min(found, key=lambda each: each[0])
+        at, self.stop = min(matches, key=lambda match: match[0])
         self._text = self._text[:at]
         return True
 
@@ -126,7 +126,7 @@ class TurnReader:
         return [Text(text=text, token_ids=tuple(delta.token_ids), logprobs=tuple(delta.logprobs)), *calls]
 
     def _visible(self) -> int:
-        """Up to where the client may read: not the beginning of a mark, nor white space that may come before a call."""
+        """Returns where the visible text ends: before the start of a mark and the white space in front of it."""
         text = self._text
         if self._opened is not None:
             end = self._opened
@@ -135,14 +135,14 @@ class TurnReader:
             end = len(text) - held
         return len(text[:end].rstrip()) if self._parser is not None else end
 
-    def _call(self, found: ToolCall | MalformedCall, now: float) -> list[Call]:
-        """The call as the client gets it, if it does."""
-        if isinstance(found, ToolCall):
-            name, arguments = found.name, json.dumps(found.arguments)
-            malformed = is_malformed({"function": {"name": name, "arguments": arguments}})  # NaN, say
+    def _call(self, parsed: ToolCall | MalformedCall, now: float) -> list[Call]:
+        """Notes a call and returns it as the client gets it; returns nothing for a call without a name."""
+        if isinstance(parsed, ToolCall):
+            name, arguments = parsed.name, json.dumps(parsed.arguments)
+            malformed = is_malformed({"function": {"name": name, "arguments": arguments}})  # it may hold NaN
         else:
-            named = _NAME.search(found.text)
-            name, arguments, malformed = named[1] if named else "", _raw_arguments(found.text), True
+            named = _NAME.search(parsed.text)
+            name, arguments, malformed = named[1] if named else "", _raw_arguments(parsed.text), True
         index = len(self.calls)
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
         call_id = f"call_{digest}" if name else None
@@ -153,7 +153,7 @@ class TurnReader:
                 arguments="{}" if malformed else arguments,
                 closed_at=now,
                 outcome="malformed" if malformed else None,
-                reply=f"FormatError: {found.reason}" if isinstance(found, MalformedCall) else "",
+                reply=f"FormatError: {parsed.reason}" if isinstance(parsed, MalformedCall) else "",
             )
         )
         if call_id is None:
@@ -163,19 +163,19 @@ class TurnReader:
 
 
 def _raw_arguments(text: str) -> str:
-    """What stands in the place of the arguments.
+    """Returns the text in the place of the arguments.
 
     >>> _raw_arguments('{"name": "f", "arguments": {"a": }}')
     '{"a": }'
     """
-    found = _ARGUMENTS.search(text)
-    if found is None:
+    match = _ARGUMENTS.search(text)
+    if match is None:
         return text
-    rest = text[found.end() :].strip()
+    rest = text[match.end() :].strip()
     return rest.removesuffix("}").strip()
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of the text may begin the mark."""
+    """Returns how many characters at the end of a text may be the beginning of a mark."""
     most = min(len(text), len(mark) - 1)
     return next((size for size in range(most, 0, -1) if text.endswith(mark[:size])), 0)

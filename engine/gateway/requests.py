@@ -1,7 +1,7 @@
-"""What is asked of the gateway and what it answers, in no dialect: OpenAI's and Anthropic's are made into these.
+"""The gateway's requests and answers, independent of a dialect: those of OpenAI and Anthropic are converted to these.
 
-A request is answered by a stream: `Begun`, `Text` as it is sampled, `Call` as its closing tag comes, one `Finished` at
-the end.
+The answer to a request is a stream: `Begun`, `Text` as it is sampled, `Call` as soon as its closing tag is there, and
+one `Finished` at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "tool_calls", "length"]
 
 
 class BadRequest(ValueError):
-    """The request cannot be answered as it is; field: its part that is wrong, in the words of the dialect."""
+    """The request cannot be answered as it is. field: the wrong part, by the dialect's name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -24,11 +24,11 @@ class BadRequest(ValueError):
 
 
 class OverBudget(BadRequest):
-    """The session has used up its turns or tokens. In training that is how a rollout may end."""
+    """The session has used up its turns or tokens. In training, a rollout may end this way."""
 
 
 class TooLong(OverBudget):
-    """The conversation has no room for another token. In the words that OpenAI's clients look for."""
+    """The conversation has no room for another token. The message has the wording that OpenAI's clients look for."""
 
     def __init__(self, tokens: int, most: int) -> None:
         super().__init__(
@@ -41,42 +41,42 @@ class TooLong(OverBudget):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Knobs:
-    """How one turn is sampled; None leaves it to the session."""
+class SamplingOverrides:
+    """How one turn is sampled. None leaves a value to the session."""
 
     max_tokens: int | None = None
-    """Of this turn."""
+    """The most tokens that this turn may sample."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    """Texts that end the turn; the client does not get them, the trajectory has their tokens."""
+    """Texts that end the turn. The client does not get them, but the trajectory has their tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
     """The next turn of a conversation.
 
-    messages: in OpenAI's form, with `content` always text; an assistant's message may have `tool_calls`, a tool's has
-    `tool_call_id`. tools: schemas in OpenAI's form that the template shows; (): none.
+    messages: in OpenAI's form, except that `content` is always text. An assistant's message may have `tool_calls`, a
+    tool's has `tool_call_id`. tools: the schemas, in OpenAI's form, that the template shows.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    knobs: Knobs = field(default_factory=Knobs)
+    overrides: SamplingOverrides = field(default_factory=SamplingOverrides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextRequest:
-    """What comes after these tokens; nothing is parsed."""
+    """A continuation of these tokens, which is not parsed."""
 
     prompt_ids: tuple[int, ...]
-    knobs: Knobs = field(default_factory=Knobs)
+    overrides: SamplingOverrides = field(default_factory=SamplingOverrides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """The turn is being sampled. prompt_tokens: that the model has read; cached_tokens: of these, in a cache."""
+    """The turn is being sampled. prompt_tokens: all that the model has read. cached_tokens: those from a cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -84,7 +84,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """Sampled tokens with the text that the client reads of them; "" while a character or a call is not whole."""
+    """Sampled tokens and the text that the client reads; "" while a character or a call is incomplete."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -93,8 +93,9 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """A tool call of the turn, whole. arguments: JSON text; of a call that could not be decoded the text as it was
-    sampled, where at least its name could be read.
+    """A complete tool call of the turn.
+
+    arguments: JSON text. If the call could not be decoded, although its name could be read: the text as it was sampled.
     """
 
     index: int
@@ -107,7 +108,7 @@ class Call:
 class Finished:
     """The end of the turn. message: what the client is expected to send back as the assistant's message.
 
-    token_ids and logprobs: all that was sampled in the turn. stop: the text of `Knobs.stop` that ended it.
+    token_ids, logprobs: all that was sampled in the turn. stop: the one of `SamplingOverrides.stop` that ended it.
     """
 
     reason: FinishReason

@@ -1,10 +1,10 @@
-"""One agent's requests, answered on the fleet, and the exact trajectory that they leave.
+"""Answers one agent's requests on the fleet, and keeps the exact trajectory that they make.
 
 Invariants
-- A turn that was sampled to its end is in one lineage; one that was not leaves nothing there and counts as waste.
-- What the client gets of a turn, it can send back as it got it: the next request is then recognised.
-- A generator that is closed early aborts its request, and its KV blocks are free.
-- With `SessionRules.fixed` the n-th turn of the first lineage is sampled as the n-th turn of a rollout of ours.
+- A turn that was sampled to its end is in one lineage. An unfinished one leaves nothing there and counts as waste.
+- A client can send a turn back as it got it, and the next request is recognised.
+- Closing a generator early aborts its request, which frees its KV blocks.
+- With `SessionRules.fixed`, the n-th turn of the first lineage is sampled like the n-th turn of one of our rollouts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from engine.gateway.requests import (
     Event,
     Finished,
     FinishReason,
-    Knobs,
     OverBudget,
+    SamplingOverrides,
     TextRequest,
     TooLong,
 )
@@ -36,8 +36,8 @@ from engine.rollout.rollout import derive_seed
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, RolloutError, StopReason, Trajectory
 
-# Tokens that come together: each bundle costs the node as much as several tokens. Where somebody reads along they are
-# few, and the first one of a turn comes alone.
+# How many tokens are delivered together, since each bundle costs the node as much as several tokens. A streamed answer
+# gets few at a time, and the first token of a turn alone.
 STREAMED, WHOLE = 8, 256
 
 
@@ -45,10 +45,10 @@ STREAMED, WHOLE = 8, 256
 class SessionRules:
     """What the requests of a session may ask for.
 
-    group: sessions of one group begin with the same prompt, and are placed beside each other. seed, prompt_id, sample:
-    where the seeds of its turns come from; seed None: those that the client gives, or none. max_tokens: of a lineage,
-    prompt included; max_response_tokens: of it without its prompt. max_turns: of the session. fixed: temperature, top_p
-    and seed are those of the rules whatever the client asks for, as training needs it.
+    group: sessions of one group begin with the same prompt and are placed beside each other. seed, prompt_id, sample:
+    determine the seeds of turns; seed None: turns have the client's seed, or none. max_tokens: the length of a lineage
+    with its prompt; max_response_tokens: its length without the prompt. max_turns: the turns of the session. fixed:
+    temperature, top_p and seed are those of the rules whatever the client asks for, as training requires.
     """
 
     max_tokens: int
@@ -63,7 +63,7 @@ class SessionRules:
     fixed: bool = False
 
     def longest(self, prompt_tokens: int) -> int:
-        """Tokens that a lineage with this prompt may have in all."""
+        """Returns how many tokens a lineage with this prompt may have in all."""
         if self.max_response_tokens is None:
             return self.max_tokens
         return min(self.max_tokens, prompt_tokens + self.max_response_tokens)
@@ -71,8 +71,10 @@ class SessionRules:
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """Of a session, or of all of a gateway. reused_tokens: of prompts, not rendered anew; cached_tokens: of prompts,
-    found in a replica's cache; wasted_tokens: sampled in turns that were cut off.
+    """The counts of a session, or of a whole gateway.
+
+    reused_tokens: prompt tokens that were not rendered again. cached_tokens: prompt tokens in a replica's cache.
+    wasted_tokens: tokens sampled in turns that were cut off.
     """
 
     requests: int = 0
@@ -84,16 +86,16 @@ class Counts:
     overruled: int = 0
     """Requests whose temperature, top_p or seed the rules did not follow."""
     renamed: int = 0
-    """Requests for a model of another name, which the session's model answered."""
+    """Requests for another model, which the session's model answered."""
     refused: int = 0
-    """Requests that were answered with an error of the client's (a status of 400 to 499), but for what is beyond a
-    budget.
-    """
+    """Requests that were answered with a client error (a status of 400 to 499), except those beyond a budget."""
 
 
 class Session:
-    """Made by `engine.gateway.gateway.Gateway.open`; `on_tokens` is told how many tokens were sampled, and `waiting()`
-    is entered while a request waits for a place on a replica.
+    """A session, which `engine.gateway.gateway.Gateway.open` makes.
+
+    on_tokens: is called with the number of sampled tokens as they come. waiting: is entered while a request waits for a
+    place on a replica.
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class Session:
         self._counts_of_all = counts
         self.turns = 0
         self.stop: StopReason | None = None
-        """The budget that a request was refused for, if one was."""
+        """The budget for which a request was refused, if one was."""
         self.last_refusal: str | None = None
-        """What the last request that was refused was told."""
+        """The message of the last refused request."""
         self.failure: ReplicaDied | Superseded | None = None
-        """Of our own, for which a turn could not be sampled."""
+        """The failure of ours for which a turn could not be sampled."""
         self.sampled_tokens = 0
         self.in_flight = 0
         self.used_at = timeline.now()
@@ -133,7 +135,7 @@ class Session:
         self.started_at = timeline.now()
 
     def chat(self, request: ChatRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
-        """The next turn. stream: somebody reads along. Raises BadRequest; else as a fleet's `turn`."""
+        """Samples the next turn. stream: whether it is streamed. Raises BadRequest, and what `Fleet.turn` raises."""
 
         def open_chat() -> tuple[Opened, TurnReader]:
             try:
@@ -142,13 +144,13 @@ class Session:
                 raise BadRequest("messages", str(error)) from error
             lineage = opened.lineage
             seed = f"{self.rules.prompt_id or self.key}/{self.rules.sample}/{lineage.number}/{lineage.turn_number}"
-            stops = request.knobs.stop
+            stops = request.overrides.stop
             return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
 
-        return self._turn(open_chat, request.knobs, stream=stream)
+        return self._turn(open_chat, request.overrides, stream=stream)
 
     def complete(self, request: TextRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
-        """What follows the tokens; else as `chat`."""
+        """Continues the tokens of a request; otherwise like `chat`."""
 
         def open_text() -> tuple[Opened, TurnReader]:
             if not request.prompt_ids:
@@ -156,13 +158,13 @@ class Session:
             if strange := [token for token in request.prompt_ids if not 0 <= token < self._chat.vocabulary]:
                 known = self._chat.vocabulary
                 raise BadRequest("prompt", f"token ids must be from 0 to {known - 1}, got {strange[0]}")
-            reader = TurnReader(self._chat, self.key, calls=False, stops=request.knobs.stop)
+            reader = TurnReader(self._chat, self.key, calls=False, stops=request.overrides.stop)
             return self._lineages.open_text(request.prompt_ids), reader
 
-        return self._turn(open_text, request.knobs, stream=stream)
+        return self._turn(open_text, request.overrides, stream=stream)
 
     async def _turn(
-        self, begin: Callable[[], tuple[Opened, TurnReader]], knobs: Knobs, *, stream: bool
+        self, begin: Callable[[], tuple[Opened, TurnReader]], overrides: SamplingOverrides, *, stream: bool
     ) -> AsyncGenerator[Event, None]:
         opened, reader = begin()
         lineage, deltas, closed = opened.lineage, list[Delta](), False
@@ -171,8 +173,8 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         try:
-            sampling = self._sampling(opened, knobs, stream=stream)
-            self._count(opened, knobs)
+            sampling = self._sampling(opened, overrides, stream=stream)
+            self._count(opened, overrides)
             lane = self._timeline.lanes["trajectories"].take()
             self.in_flight += 1
             self._running.add(task)
@@ -207,8 +209,8 @@ class Session:
             turn.text, turn.calls = reader.whole, reader.called
             turn.truncated = deltas[-1].finish != "stop"
             reason: FinishReason = "length" if turn.truncated else "tool_calls" if reader.calls else "stop"
-            said = reader.message()
-            self._lineages.close(opened, deltas, turn, said)
+            reply = reader.message()
+            self._lineages.close(opened, deltas, turn, reply)
             closed = True
             self.turns += 1
             self._last = lineage
@@ -219,7 +221,7 @@ class Session:
                 self._fleet.turn_finished(lineage.key, len(lineage.buffer))
             yield Finished(
                 reason=reason,
-                message=said,
+                message=reply,
                 prompt_ids=tuple(opened.ids),
                 token_ids=tuple(token for delta in deltas for token in delta.token_ids),
                 logprobs=tuple(value for delta in deltas for value in delta.logprobs),
@@ -239,63 +241,65 @@ class Session:
                 self._timeline.span("trajectories", "generate", queued_at, now, lane, **args)
             if not closed:
                 self.count_up(wasted_tokens=sum(len(delta.token_ids) for delta in deltas))
-                if lane is not None:  # it was asked for; else it was refused
+                if lane is not None:  # else the request was refused before it reached the fleet
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=False)
                     lineage.key = self._fleet.new_key()
                 lineage.busy = False
 
-    def _sampling(self, opened: Opened, knobs: Knobs, *, stream: bool) -> Sampling:
-        """Raises BadRequest when a budget is used up."""
-        each = bool(knobs.stop)  # a stop text ends the turn at its last token
+    def _sampling(self, opened: Opened, overrides: SamplingOverrides, *, stream: bool) -> Sampling:
+        """Returns how a turn is sampled. Raises BadRequest when a budget is used up."""
+        each = bool(overrides.stop)  # deliver each token: a stop text ends the turn at its last one
         rules, lineage = self.rules, opened.lineage
         if self._closed:
             raise BadRequest("session", f"{self.key!r} has ended")
         if rules.max_turns is not None and self.turns + self.in_flight >= rules.max_turns:
             self.stop = StopReason.TURNS
-            raise OverBudget("session", f"{rules.max_turns} turns are the most that it may have")
+            raise OverBudget("session", f"it may have at most {rules.max_turns} turns")
         longest = rules.longest(lineage.prompt_tokens)
-        left = longest - len(opened.ids)
-        if left <= 0:
+        room = longest - len(opened.ids)
+        if room <= 0:
             self.stop = StopReason.LENGTH
             raise TooLong(len(opened.ids), longest)
         return Sampling(
-            max_tokens=left if knobs.max_tokens is None else min(left, knobs.max_tokens),
-            temperature=rules.temperature if rules.fixed or knobs.temperature is None else knobs.temperature,
-            top_p=rules.top_p if rules.fixed or knobs.top_p is None else knobs.top_p,
-            seed=self._seed(lineage, knobs),
+            max_tokens=room if overrides.max_tokens is None else min(room, overrides.max_tokens),
+            temperature=rules.temperature if rules.fixed or overrides.temperature is None else overrides.temperature,
+            top_p=rules.top_p if rules.fixed or overrides.top_p is None else overrides.top_p,
+            seed=self._seed(lineage, overrides),
             stop_token_ids=(lineage.chat.end_of_turn,),
             deliver_at=None if each else frozenset(),
             bundle=STREAMED if stream else WHOLE,
         )
 
-    def _seed(self, lineage: Lineage, knobs: Knobs) -> int | None:
+    def _seed(self, lineage: Lineage, overrides: SamplingOverrides) -> int | None:
         rules = self.rules
-        if rules.seed is None or (knobs.seed is not None and not rules.fixed):
-            return knobs.seed
+        if rules.seed is None or (overrides.seed is not None and not rules.fixed):
+            return overrides.seed
         sample = rules.sample if lineage.number == 0 else f"{rules.sample}.{lineage.number}"
         return derive_seed(rules.seed, rules.prompt_id, sample, lineage.turn_number)
 
-    def _count(self, opened: Opened, knobs: Knobs) -> None:
+    def _count(self, opened: Opened, overrides: SamplingOverrides) -> None:
         self.count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
-        asked = (knobs.temperature not in (None, self.rules.temperature), knobs.top_p not in (None, self.rules.top_p))
-        self.count_up(overruled=self.rules.fixed and any((*asked, knobs.seed is not None)))
+        other_temperature = overrides.temperature not in (None, self.rules.temperature)
+        other_top_p = overrides.top_p not in (None, self.rules.top_p)
+        overruled = other_temperature or other_top_p or overrides.seed is not None
+        self.count_up(overruled=self.rules.fixed and overruled)
 
-    def count_up(self, **found: int) -> None:
-        """In the session's counts and in those of the gateway."""
+    def count_up(self, **increments: int) -> None:
+        """Adds to the counts of the session and to those of the gateway."""
         for counts in (self.counts, self._counts_of_all):
-            for name, value in found.items():
+            for name, value in increments.items():
                 setattr(counts, name, getattr(counts, name) + value)
 
     @property
     def cost(self) -> dict[str, float]:
-        """What it has taken so far; seconds since it was opened."""
+        """What the session has used so far. seconds: since it was opened."""
         lineages, seconds = len(self._lineages.all), self._timeline.now() - self.started_at
         return {**asdict(self.counts), "turns": self.turns, "lineages": lineages, "seconds": round(seconds, 3)}
 
     def trajectory(self, prompt: Prompt, stop: StopReason, error: RolloutError | None = None) -> Trajectory:
-        """What was sampled so far: the lineage that had the last turn, and the others as segments.
+        """Returns what was sampled so far: the lineage with the last turn, and the others as segments.
 
-        Raises ValueError when no turn was sampled and there is no error to tell of.
+        Raises ValueError if no turn was sampled and no error is given.
         """
         last = self._last
         if last is None and error is None:
@@ -323,7 +327,7 @@ class Session:
 
     @property
     def ended_by(self) -> StopReason:
-        """Why it ended, if it ended now: as of a rollout of ours, whose calls were answered as its agent's were."""
+        """Why the session would have ended as one of our rollouts, with the calls answered as the agent did."""
         if self.stop is not None:
             return self.stop
         if self._last is None:
@@ -334,7 +338,7 @@ class Session:
         return StopReason.TURNS if any(call.outcome is None for call in last.calls) else StopReason.ANSWER
 
     def close(self) -> None:
-        """Nothing is asked any more, and what is under way is cancelled; its KV blocks may go."""
+        """Ends the session: refuses further requests, cancels those under way, and frees the KV blocks."""
         if not self._closed:
             self._closed = True
             for task in self._running - {asyncio.current_task()}:
@@ -344,7 +348,7 @@ class Session:
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
 
     async def settled(self) -> None:
-        """Returns when nothing of a closed session is under way any more."""
+        """Waits until no request of a closed session is under way."""
         if running := self._running - {asyncio.current_task()}:
             await asyncio.wait(running)
 

@@ -1,12 +1,12 @@
-"""The whole agent behind one chat request: the server runs the calls of the model and gives back its last message.
+"""Serves the whole agent behind one chat request: the server runs the model's calls and returns its last message.
 
-A sample is a rollout by `Rollouts`, as in training: calls are dispatched while the turn goes on, and what was sampled
-is never tokenised again.
+A sample is a rollout by `Rollouts`, as in training: calls are dispatched while the turn goes on, and sampled text is
+never tokenised again.
 
 Invariants
-- A failure of ours (a replica, the sandbox) is Unavailable: it never becomes an answer, and of several samples none is
-  given back without the others.
-- A request that is cancelled ends its samples: their KV is freed and their calls are killed.
+- A failure of ours (a replica, the sandbox) raises Unavailable and never becomes an answer. Of several samples, either
+  all are returned or none.
+- Cancelling a request ends its samples, which frees their KV blocks and kills their calls.
 - Every answer ends, by its budgets of tokens, turns and seconds.
 """
 
@@ -21,14 +21,14 @@ from itertools import count
 from typing import Any
 
 from engine.errors import first_error
-from engine.gateway.requests import BadRequest, ChatRequest, Finished, Knobs, TooLong
+from engine.gateway.requests import BadRequest, ChatRequest, Finished, SamplingOverrides, TooLong
 from engine.rollout.chat_template import Message, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.types import Boundary, Prompt, StopReason, ToolUse, Trajectory, Turn
 
 
 class Unavailable(RuntimeError):
-    """Our infrastructure failed, at this boundary; the same request may be answered later."""
+    """Our infrastructure failed at this boundary. The same request may succeed later."""
 
     def __init__(self, boundary: Boundary, message: str) -> None:
         super().__init__(f"{boundary}: {message}")
@@ -37,11 +37,11 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One sample. finished: its last turn, with all that the model had read before it as `prompt_ids`.
+    """One sample. finished: its last turn; `prompt_ids` holds all that the model had read before.
 
-    prompt_tokens: what the model read and did not sample, the prompt and the replies of the tools. sampled_tokens: of
-    all turns. Both together are the length of the conversation. trace: for people and programs that want to know how
-    the answer came about, as JSON has it: `stop` (a `StopReason`), and `turns` with their texts and calls.
+    prompt_tokens: the tokens of the prompt and of the tools' replies. sampled_tokens: those of all turns. Together they
+    are the length of the conversation. trace: how the answer came about, as JSON values: `stop` (a `StopReason`), and
+    `turns` with their texts and calls.
     """
 
     finished: Finished
@@ -51,10 +51,7 @@ class Answer:
 
 
 class ToolLoop:
-    """Answers requests with the tools of these rollouts, whose configuration has the budgets.
-
-    max_samples: of one request.
-    """
+    """Answers requests with the tools and the budgets of these rollouts. max_samples: the most samples in a request."""
 
     def __init__(self, rollouts: Rollouts, *, max_samples: int = 128) -> None:
         self._rollouts = rollouts
@@ -62,14 +59,14 @@ class ToolLoop:
         self._groups = count()
 
     async def answer(self, request: ChatRequest, *, n: int = 1) -> list[Answer]:
-        """n samples. Under a seed they are the same each time, else they differ.
+        """Returns n samples. With a seed they are the same each time.
 
-        `max_tokens` of the request is of the whole answer: all turns and the replies between them. `stop` cuts the
-        last message and ends no turn. Raises BadRequest; Unavailable.
+        The request's `max_tokens` limits the whole answer, with all turns and the replies between them. `stop` cuts the
+        last message and ends no turn. Raises BadRequest and Unavailable.
         """
         if not 1 <= n <= self._max_samples:
             raise BadRequest("n", f"must be from 1 to {self._max_samples}, got {n}")
-        rollouts = self._rollouts.with_config(_budget(self._rollouts.config, request.knobs))
+        rollouts = self._rollouts.with_config(_budget(self._rollouts.config, request.overrides))
         prompt, group = self._prompt(request), next(self._groups)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -79,11 +76,11 @@ class ToolLoop:
                 ]
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
-        return [self._answer(sample.result(), request.knobs.stop) for sample in samples]
+        return [self._answer(sample.result(), request.overrides.stop) for sample in samples]
 
     def _prompt(self, request: ChatRequest) -> Prompt:
-        """Raises BadRequest for messages that cannot be rendered, or leave no room for an answer."""
-        seed = request.knobs.seed
+        """Returns the messages as a prompt. Raises BadRequest if they cannot be rendered or are too long."""
+        seed = request.overrides.seed
         _check_no_calls(request.messages)
         try:
             prompt = Prompt(
@@ -130,42 +127,42 @@ class ToolLoop:
 
 
 async def _rolled_out(rollouts: Rollouts, prompt: Prompt, sample: int, group: int) -> Trajectory:
-    """Raises Unavailable, which ends the other samples of the request."""
+    """Rolls a sample out. Raises Unavailable, which ends the other samples of the request."""
     trajectory = await rollouts.run(prompt, sample, group)
     if trajectory.error is not None:
         raise Unavailable(trajectory.error.boundary, trajectory.error.message)
     return trajectory
 
 
-def _budget(config: RolloutConfig, knobs: Knobs) -> RolloutConfig:
-    """What a request may ask for, within what the server allows."""
-    if knobs.max_tokens is not None:
-        allowed = config.max_response_tokens or knobs.max_tokens
-        config = replace(config, max_response_tokens=min(knobs.max_tokens, allowed))
-    if knobs.temperature is not None:
-        config = replace(config, temperature=knobs.temperature)
-    if knobs.top_p is not None:
-        config = replace(config, top_p=knobs.top_p)
+def _budget(config: RolloutConfig, overrides: SamplingOverrides) -> RolloutConfig:
+    """Returns the configuration with a request's values, within the server's limits."""
+    if overrides.max_tokens is not None:
+        allowed = config.max_response_tokens or overrides.max_tokens
+        config = replace(config, max_response_tokens=min(overrides.max_tokens, allowed))
+    if overrides.temperature is not None:
+        config = replace(config, temperature=overrides.temperature)
+    if overrides.top_p is not None:
+        config = replace(config, top_p=overrides.top_p)
     return config
 
 
 def _check_no_calls(messages: Sequence[Message]) -> None:
     for at, message in enumerate(messages):
         if message.get("tool_calls") or message.get("role") == "tool":
-            cause = "has calls of the client's or a reply to one, and the server calls the tools itself"
-            raise BadRequest("messages", f"messages[{at}] {cause}. Fix: give the client's tools in the field 'tools'")
+            cause = "has calls or a reply to one, but here the server runs the calls itself"
+            raise BadRequest("messages", f"messages[{at}] {cause}. Fix: give your tools in the field 'tools'")
 
 
 def _cut(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the first of these, and which it was.
+    """Returns the text before the first stop text, and that stop text if there is one.
 
     >>> _cut("one. Two? Three.", ["Three", "?"])
     ('one. Two', '?')
     """
-    found = [(text.index(mark), mark) for mark in stop if mark in text]
-    if not found:
+    matches = [(text.index(mark), mark) for mark in stop if mark in text]
+    if not matches:
         return text, None
-    at, mark = min(found)
+    at, mark = min(matches)
     return text[:at], mark
 
 

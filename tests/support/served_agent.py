@@ -9,7 +9,7 @@ from itertools import islice
 
 from engine.assembly.config import ServingConfig
 from engine.assembly.serving import serving
-from engine.gateway.requests import ChatRequest, Knobs
+from engine.gateway.requests import ChatRequest, SamplingOverrides
 from engine.gateway.tool_loop import ToolLoop
 from engine.programs.gateway_tools import ToolOptions
 from recipes.tiny.task import MAX_TOKENS, TOOL_NAME, prompts
@@ -30,7 +30,7 @@ async def main():
     )
     async with serving(config) as served:
         loop = ToolLoop(served.rollouts([options.tool(served.sandbox)]))
-        requests = [ChatRequest(messages=messages, knobs=Knobs(seed=7)) for messages in QUESTIONS]
+        requests = [ChatRequest(messages=messages, overrides=SamplingOverrides(seed=7)) for messages in QUESTIONS]
         twice = [[await loop.answer(request, n=SAMPLES) for request in requests] for _ in range(2)]
     print(json.dumps([[[asdict(answer) for answer in answers] for answers in once] for once in twice]))
 

@@ -1,6 +1,6 @@
 """Anthropic's dialect: /v1/messages, answered whole or as a stream of events.
 
-Fields that are not those of `MessagesBody` are refused by name, but for IGNORED ones, which change nothing here.
+A field that `MessagesBody` does not have is refused by name, except for IGNORED fields, which change nothing here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from engine.gateway.http.bodies import decoded_object
 from engine.gateway.http.openai_api import Share, Temperature, Tokens, check_stops, is_neutral
 from engine.gateway.lineage import is_malformed, malformed_text
-from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, Knobs, Text
+from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, SamplingOverrides, Text
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
 from engine.rollout.tool_call_messages import decoded_arguments
@@ -41,7 +41,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k: Annotated[int, msgspec.Meta(le=0)] | None = None
 
     def request(self) -> ChatRequest:
-        """Raises BadRequest."""
+        """Returns the body as a request of the gateway. Raises BadRequest."""
         kind = (self.tool_choice or {}).get("type", "auto")
         if kind not in ("auto", "none"):
             raise BadRequest("tool_choice", f"type must be 'auto' or 'none', got {kind!r}")
@@ -54,17 +54,17 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise BadRequest("messages", "must have at least one message")
         tools = () if kind == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
         check_stops("stop_sequences", self.stop_sequences or ())
-        knobs = Knobs(
+        overrides = SamplingOverrides(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             stop=tuple(stop for stop in self.stop_sequences or () if stop),
         )
-        return ChatRequest(messages=tuple(messages), tools=tools, knobs=knobs)
+        return ChatRequest(messages=tuple(messages), tools=tools, overrides=overrides)
 
 
 def parse(data: bytes, **defaults: Any) -> MessagesBody:
-    """defaults: of fields that the body may leave out. Raises msgspec.ValidationError and BadRequest."""
+    """Reads a body. defaults: values of fields that it may lack. Raises msgspec.ValidationError and BadRequest."""
     fields = defaults | decoded_object(data)
     for name in [*fields]:
         value = fields[name]
@@ -77,7 +77,7 @@ def parse(data: bytes, **defaults: Any) -> MessagesBody:
 
 
 def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
-    """A message of blocks as those of our form: results of tools are messages of their own."""
+    """Returns a message of blocks as messages in our form, in which each result of a tool is a message of its own."""
     role, content = message.get("role"), message.get("content")
     if role == "system":
         text = _system(content, f"{where}.content")
@@ -98,7 +98,7 @@ def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
             calls.append(_call(block, place))
         elif kind == "tool_result" and role == "user":
             results.append(_result(block, place))
-        elif kind not in ("thinking", "redacted_thinking"):  # which we never gave
+        elif kind not in ("thinking", "redacted_thinking"):  # another model's, since we never send any
             raise BadRequest(place, f"a {role}'s message cannot have a block of type {kind!r}")
     text = "".join(texts)
     if role == "assistant":
@@ -120,8 +120,9 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
 
 
 def _system(content: Any, place: str) -> str:
-    """The text of a system message, without what Claude Code says there of its bill: it differs from prompt to prompt,
-    which would share no prefix.
+    """Returns the text of a system message without Claude Code's billing header.
+
+    That header differs from prompt to prompt, so no two prompts would share a prefix.
     """
     blocks = content if isinstance(content, list) else [content]
     texts = [_text(block, place) for block in blocks]
@@ -129,7 +130,7 @@ def _system(content: Any, place: str) -> str:
 
 
 def _text(content: Any, place: str) -> str:
-    """Of a string, or of blocks that are all text."""
+    """Returns the text of a string, or of blocks that are all text. Raises BadRequest for other blocks."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else [content]
@@ -141,9 +142,9 @@ def _text(content: Any, place: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """In OpenAI's form, as templates show them."""
+    """Returns a tool's schema in OpenAI's form, which templates show. Raises BadRequest."""
     if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
-        raise BadRequest(f"tools[{at}]", "must be a tool of yours, with a name and an input_schema")
+        raise BadRequest(f"tools[{at}]", "must be a tool that the client runs, with a name and an input_schema")
     function = {
         "name": tool["name"],
         "description": tool.get("description", ""),
@@ -153,7 +154,7 @@ def _tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
 
 
 class Reply:
-    """The response to one request. Arguments that are no JSON object come as text: a block cannot hold them."""
+    """The response to one request. Calls whose arguments are no JSON object become text, as no block can hold them."""
 
     def __init__(self, model: str) -> None:
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
@@ -162,6 +163,7 @@ class Reply:
         self._open = False
 
     def whole(self, finished: Finished) -> dict[str, Any]:
+        """Returns a turn as one response."""
         blocks: list[dict[str, Any]] = []
         if finished.message["content"]:
             blocks.append({"type": "text", "text": finished.message["content"]})
@@ -170,11 +172,11 @@ class Reply:
         return {**self._head(), "content": blocks, **_stop(finished), "usage": _usage(finished)}
 
     def of_agent(self, answer: AgentAnswer) -> dict[str, Any]:
-        """The answer of the whole agent, with its trace."""
+        """Returns the answer of the whole agent, with its trace."""
         return {**self.whole(answer.finished), "usage": _usage_of_agent(answer), "trace": answer.trace}
 
     async def as_stream(self, answer: AgentAnswer) -> AsyncGenerator[bytes, None]:
-        """The same as a stream."""
+        """Yields the answer of the whole agent as a stream."""
         yield self._opening(answer.prompt_tokens, 0)
         yield self.event(Text(text=answer.finished.message["content"], token_ids=(), logprobs=()))
         yield self._end(_stop(answer.finished), _usage_of_agent(answer), trace=answer.trace)
@@ -188,6 +190,7 @@ class Reply:
         return _event({"type": "message_start", "message": {**message, "usage": usage}})
 
     def event(self, event: Event) -> bytes:
+        """Returns the stream's form of an event; b"" if it has none."""
         match event:
             case Begun():
                 return self._opening(event.prompt_tokens, event.cached_tokens)
@@ -237,7 +240,7 @@ def _block(call: Mapping[str, Any]) -> dict[str, Any]:
 def _stop(finished: Finished) -> dict[str, Any]:
     reason = "stop_sequence" if finished.stop is not None else STOPS[finished.reason]
     if reason == "tool_use" and all(map(is_malformed, finished.message.get("tool_calls", ()))):
-        reason = "end_turn"  # all its calls came as text
+        reason = "end_turn"  # all its calls became text
     return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 

@@ -1,4 +1,4 @@
-"""The body of a request, before it is one of a dialect."""
+"""Decodes the body of a request, of whichever dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.gateway.requests import BadRequest
 
 
 def decoded_object(data: bytes) -> dict[str, Any]:
-    """The fields of a body. Raises BadRequest for one that is no JSON object.
+    """Returns the fields of a body. Raises BadRequest if it is no JSON object.
 
     >>> decoded_object(b'{"n": 1}')
     {'n': 1}

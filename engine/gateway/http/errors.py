@@ -1,4 +1,4 @@
-"""What went wrong, in the words of each dialect. Errors of a client are never ours, and ours are never a client's."""
+"""Errors in the form of each dialect. A client's error is never reported as ours, nor ours as a client's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Dialect = Literal["openai", "anthropic"]
 
 
 class Refused(Exception):
-    """A request is not answered; status is HTTP's."""
+    """A request is not answered. status: the HTTP status."""
 
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is answered in place of what was asked for.
+    """An error as the answer to a request.
 
-    status: HTTP's. field: the part of the request that is wrong. anthropic: the message in Anthropic's words, where
-    clients look for these. over_budget: a session has used up its tokens or turns, which is no fault. again: whether
-    the same request may be answered later.
+    status: the HTTP status. field: the wrong part of the request. anthropic: the message in Anthropic's wording, where
+    clients look for it. over_budget: whether a session has used up its tokens or turns, which is no fault. again:
+    whether the same request may succeed later.
     """
 
     status: int
@@ -49,11 +49,11 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """Problems of one kind are counted together."""
+        """The kind under which the problem is counted."""
         return re.sub(r"\[\d+\]", "", self.field or _OPENAI.get(self.status, "server_error"))
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
-        """The error as the dialect's clients know it."""
+        """Returns the error in a dialect's form."""
         if dialect == "anthropic":
             kind, message = _ANTHROPIC.get(self.status, "api_error"), self.anthropic or self.message
             return {"type": "error", "error": {"type": kind, "message": message}}
@@ -61,9 +61,10 @@ class Problem:
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
     def response(self, dialect: Dialect) -> web.Response:
+        """Returns the error as a response, with headers that tell clients whether to retry."""
         response = web.json_response(self.body(dialect), status=self.status, dumps=json.dumps)
         if not self.again:
-            response.headers["x-should-retry"] = "false"  # as both vendors' clients understand it
+            response.headers["x-should-retry"] = "false"  # both vendors' clients heed it
         elif self.status in (429, 503):
             response.headers["Retry-After"] = RETRY_S
         return response
@@ -98,7 +99,7 @@ _ANTHROPIC = {
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """None for what is a bug of ours."""
+    """Returns the problem that an exception stands for; None for a bug of ours."""
     match error:
         case Refused():
             return Problem(status=error.status, message=str(error), field=error.field)
@@ -121,7 +122,7 @@ def problem_of(error: BaseException) -> Problem | None:
             return Problem(status=400, message="the body is nested too deeply")
         case TooManySessions():
             return Problem(status=429, message=str(error))
-        case DeadlyTurn():  # no 5xx, which clients send again
+        case DeadlyTurn():  # not a 5xx status, at which clients retry
             return Problem(status=422, message=str(error), again=False)
         case Unavailable():
             return Problem(status=503, message=str(error), again=error.boundary is not Boundary.REPLICA)
@@ -133,10 +134,10 @@ def problem_of(error: BaseException) -> Problem | None:
 
 
 def _field(message: str) -> str | None:
-    """The top field that a message of msgspec's names.
+    """Returns the top-level field that a message of msgspec's names.
 
     >>> _field("Expected `int` >= 1 - at `$.n`"), _field("Expected `str`, got `int` - at `$.messages[0]`")
     ('n', 'messages')
     """
-    found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
-    return found[1] if found else None
+    match = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return match[1] if match else None

@@ -1,4 +1,4 @@
-"""The gateway's numbers for Prometheus, read from its counts when the page is asked for."""
+"""The gateway's metrics for Prometheus, read from its counts at each request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from engine.gateway.gateway import Gateway
 
 COUNTERS = {
     "requests": "Requests for a turn",
-    "prompt_tokens": "Tokens that turns began with",
-    "reused_tokens": "Tokens of these that were not rendered anew",
-    "cached_tokens": "Tokens of these that a replica's cache had",
+    "prompt_tokens": "Tokens in the prompts of turns",
+    "reused_tokens": "Prompt tokens that were not rendered again",
+    "cached_tokens": "Prompt tokens in the cache of a replica",
     "sampled_tokens": "Tokens sampled in turns that ended",
     "wasted_tokens": "Tokens sampled in turns that were cut off",
-    "overruled": "Requests whose sampling the session's rules did not follow",
-    "renamed": "Requests for a model of another name, which the session's model answered",
-    "refused": "Requests that were answered with an error of the client's",
+    "overruled": "Requests whose temperature, top_p or seed the session overruled",
+    "renamed": "Requests for another model, which the session's model answered",
+    "refused": "Requests that were answered with a client error",
 }
 
 
 class Metrics:
-    """`page` is what GET /metrics answers."""
+    """The metrics of a gateway. `page` returns the answer to GET /metrics."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._registry = CollectorRegistry()
@@ -42,7 +42,7 @@ class _Counts(Collector):
         counts = self._gateway.counts
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"rocstar_gateway_{name}", text, value=getattr(counts, name))
-        yield GaugeMetricFamily("rocstar_gateway_sessions", "Sessions that are open", value=len(self._gateway))
+        yield GaugeMetricFamily("rocstar_gateway_sessions", "Open sessions", value=len(self._gateway))
         fleet = self._gateway.fleet
-        yield GaugeMetricFamily("rocstar_gateway_replicas", "Replicas that serve", value=len(fleet.live))
-        yield GaugeMetricFamily("rocstar_gateway_weight_version", "Of the weights that are served", value=fleet.version)
+        yield GaugeMetricFamily("rocstar_gateway_replicas", "Serving replicas", value=len(fleet.live))
+        yield GaugeMetricFamily("rocstar_gateway_weight_version", "Version of the served weights", value=fleet.version)

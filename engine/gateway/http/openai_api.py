@@ -1,8 +1,8 @@
 """OpenAI's dialect: /v1/chat/completions and /v1/completions.
 
-Which fields are taken: those of `ChatBody` and `CompletionBody`. IGNORED ones change nothing here and clients send them
-by habit. Of NEUTRAL ones only a value that changes nothing is taken, of all others one that says no (EMPTY). Any other
-field is refused by its name, since a client that asks for something should not get something else.
+The fields of `ChatBody` and `CompletionBody` are accepted. IGNORED fields, which clients send by habit, change nothing
+here. A NEUTRAL field is accepted with a value that changes nothing, and an unknown one with an EMPTY value. Every other
+field is refused by name: a client that asks for something should not get something else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
-from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, Knobs, Text, TextRequest
+from engine.gateway.requests import (
+    BadRequest,
+    Begun,
+    Call,
+    ChatRequest,
+    Event,
+    Finished,
+    SamplingOverrides,
+    Text,
+    TextRequest,
+)
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.replica.port import SEEDS
 from engine.rollout.chat_template import ChatTemplate, Message
@@ -55,8 +65,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "detokenize": (True,),
 }
-EMPTY: tuple[Any, ...] = (False, {}, [])  # a field that is switched off, known or not
-MOST_CHOICES = 256  # of one request
+EMPTY: tuple[Any, ...] = (False, {}, [])  # a field that is switched off, whether known or not
+MOST_CHOICES = 256  # in one request
 MOST_STOPS, STOP_CHARS = 32, 256
 N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
@@ -85,10 +95,11 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def knobs(self, sample: int, max_tokens: int | None) -> Knobs:
+    def overrides(self, sample: int, max_tokens: int | None) -> SamplingOverrides:
+        """Returns how a sample of the request is sampled. Raises BadRequest."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         check_stops("stop", stops)
-        return Knobs(
+        return SamplingOverrides(
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -107,7 +118,7 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
 
     def requests(self) -> list[ChatRequest]:
-        """One for each of the n samples. Raises BadRequest."""
+        """Returns a request for each of the n samples. Raises BadRequest."""
         if not self.messages:
             raise BadRequest("messages", "must have at least one message")
         if self.tool_choice not in (None, "auto", "none"):
@@ -115,17 +126,17 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
         messages = tuple(message_of(each, at) for at, each in enumerate(self.messages))
         tools = () if self.tool_choice == "none" else tuple(_tool(each, at) for at, each in enumerate(self.tools or ()))
         limit = self.max_completion_tokens or self.max_tokens
-        return [ChatRequest(messages=messages, tools=tools, knobs=self.knobs(n, limit)) for n in range(self.n)]
+        return [ChatRequest(messages=messages, tools=tools, overrides=self.overrides(n, limit)) for n in range(self.n)]
 
 
 class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
-    """A request for what follows a text or tokens."""
+    """A request to continue texts or tokens."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
 
     def requests(self, chat: ChatTemplate) -> list[TextRequest]:
-        """n for each prompt. Raises BadRequest."""
+        """Returns n requests for each prompt. Raises BadRequest."""
         if not self.prompt:
             raise BadRequest("prompt", "must not be empty")
         kinds = {type(each) for each in self.prompt}
@@ -138,7 +149,7 @@ class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
         return [
             TextRequest(
                 prompt_ids=tuple(chat.encode(prompt) if isinstance(prompt, str) else prompt),
-                knobs=self.knobs(sample, limit),
+                overrides=self.overrides(sample, limit),
             )
             for prompt in prompts
             for sample in range(self.n)
@@ -146,12 +157,12 @@ class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
 
 
 def parse_chat(data: bytes) -> ChatBody:
-    """Raises msgspec.DecodeError and BadRequest."""
+    """Reads the body of a chat request. Raises msgspec.DecodeError and BadRequest."""
     return _parse(data, ChatBody)
 
 
 def parse_completion(data: bytes) -> CompletionBody:
-    """Raises msgspec.DecodeError and BadRequest."""
+    """Reads the body of a completion request. Raises msgspec.DecodeError and BadRequest."""
     return _parse(data, CompletionBody)
 
 
@@ -161,7 +172,7 @@ def _parse(data: bytes, body: type[Any]) -> Any:
         value = fields[name]
         if name in body.__struct_fields__:
             if value is None and name not in ("messages", "prompt"):
-                del fields[name]  # as clients write what they leave out
+                del fields[name]  # clients write null for a field that they leave out
         elif name in IGNORED or value is None or is_neutral(value, NEUTRAL.get(name, ())):
             del fields[name]
         elif name in NEUTRAL:
@@ -172,7 +183,7 @@ def _parse(data: bytes, body: type[Any]) -> Any:
 
 
 def check_stops(field: str, stops: Sequence[str]) -> None:
-    """Each is looked for after each token. Raises BadRequest for more, or longer ones, than a server has time for."""
+    """Raises BadRequest for too many or too long stop texts, since each is searched for after each token."""
     if len(stops) > MOST_STOPS:
         raise BadRequest(field, f"must be at most {MOST_STOPS} texts, got {len(stops)}")
     longest = max(map(len, stops), default=0)
@@ -181,28 +192,28 @@ def check_stops(field: str, stops: Sequence[str]) -> None:
 
 
 def is_neutral(value: Any, neutral: Sequence[Any] = ()) -> bool:
-    """Whether a value of a field changes nothing: it is one of these, or says no.
+    """Returns whether a field's value changes nothing: it is one of `neutral`, or empty.
 
     >>> is_neutral(0, (0,)), is_neutral(0), is_neutral({}), is_neutral([1])
     (True, False, True, False)
     """
-    return value in neutral or any(type(value) is type(no) and value == no for no in EMPTY)
+    return value in neutral or any(type(value) is type(empty) and value == empty for empty in EMPTY)
 
 
 def message_of(message: dict[str, Any], at: int) -> Message:
-    """With its content as text. Raises BadRequest naming the message."""
+    """Returns a message with its content as text. Raises BadRequest naming the message."""
     where = f"messages[{at}]"
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role not in ("system", "user", "assistant", "tool"):
         raise BadRequest(f"{where}.role", f"must be system, developer, user, assistant or tool, got {role!r}")
-    found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+    ours: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant" and message.get("tool_calls"):
-        found["tool_calls"] = message["tool_calls"]
+        ours["tool_calls"] = message["tool_calls"]
     if role == "tool":
-        found["is_error"] = bool(message.get("is_error", False))
-        found["tool_call_id"] = message.get("tool_call_id")
-    return found
+        ours["is_error"] = bool(message.get("is_error", False))
+        ours["tool_call_id"] = message.get("tool_call_id")
+    return ours
 
 
 def _text(content: Any, where: str) -> str:
@@ -213,7 +224,7 @@ def _text(content: Any, where: str) -> str:
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest(f"{where}.content[{number}]", f"only parts of text are supported, got {kind!r}")
+            raise BadRequest(f"{where}.content[{number}]", f"only text parts are supported, got {kind!r}")
     return "".join(part["text"] for part in content)
 
 
@@ -225,7 +236,7 @@ def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
 
 
 class Answer:
-    """The response to one request, in pieces or whole. model: as the client is told."""
+    """The response to one request, whole or as a stream. model: the name that the client is told."""
 
     kind = "chatcmpl"
     object = "chat.completion"
@@ -242,7 +253,7 @@ class Answer:
         self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":[{"index":'
 
     def whole(self, choices: Sequence[Finished], shown: Sequence[str]) -> dict[str, Any]:
-        """shown: the texts that the client reads, of plain completions."""
+        """Returns the response as a whole. shown: the visible texts of plain completions."""
         return {
             "id": self.id,
             "object": self.object,
@@ -254,7 +265,7 @@ class Answer:
         }
 
     def of_agent(self, answers: Sequence[AgentAnswer]) -> dict[str, Any]:
-        """Answers of the whole agent, each with its trace; the usage is that of all their turns."""
+        """Returns answers of the whole agent, each with its trace. The usage counts all their turns."""
         whole = self.whole([answer.finished for answer in answers], [""] * len(answers))
         for choice, answer in zip(whole["choices"], answers, strict=True):
             choice["trace"] = answer.trace
@@ -264,7 +275,7 @@ class Answer:
         return whole
 
     async def as_stream(self, whole: dict[str, Any], body: ChatBody) -> AsyncGenerator[bytes, None]:
-        """A response that is there, as a stream."""
+        """Yields a complete response as a stream."""
         for choice in whole["choices"]:
             yield self.chunk(choice["index"], {"role": "assistant", "content": ""})
             yield self.chunk(choice["index"], {"content": choice["message"]["content"]})
@@ -303,12 +314,12 @@ class Answer:
         }
 
     def chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        """One event of the stream."""
+        """Returns one event of the stream."""
         rest = {"delta": delta, "logprobs": None, "finish_reason": finish, **more}
         return b"%b%d,%b]}\n\n" % (self._head, index, msgspec.json.encode(rest)[1:])
 
     def event(self, index: int, event: Event) -> bytes:
-        """What the stream says of an event; b"" for none."""
+        """Returns the stream's form of an event; b"" if it has none."""
         match event:
             case Begun():
                 return self.chunk(index, {"role": "assistant", "content": ""})
@@ -329,7 +340,7 @@ class Answer:
                 return self.chunk(index, {}, event.reason, stop_reason=event.stop)
 
     def usage_chunk(self, choices: Sequence[Finished]) -> bytes:
-        """The last event where the client asked for it."""
+        """Returns the last event of the stream, which a client may ask for."""
         head = {"id": self.id, "object": f"{self.object}.chunk", "created": self.created, "model": self._model}
         return b"data: " + msgspec.json.encode({**head, "choices": [], "usage": usage(choices, self._n)}) + b"\n\n"
 
@@ -370,7 +381,7 @@ DONE: Literal[b"data: [DONE]\n\n"] = b"data: [DONE]\n\n"
 
 
 def usage(choices: Sequence[Finished], n: int) -> dict[str, Any]:
-    """n: how many choices, one after the other, have the same prompt."""
+    """Returns the usage of all choices. n: how many consecutive choices share a prompt."""
     prompts = sum(len(each.prompt_ids) for each in choices[::n])
     sampled = sum(len(each.token_ids) for each in choices)
     return {

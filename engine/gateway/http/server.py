@@ -1,4 +1,4 @@
-"""The gateway over HTTP: the paths of both dialects, by themselves and under /sessions/{key}.
+"""The gateway over HTTP: the paths of both dialects, at the root and under /sessions/{key}.
 
     async with serve(gateway, ServerConfig(model="tiny")) as address:
         client = AsyncOpenAI(base_url=f"{address}/sessions/mine/v1", api_key="none")
@@ -6,10 +6,10 @@
 Invariants
 - It listens on loopback, or with a token that every request must carry, and no web page can use it
   (`sandbox.http.listener`).
-- An error has its dialect's form, also in the middle of a stream; what is a bug of ours is logged and says 500.
-- Whatever a client sends is answered with a status below 500, but for what failed here.
-- A client that goes away, or takes nothing of its stream for PATIENCE_S, ends its request, and the KV blocks of it are
-  free. One that does not send what it began to is closed (`sandbox.http.connections`).
+- An error has its dialect's form, also in the middle of a stream. A bug of ours is logged and answered with 500.
+- Whatever a client sends is answered with a status below 500, unless something failed here.
+- A client that goes away, or reads nothing of its stream for PATIENCE_S, ends its request, which frees the KV blocks. A
+  client that stops in the middle of a request is disconnected (`sandbox.http.connections`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from sandbox.http.connections import PATIENCE_S, Connections
 from sandbox.http.incoming import authorize, bodies_end, hear, read_body, token_of
 from sandbox.http.listener import Address, listening
 
-MAX_BODY = 8 << 20  # bytes
+MAX_BODY = 8 << 20  # bytes of a request
 SESSION_PREFIX = "session-"
-"""An API key that begins so is the key of a session."""
-EXPIRE_S = 10.0  # between two looks for idle sessions
+"""An API key that begins with this names a session."""
+EXPIRE_S = 10.0  # between two checks for idle sessions
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 
 Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """model: the name that clients give, and are given. also: other names that they may give."""
+    """model: the name of the model, which clients use and are told. also: other names that they may use."""
 
     model: str
     also: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ async def serve(
     tool_loop: ToolLoop | None = None,
     connections: Connections | None = None,
 ) -> AsyncIterator[str]:
-    """Serves the gateway and yields the URL at which it is reached, http://host:port.
+    """Serves the gateway and yields its URL, http://host:port.
 
     tool_loop: answers chats that bring no tools. connections: None for as many as there are descriptors. Raises
     `sandbox.http.listener.CannotListen`.
@@ -109,7 +109,7 @@ def make_app(
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    """Each answer has the id that its request gave, or one of its own, for those who look for it in logs."""
+    """Gives each answer the id of its request, or a new one, by which logs can be searched."""
     given = request.headers.get("x-request-id", "")
     response.headers["x-request-id"] = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
@@ -127,7 +127,7 @@ class Endpoints:
         self._metrics = Metrics(gateway)
 
     def answer(self, dialect: Dialect, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler, given the body; with errors in the dialect's form."""
+        """Returns a handler of aiohttp's. The given one gets the body too, and its errors get the dialect's form."""
 
         async def answered(request: web.Request) -> web.StreamResponse:
             try:
@@ -143,14 +143,14 @@ class Endpoints:
         return answered
 
     def _note(self, request: web.Request, problem: Problem) -> None:
-        """Counts a refusal, for the request's session if it has one."""
+        """Counts a refusal, in the request's session if it has one."""
         if 400 <= problem.status < 500:
             key = request.match_info.get("session") or token_of(request.headers)
             self._gateway.refuse(problem.message, problem.kind, self._gateway.find(key), fault=not problem.over_budget)
 
     @contextmanager
     def _session(self, request: web.Request) -> Iterator[Session]:
-        """The session that the request names, or one of its own."""
+        """Yields the session that the request names, or a new one for this request alone."""
         key = request.match_info.get("session") or token_of(request.headers)
         if "session" not in request.match_info and not key.startswith(SESSION_PREFIX):
             session = self._gateway.alone()
@@ -166,7 +166,10 @@ class Endpoints:
         yield session
 
     def _check_model(self, request: web.Request, model: str) -> None:
-        """In a session of training any name means its model: agents have names of their own for parts of their work."""
+        """Raises Refused for an unknown model.
+
+        In training any name means the session's model: an agent may have several names for parts of its work.
+        """
         if not model or model == self._config.model or model in self._config.also:
             return
         session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
@@ -181,14 +184,14 @@ class Endpoints:
         return _json({"object": "list", "data": models})
 
     async def cost(self, request: web.Request, data: bytes) -> web.Response:
-        """GET /sessions/{key}: what the session has taken."""
+        """GET /sessions/{key}: what the session has used."""
         key = request.match_info["session"]
         if (session := self._gateway.find(key)) is None:
             raise Refused(404, f"there is no session {key!r}")
         return _json(session.cost)
 
     async def health(self, request: web.Request, data: bytes) -> web.Response:
-        """GET /health: 503 while no replica is there."""
+        """GET /health: 503 while no replica serves."""
         fleet = self._gateway.fleet
         body = {"replicas": fleet.live, "weight_version": fleet.version, "sessions": len(self._gateway)}
         return _json(body, status=200 if fleet.live else 503)
@@ -307,7 +310,7 @@ def _anthropic_failed(problem: Problem) -> bytes:
 
 
 def _problem(error: Exception, failed: str) -> Problem:
-    """failed: what the log says of a bug of ours."""
+    """Returns an exception as a problem. failed: the log's line if it is a bug of ours."""
     cause = first_error(error) if isinstance(error, ExceptionGroup) else error
     problem = problem_of(cause)
     if problem is None:
@@ -319,7 +322,7 @@ def _problem(error: Exception, failed: str) -> Problem:
 async def _stream(
     request: web.Request, chunks: AsyncGenerator[bytes, None], failed: Callable[[Problem], bytes]
 ) -> web.StreamResponse:
-    """Server-sent events. What fails before the first one is an ordinary error."""
+    """Answers with server-sent events. A failure before the first one is an ordinary error."""
     async with aclosing(chunks):
         first = await anext(chunks)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -339,7 +342,7 @@ async def _stream(
 
 
 class _NotTaken(Exception):
-    """The client takes nothing of its stream."""
+    """The client reads nothing of its stream."""
 
 
 async def _write(response: web.StreamResponse, chunk: bytes) -> None:
@@ -352,8 +355,9 @@ async def _write(response: web.StreamResponse, chunk: bytes) -> None:
 
 
 async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of several turns as they come, each with its turn's number. Raises the first error of a turn, and
-    Refused when a turn was cut off with its session.
+    """Yields the events of several turns as they come, each with the number of its turn.
+
+    Raises the first error of a turn, and Refused if a turn was cut off with its session.
     """
     if len(turns) == 1:
         async with aclosing(turns[0]) as events:
@@ -387,7 +391,7 @@ async def _merged(turns: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerato
                 if isinstance(sampled, Finished):
                     unfinished.remove(index)
                 yield index, sampled
-        except GeneratorExit:  # closed early: the TaskGroup would raise a group of it
+        except GeneratorExit:  # closed early; the TaskGroup would wrap it in a group
             pass
         finally:
             for task in running:

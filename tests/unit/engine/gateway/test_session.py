@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.gateway.gateway import Gateway, GatewayConfig, TooManySessions
-from engine.gateway.requests import BadRequest, Call, ChatRequest, Finished, Knobs, Text, TextRequest, TooLong
+from engine.gateway.requests import (
+    BadRequest,
+    Call,
+    ChatRequest,
+    Finished,
+    SamplingOverrides,
+    Text,
+    TextRequest,
+    TooLong,
+)
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
@@ -32,8 +41,8 @@ def gateway_of(node, **config):
     return Gateway(node.fleet, CHAT, node.timeline, GatewayConfig(**config))
 
 
-def asked(*messages, tools=TOOLS, **knobs):
-    return ChatRequest(messages=messages, tools=tools, knobs=Knobs(**knobs))
+def asked(*messages, tools=TOOLS, **overrides):
+    return ChatRequest(messages=messages, tools=tools, overrides=SamplingOverrides(**overrides))
 
 
 async def answered(session, request, **options):

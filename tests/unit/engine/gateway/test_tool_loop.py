@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from engine.gateway.requests import BadRequest, ChatRequest, Knobs
+from engine.gateway.requests import BadRequest, ChatRequest, SamplingOverrides
 from engine.gateway.tool_loop import ToolLoop, Unavailable
 from engine.replica.port import ReplicaDied
 from engine.types import Boundary
@@ -16,8 +16,8 @@ from tests.support.node import ANSWER, CHAT, END, Setup, call
 QUESTION = {"role": "user", "content": "What is 6 * 7?"}
 
 
-def asking(*messages, **knobs):
-    return ChatRequest(messages=messages or (QUESTION,), knobs=Knobs(**knobs))
+def asking(*messages, **overrides):
+    return ChatRequest(messages=messages or (QUESTION,), overrides=SamplingOverrides(**overrides))
 
 
 async def answers(node, request=None, **options):
