@@ -4,6 +4,7 @@ import ast
 import doctest
 import graphlib
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -228,6 +229,22 @@ def test_nothing_imports_in_a_circle(room):
         graphlib.TopologicalSorter(import_graph(room)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_imports():
+    """Each room of engine imports only rooms of lower lines of the picture."""
+    picture = (ROOT / "engine" / "README.md").read_text().partition("## The rooms")[2].split("```")[1]
+    lines = [re.findall(r"([a-z_]+)(?:/|\.py)(?!\w)", line) for line in picture.strip().splitlines()]
+    floors = {f"engine.{room}": -floor for floor, rooms in enumerate(lines) for room in rooms}
+    graph = {room: others for room, others in import_graph(folder_of).items() if room.startswith("engine.")}
+    assert floors.keys() == graph.keys()
+    up = [
+        f"{room} imports {other}"
+        for room in graph
+        for other in graph[room] & graph.keys()
+        if floors[room] <= floors[other]
+    ]
+    assert up == []
 
 
 def test_every_folder_says_what_it_may_import():

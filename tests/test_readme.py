@@ -31,7 +31,7 @@ from tests.support.node import served
 from tests.support.recorded_run import write_recorded_run
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))) if path.is_file()]
+READMES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/*.md"))]
 TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in READMES}
 BLOCKS_OF = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXT.items()}
 BLOCKS = [block for blocks in BLOCKS_OF.values() for block in blocks]
