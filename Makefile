@@ -8,7 +8,7 @@ benches := fleet gateway learner mismatch nodes recording rollout sandbox sim_fl
 
 node_modules := requirements/node_modules/.package-lock.json
 
-.PHONY: help venv serve-env quickstart test test-all lint lint-page format bench clean
+.PHONY: help venv serve-env quickstart test test-all campaigns lint lint-page format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -25,9 +25,12 @@ quickstart: venv ## train the tiny agent end to end on the CPU
 test: venv ## the tests to run before a commit: all but real, hostile and slow ones, and a smoke test of every seam
 	@$(python) -m pytest -m "$(quick)" $(ARGS)
 
-test-all: serve-env ## the tests that `make test` leaves out, and a search with new examples; SEED=... repeats a search
+test-all: serve-env ## the tests that `make test` leaves out: real engines, jails and ranks, attacks
+	@$(python) -m pytest -m "not ($(quick)) and not campaign" $(ARGS)
+
+campaigns: serve-env ## many faults, kills and damages, and a search with new examples; SEED=... repeats a search
 	@echo "examples of hypothesis are drawn from SEED=$(SEED)"
-	@$(python) -m pytest -m "not ($(quick)) or hypothesis" --hypothesis-profile=search --hypothesis-seed=$(SEED) $(ARGS)
+	@$(python) -m pytest -m "campaign or hypothesis" --hypothesis-profile=search --hypothesis-seed=$(SEED) $(ARGS)
 
 lint: venv ## ruff and mypy; prettier and tsc for the JavaScript of a run's page
 	@$(python) -m ruff check . && $(python) -m ruff format --check . && $(python) -m mypy

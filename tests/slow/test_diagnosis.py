@@ -18,6 +18,7 @@ from tests.support.runs import metrics
 LIMITS = {"healthy": Limit.NONE, "dead": Limit.DEAD_REPLICA}
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("fault", OPTIONS)
 def test_the_sentence_names_the_fault(fault: str, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from tests.unit.engine.run.test_resume import (  # noqa: F401
     test_whatever_file_of_a_killed_run_is_damaged_it_ends_undisturbed_or_is_refused,
 )
 
+pytestmark = pytest.mark.campaign
+
 
 @pytest.fixture
 def every():

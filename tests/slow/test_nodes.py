@@ -1,8 +1,8 @@
 """A quick start over several processes or hosts ends as on one machine, whoever is killed or cut off: real engines.
 
-ROCSTAR_KILLS=50 makes it a campaign of that many kills and cuts at random moments (about 15 s each):
+`make campaigns` adds kills and cuts at random moments (about 15 s each):
 
-    ROCSTAR_KILLS=50 python -m pytest tests/slow/test_nodes.py -q -s -k random
+    ROCSTAR_KILLS=50 python -m pytest tests/slow/test_nodes.py -m campaign -s
 
 Network namespaces stand for hosts: an own network and an own /dev/shm, so that weights and checkpoint go over TCP.
 """
@@ -41,7 +41,7 @@ FIELDS = [
 
 NODES = ("one", "two")
 OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
-KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
+KILLS = int(os.environ.get("ROCSTAR_KILLS", "8"))
 
 
 def free_port() -> int:
@@ -362,7 +362,7 @@ def test_a_node_that_stands_still_is_fenced_and_comes_back(three: Cluster, wante
     assert three.numbers == wanted
 
 
-@pytest.mark.skipif(not KILLS, reason="a campaign: ROCSTAR_KILLS=50")
+@pytest.mark.campaign
 @pytest.mark.timeout(60 * KILLS + 300)
 def test_random_kills_and_cuts_change_no_number(three: Cluster, wanted: list[dict[str, float]]) -> None:
     """In as many runs as they take; nothing is left on any host."""

@@ -1,10 +1,8 @@
 """A quick start that is killed and started again ends as if nothing had happened: real processes, kill -9.
 
-ROCSTAR_KILLS=50 makes it a campaign of that many kills at random moments (about 20 s each on a quiet machine):
+`make campaigns` kills it at random moments, and damages a file of a killed run, each so many times (about 20 s each):
 
-    ROCSTAR_KILLS=50 python -m pytest tests/slow/test_quickstart_resume.py -q -s
-
-ROCSTAR_DAMAGES=30 damages a file of a killed run in so many ways, in turn (about 20 s each).
+    ROCSTAR_KILLS=50 ROCSTAR_DAMAGES=30 python -m pytest tests/slow/test_quickstart_resume.py -m campaign -s
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from tests.support.damage import damages
 from tests.support.runs import SMALL, Run, command, metrics, numbers
 
 FIELDS = [*SMALL, "steps=4", "eval_every=2", "checkpoint_every=2"]
-KILLS = int(os.environ.get("ROCSTAR_KILLS", "0"))
-DAMAGES = int(os.environ.get("ROCSTAR_DAMAGES", "0"))
+KILLS = int(os.environ.get("ROCSTAR_KILLS", "8"))
+DAMAGES = int(os.environ.get("ROCSTAR_DAMAGES", "8"))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +103,7 @@ def test_an_evaluation_beside_training_that_was_killed_is_made_up_for(started: l
     assert evaluated(folder) == [0, 2]
 
 
-@pytest.mark.skipif(not KILLS, reason="ROCSTAR_KILLS is not set")
+@pytest.mark.campaign
 @pytest.mark.timeout(KILLS * 200 + 600)
 def test_campaign(wanted: list[dict[str, float]], started: list[Run], tmp_path: Path) -> None:
     chance, kills, ends = random.Random(0), 0, 0
@@ -129,7 +127,7 @@ def test_campaign(wanted: list[dict[str, float]], started: list[Run], tmp_path: 
     print(f"{kills} kills, {ends} runs that ended as the undisturbed one", flush=True)
 
 
-@pytest.mark.skipif(not DAMAGES, reason="ROCSTAR_DAMAGES is not set")
+@pytest.mark.campaign
 @pytest.mark.timeout(DAMAGES * 100 + 600)
 def test_campaign_of_damages(wanted: list[dict[str, float]], started: list[Run], tmp_path: Path) -> None:
     """One run is killed after its third checkpoint; each time another file of it is damaged, until all were."""

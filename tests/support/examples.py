@@ -1,8 +1,8 @@
 """How many examples hypothesis tries, and which.
 
-`make test` tries the same ones each time, so that it never fails by chance. `make test-all` (the profile "search")
-tries more, drawn from a seed that it prints: `make test-all SEED=...` tries those again, and a test that fails prints a
-line `@reproduce_failure(...)` for its own case.
+`make test` tries the same ones each time, so that it never fails by chance. `make campaigns` (the profile "search")
+tries more, drawn from a seed that it prints: `make campaigns SEED=...` tries those again, and a test that fails prints
+a line `@reproduce_failure(...)` for its own case.
 """
 
 from hypothesis import HealthCheck, settings
@@ -20,7 +20,7 @@ def load_profiles() -> None:
 
 
 def examples(count: int, *, search: int | None = None) -> settings:
-    """So many examples in `make test`, and `search` (three times as many by default) in `make test-all`."""
+    """Returns so many examples in `make test`, and `search` (three times as many by default) in `make campaigns`."""
     if settings.get_current_profile_name() == "search":
         return settings(max_examples=search or SEARCH * count)
     return settings(max_examples=count)
