@@ -100,8 +100,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.sets:
             raise ValueError("sets: none given. Fix: sets=aime24.parquet,math500.jsonl")
-        for path in self.sets:
-            check_exists(sets=path)
+        check_exists("sets", *self.sets)
         for name in ("samples", "turns", "problems", "in_flight"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

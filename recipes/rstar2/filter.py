@@ -87,7 +87,7 @@ class Config:
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
-        check_exists(data=self.data)
+        check_exists("data", self.data)
         for name in ("n", "k", "turns", "in_flight"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -112,7 +112,7 @@ def test_a_chain_that_is_killed_in_its_second_stage_ends_as_if_nothing_had_happe
 ) -> None:
     first = Run(rl(data, tmp_path))
     started.append(first)
-    first.until("stage 2: a new run")
+    first.until("stage-2")
     first.until("step   1")
     first.process.kill()
     assert first.end() == -9

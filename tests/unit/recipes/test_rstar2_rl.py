@@ -5,29 +5,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from algo.learner.serialize import from_plain
 from algo.loss.policy_losses import PpoClip
 from engine.console.options import parse
 from engine.errors import BadInput
-from engine.run.identity import Identity
-from engine.run.run_folder import RunFolder
-from recipes.rstar2.rl import (
-    RELEASE,
-    REPORT,
-    Config,
-    Plateau,
-    ReleaseConfig,
-    Start,
-    check_files,
+from engine.programs.invocation import Machines
+from recipes.rstar2.parts.stages.chain import (
     check_same,
-    enough_of,
-    filter_config,
+    folder_of,
     has_ended,
-    identity_of,
-    start_of,
+    open_stage,
+    optimizer_before,
+    weights_before,
 )
+from recipes.rstar2.parts.stages.plateau import Plateau
+from recipes.rstar2.parts.stages.values import RELEASE, REPORT
+from recipes.rstar2.rl import ChainInvocation, Config, ReleaseConfig, filter_config, identity_of, run_stages
 from tests.support.paths import TINY
 
 SMALL = ["rollout.max_tokens=230", "eval_max_tokens=230"]
@@ -41,7 +35,7 @@ def data(tmp_path):
 
 
 def config(data, *words, kind=Config):
-    given = [f"model={TINY}", f"data={data}", f"runs={data.parent / 'runs'}", "protocol=none", *SMALL, *words]
+    given = [f"model={TINY}", f"data={data}", "protocol=none", *SMALL, *words]
     names = {word.partition("=")[0] for word in words}
     return parse(kind, [word for word in given if word in words or word.partition("=")[0] not in names])
 
@@ -86,17 +80,17 @@ def test_the_releases_values_where_they_differ():
 
 
 def test_a_stage_is_opened_with_the_reports_values(data):
-    second = report(data, "stage=2").training(2, data.parent / "model")
+    second = report(data, "stage=2").training(2)
     assert (second.steps, second.prompts_per_step, second.group.samples) == (85, 512, 32)
     assert (second.rollout.max_response_tokens, second.rollout.max_turns, second.rollout.temperature) == (12288, 10, 1)
     assert second.learner == REPORT.learner
-    third = report(data, "stage=3").training(3, data.parent / "model")
+    third = report(data, "stage=3").training(3)
     assert (third.steps, third.rollout.max_response_tokens, third.rollout.max_turns) == (125, 12288, 15)
 
 
 def test_the_release_is_opened_with_its_own(data):
     made = report(data, "protocol=release", kind=ReleaseConfig)
-    opened = made.training(1, made.model)
+    opened = made.training(1)
     assert (opened.steps, opened.prompts_per_step, opened.group.samples, opened.rollout.max_turns) == (200, 128, 32, 5)
     assert opened.rollout.max_calls_per_turn == 1
     assert opened.learner.weight_decay == 0.01
@@ -111,7 +105,7 @@ def test_the_reports_evaluation(data):
 def test_small_runs_override_by_options(data):
     words = ["stage=all", "steps=2,3,4", "prompts_per_step=4", "group_size=2", "rollout.max_turns=4", "learner.lr=1e-4"]
     made = config(data, *words)
-    opened = [made.training(number, TINY) for number in (1, 2, 3)]
+    opened = [made.training(number) for number in (1, 2, 3)]
     assert [each.steps for each in opened] == [2, 3, 4]
     assert {each.rollout.max_tokens for each in opened} == {230}
     assert {each.rollout.max_response_tokens for each in opened} == {None}
@@ -121,22 +115,22 @@ def test_small_runs_override_by_options(data):
 
 
 def test_plain_grpo_rolls_out_what_it_trains(data):
-    assert config(data, "group_size=4", "algorithm=grpo").training(1, TINY).group.samples == 4
+    assert config(data, "group_size=4", "algorithm=grpo").training(1).group.samples == 4
 
 
 def test_replicas_have_room_for_the_longer_of_rollouts_and_evaluations(data):
     made = config(data, f"eval_sets={data}", "rollout.max_tokens=100", "eval_max_tokens=400")
-    assert made.training(1, TINY).replicas_config.max_model_len > 400
+    assert made.training(1).replicas_config.max_model_len > 400
     assert made.longest(1) == 400
     assert config(data, "rollout.max_tokens=100", "eval_max_tokens=400").longest(1) == 100, "nothing is evaluated"
 
 
 def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(data):
-    learner = config(data, "replica.dtype=bfloat16").training(1, TINY).learner
+    learner = config(data, "replica.dtype=bfloat16").training(1).learner
     assert (learner.weights_dtype, learner.mismatch_bound) == ("bfloat16", 0.1)
-    given = config(data, "replica.dtype=bfloat16", "mismatch_tolerance=0.2").training(1, TINY).learner
+    given = config(data, "replica.dtype=bfloat16", "mismatch_tolerance=0.2").training(1).learner
     assert given.mismatch_bound == 0.2
-    assert config(data).training(1, TINY).learner.weights_dtype == "float32"
+    assert config(data).training(1).learner.weights_dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +138,6 @@ def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(
     [
         (["stage=all", "steps=3"], "steps"),
         (["group_size=1"], "group_size"),
-        (["name=../x"], "name"),
         (["rollout.max_tokens=2000"], "rollout.max_tokens=992"),
         (["eval_sets={data}", "eval_max_tokens=2000"], "eval_max_tokens=992"),
         (["plateau.window=0"], "window"),
@@ -159,10 +152,11 @@ def test_what_cannot_be_is_refused_by_name(data, capsys, words, named):
 
 
 @pytest.mark.parametrize("name", ["data", "eval_sets"])
-def test_files_that_are_not_there_are_named_on_the_lead_and_not_looked_for_on_a_node(data, name):
+def test_files_that_are_not_there_are_named_before_a_stage_begins(data, tmp_path, name):
     given = replace(config(data), **{name: Path("missing.jsonl") if name == "data" else (Path("missing.jsonl"),)})
     with pytest.raises(BadInput, match=rf"{name}.*missing\.jsonl"):
-        check_files(given)
+        run_stages(given, tmp_path / "chain", Machines())
+    assert not (tmp_path / "chain").exists()
 
 
 def test_the_release_has_one_stage(data, capsys):
@@ -208,13 +202,13 @@ def test_the_rule_reads_the_rows_of_the_steps():
 
 def test_the_rule_ends_a_stage_before_the_last_where_it_is_asked_for(data):
     made = config(data, "stage=all", "switch=plateau", "plateau.window=3")
-    assert [enough_of(made, number)(rows([0.1] * 6)) is not None for number in (1, 2, 3)] == [True, True, False]
-    assert enough_of(config(data), 1)(rows([0.1] * 60)) is None
+    assert [made.enough(number)(rows([0.1] * 6)) is not None for number in (1, 2, 3)] == [True, True, False]
+    assert config(data).enough(1)(rows([0.1] * 60)) is None
 
 
-def a_run(made, number, *, ended, steps=2, states=()):
+def a_stage(chain, number, *, ended, steps=2, states=()):
     """The folder of a stage as a run leaves it."""
-    folder = made.folder / f"stage-{number}"
+    folder = folder_of(chain, number)
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"steps": steps}))
     for step in states:
@@ -224,89 +218,91 @@ def a_run(made, number, *, ended, steps=2, states=()):
     return folder
 
 
-def test_the_first_stage_begins_with_the_model(data):
-    assert start_of(config(data), 1, Console()) == Start(checkpoint=TINY)
+def test_the_first_stage_and_one_without_a_stage_before_have_no_weights_to_go_on_from(tmp_path):
+    assert weights_before(tmp_path, 1) is None
+    assert weights_before(tmp_path, 2) is None
+    assert optimizer_before(tmp_path, 2) is None
 
 
-def test_the_second_stage_goes_on_with_weights_and_optimizer_of_the_first(data):
-    made = config(data, "stage=2")
-    folder = a_run(made, 1, ended=True, states=(1, 2))
-    expected = Start(checkpoint=folder / "checkpoint", learner_state=folder / "checkpoints" / "step-000002")
-    assert start_of(made, 2, Console()) == expected
+def test_a_stage_goes_on_with_weights_and_optimizer_of_the_one_before(tmp_path):
+    before = a_stage(tmp_path, 1, ended=True, states=(1, 2))
+    assert weights_before(tmp_path, 2) == before / "checkpoint"
+    assert optimizer_before(tmp_path, 2) == before / "checkpoints" / "step-000002"
 
 
-def test_the_third_stage_has_a_new_optimizer(data):
-    made = config(data, "stage=3")
-    folder = a_run(made, 2, ended=True, states=(2,))
-    assert start_of(made, 3, Console()) == Start(checkpoint=folder / "checkpoint")
-
-
-def test_a_stage_does_not_begin_before_the_one_before_has_ended(data):
-    made = config(data, "stage=2")
-    folder = a_run(made, 1, ended=False)
-    with pytest.raises(BadInput, match=str(folder)):
-        start_of(made, 2, Console())
-
-
-def test_a_stage_without_one_before_begins_with_the_model(data, capsys):
-    made = config(data, "stage=2")
-    assert start_of(made, 2, Console()) == Start(checkpoint=TINY)
-    assert str(TINY) in capsys.readouterr().out.replace("\n", "")
+def test_a_stage_does_not_begin_before_the_one_before_has_ended(tmp_path):
+    before = a_stage(tmp_path, 1, ended=False)
+    with pytest.raises(BadInput, match=str(before)):
+        weights_before(tmp_path, 2)
 
 
 def test_the_filter_samples_with_the_budgets_of_the_stage_before(data):
-    made = report(data, "stage=all", f"runs={data.parent / 'runs'}")
-    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
-    filtered = filter_config(made, 3)
+    made, chain = report(data, "stage=all"), data.parent / "runs"
+    model_for(1 << 17, a_stage(chain, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3, chain)
     assert (filtered.keep, filtered.samples, filtered.temperature) == ("unsolved", 8, 1.0)
     assert filtered.budget() == made.rollout_of(2)
-    assert (filtered.model, filtered.data) == (made.folder / "stage-2" / "checkpoint", data)
+    assert (filtered.model, filtered.data) == (chain / "stage-2" / "checkpoint", data)
 
 
 def test_the_filter_has_all_gpus_that_make_whole_replicas(data):
     gpus = ["devices=0,1,2", "learner_ranks=1", "replicas=1", "tensor_parallel=2"]
-    made = report(data, "stage=all", f"runs={data.parent / 'runs'}", *gpus)
-    model_for(1 << 17, a_run(made, 2, ended=True) / "checkpoint")
-    filtered = filter_config(made, 3)
+    made, chain = report(data, "stage=all", *gpus), data.parent / "runs"
+    model_for(1 << 17, a_stage(chain, 2, ended=True) / "checkpoint")
+    filtered = filter_config(made, 3, chain)
     assert (filtered.replicas, filtered.devices) == (1, (0, 1))
-    assert filter_config(report(data, "stage=all", f"runs={data.parent / 'runs'}"), 3).replicas == 2
+    assert filter_config(report(data, "stage=all"), 3, chain).replicas == 2
 
 
-def test_a_stage_has_ended_when_all_steps_that_are_wanted_are_in_its_summary(data):
-    made = config(data)
-    assert not has_ended(made.folder / "stage-1", 2)
-    folder = a_run(made, 1, ended=True, steps=2)
+def test_a_stage_has_ended_when_all_steps_that_are_wanted_are_in_its_summary(tmp_path):
+    assert not has_ended(folder_of(tmp_path, 1), 2)
+    folder = a_stage(tmp_path, 1, ended=True, steps=2)
     assert has_ended(folder, 2)
     assert not has_ended(folder, 3)
 
 
 def test_a_run_goes_on_with_other_machines_and_not_with_other_values(data, tmp_path):
-    made = config(data)
-    identity = identity_of(made, 1, Start(checkpoint=TINY), data)
-    with RunFolder.open(made.folder, "stage-1", Identity(identity), steps=2) as folder:
-        folder.json("config.json", {**identity, "steps": 2})
-    path = made.folder / "stage-1"
+    made, path = config(data), folder_of(tmp_path, 1)
+    identity = identity_of(made)
+    with open_stage(path, identity, 2) as folder:
+        folder.json("config.json", {**identity.values, "steps": 2})
     moved = config(data, "replicas=1", "micro_batch_tokens=1000", "kv_blocks=1500", "checkpoint_every=1")
-    check_same(path, identity_of(moved, 1, Start(checkpoint=TINY), data))
-    changed = config(data, "learner.lr=1e-3")
+    check_same(path, identity_of(moved))
     with pytest.raises(BadInput, match=r"learner\.lr"):
-        check_same(path, identity_of(changed, 1, Start(checkpoint=TINY), data))
+        check_same(path, identity_of(config(data, "learner.lr=1e-3")))
+    with pytest.raises(BadInput, match="stage"):
+        check_same(path, identity_of(config(data, "stage=2")))
     data.write_text('{"problem": "6 * 8?", "answer": "48"}\n')
     with pytest.raises(BadInput, match="data_sha256"):
-        check_same(path, identity_of(made, 1, Start(checkpoint=TINY), data))
+        check_same(path, identity_of(made))
+
+
+def test_a_stage_that_another_process_writes_is_not_begun_elsewhere(data, tmp_path):
+    path, identity = folder_of(tmp_path, 1), identity_of(config(data))
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("")
+    with pytest.raises(BadInput, match=str(path)):
+        open_stage(path, identity, 2)
+    assert [each.name for each in tmp_path.glob("stage*")] == ["stage-1"]
+
+
+def test_a_chain_is_not_begun_anew_in_its_folder(capsys):
+    with pytest.raises(SystemExit):
+        parse(ChainInvocation, ["fresh=true"])
+    assert "fresh" in capsys.readouterr().err
 
 
 def test_a_copy_of_the_model_elsewhere_is_the_same_model(data, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
+    for file in TINY.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
     made = config(data)
-    there, here = (identity_of(made, 1, Start(checkpoint=path), data) for path in (copy, TINY))
-    assert there == here
+    assert identity_of(replace(made, model=copy)) == identity_of(made)
     content = bytearray((TINY / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(content)
-    assert identity_of(made, 1, Start(checkpoint=copy), data) != here
+    assert identity_of(replace(made, model=copy)) != identity_of(made)
 
 
 def test_values_are_frozen():

@@ -85,11 +85,11 @@ def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens
         )
 
 
-def check_exists(**paths: Path) -> None:
-    """Raises ValueError naming the option."""
-    for option, path in paths.items():
+def check_exists(option: str, *paths: Path) -> None:
+    """Raises BadInput naming the option."""
+    for path in paths:
         if not path.exists():
-            raise ValueError(f"{option}: {str(path)!r} does not exist. Fix: give {option}=")
+            raise BadInput(f"{option}: {str(path)!r} does not exist. Fix: give {option}=")
 
 
 def open_data(path: Path, *, limit: int | None = None, seed: int | None = None, epochs: int | None = 1) -> Prompts:

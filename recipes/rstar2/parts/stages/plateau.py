@@ -1,0 +1,43 @@
+"""The rule by which the report ends its first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plateau:
+    """When the share of truncated rollouts has stopped to change: the rule by which the report ends its first stage.
+
+    >>> Plateau(window=2, level=0.05, change=0.01).reached([0.0, 0.0, 0.2, 0.1, 0.1, 0.104])
+    False
+    >>> Plateau(window=2, level=0.05, change=0.01).reached([0.0, 0.0, 0.1, 0.1, 0.1, 0.104])
+    True
+    """
+
+    window: Annotated[int, "steps whose mean is compared with the mean of as many before"] = 20
+    level: Annotated[float, "least mean share of truncated rollouts; below it there is room"] = 0.05
+    change: Annotated[float, "largest difference of the two means"] = 0.01
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, got {self.window}")
+        for name in ("level", "change"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+    def reached(self, shares: Sequence[float]) -> bool:
+        """shares: of the steps so far, in order."""
+        if len(shares) < 2 * self.window:
+            return False
+        before, now = fmean(shares[-2 * self.window : -self.window]), fmean(shares[-self.window :])
+        return now >= self.level and abs(now - before) <= self.change
+
+    def enough(self, steps: Sequence[Mapping[str, float]]) -> str | None:
+        """For `Training.train`: why the stage ends after these steps, if it does. steps: rows of metrics.jsonl."""
+        if not self.reached([row["stop/length"] / max(1.0, row["rollout/trajectories"]) for row in steps]):
+            return None
+        return f"after step {steps[-1]['step']:.0f} the share of truncated rollouts is on a plateau"
