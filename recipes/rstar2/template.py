@@ -3,6 +3,7 @@
     python recipes/rstar2/template.py model=models/Qwen3-14B-Base output=models/rstar2-base protocol=report
 
 writes a checkpoint whose tokenizer has the template, from a base model whose tokenizer knows ChatML's two tokens.
+`tool.json` beside it is the tool that the template shows, for servers that run its calls.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def install(model: Path, output: Path, protocol: Protocol) -> None:
     try:
         end = _write_tokenizer(model, made, protocol)
         _write_configuration(model, made, end)
+        _write_json(made / "tool.json", protocol.schema(stateful=False))
         for path in sorted(model.iterdir()):
             if path.is_file() and not path.name.startswith((".", "chat_template")) and not (made / path.name).exists():
                 _link(path.resolve(), made / path.name)

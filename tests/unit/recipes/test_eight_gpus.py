@@ -1,0 +1,73 @@
+"""The page of the 14B on eight GPUs: each of its commands has options that its program takes, for that model."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from engine.console.options import parse_all
+from engine.programs.invocation import Invocation, Machines
+from recipes.rstar2 import chat, data, evaluate, filter, fit, rl, sft, template
+from recipes.rstar2.parts.memory.model import PUBLIC
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "recipes/rstar2/eight_gpus.md").read_text()
+BLOCKS = re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+OPTIONS = {
+    "template": [template.Config],
+    "fit": [fit.Config],
+    "data": [data.Config],
+    "filter": [filter.Config],
+    "sft": [Invocation, sft.Config, Machines],
+    "rl": [rl.ChainInvocation, rl.Config, Machines],
+    "evaluate": [evaluate.Config],
+    "chat": [chat.Config],
+}
+RECIPES = [line for line in COMMANDS if line.startswith("python recipes/")]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A folder in which each file is there that some command of the page reads, with the model's configuration."""
+    monkeypatch.chdir(tmp_path)
+    for name in set(re.findall(r"(?:data|runs)/[\w/-]+\.(?:parquet|jsonl)", PAGE)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in set(re.findall(r"(?:models/[\w.-]+|runs/[\w/-]+/checkpoint)", PAGE)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(PUBLIC["Qwen3-14B"]))
+        (tmp_path / name / "tokenizer_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize("command", RECIPES)
+def test_the_options_of_a_command_are_those_of_its_program(command, machine):
+    _, file, *words = shlex.split(command)
+    name = re.fullmatch(r"recipes/rstar2/(\w+)\.py", file)[1]
+    parse_all(OPTIONS[name], words)  # ends the program for a wrong option
+
+
+def test_stages_two_and_three_follow_from_the_report(machine):
+    [all_at_once] = [line for line in RECIPES if "stage=all" in line]
+    _, config, _ = parse_all(OPTIONS["rl"], shlex.split(all_at_once)[2:])
+    settings = [config.training(number) for number in config.numbers]
+    assert [(each.steps, each.rollout.max_response_tokens, each.rollout.max_turns) for each in settings] == [
+        (300, 8192, 10),
+        (85, 12288, 10),
+        (125, 12288, 15),
+    ]
+    alone = [parse_all(OPTIONS["rl"], shlex.split(line)[2:])[1] for line in RECIPES if re.search(r"stage=\d", line)]
+    assert [each.training(each.numbers[0]) for each in alone] == settings
+
+
+def test_the_options_are_those_that_fit_finds(machine):
+    [found] = [line for line in RECIPES if "fit.py" in line]
+    plan = fit.fitting(parse_all(OPTIONS["fit"], shlex.split(found)[2:])[0].plan())
+    [all_at_once] = [line for line in RECIPES if "stage=all" in line]
+    _, config, _ = parse_all(OPTIONS["rl"], shlex.split(all_at_once)[2:])
+    assert config.training(3).devices == plan.devices
+    assert config.replica.memory_share == plan.share
+    assert max(config.rollout_of(number).max_tokens for number in config.numbers) == plan.max_tokens
+    assert config.learner.micro_batch_tokens == plan.learner.micro_batch_tokens == plan.max_tokens
+    assert config.learner.activation_checkpointing is plan.learner.activation_checkpointing is True
