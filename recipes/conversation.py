@@ -134,7 +134,8 @@ class OnReplica:
         show(self._chat.prefill)
         parser, stream = ToolCallParser(), self._chat.stream()
         calls: list[ToolCall | MalformedCall] = []
-        text, finish = "", "length"
+        text = ""
+        finish: str | None = "length"
         if len(self.token_ids) < self._max_tokens:
             async for delta in self._replica.generate(list(self.token_ids), self._sampling, "chat"):
                 finish = delta.finish
@@ -219,13 +220,14 @@ def run(program: Coroutine[Any, Any, None], *expected: type[Exception]) -> int:
 
     expected: what ends it with one line, beside what can happen to any of them.
     """
+    told: tuple[type[Exception], ...] = (ReplicaDied, SandboxUnavailable, TemplateError, *expected)
     print_logs()
     try:
         asyncio.run(program)
     except KeyboardInterrupt:
         print()
         return 130
-    except (ReplicaDied, SandboxUnavailable, TemplateError, *expected) as failure:
+    except told as failure:
         print(printable(f"error: {failure}"), file=sys.stderr)
         return 1
     return 0

@@ -126,7 +126,9 @@ def read_entropies(path: Path, key: str) -> Entropies | None:
 def write_entropies(path: Path, key: str, entropies: Entropies) -> None:
     """Raises CannotWrite."""
     content = io.BytesIO()
-    arrays = {name: np.concatenate([each[at] for each in entropies]) for at, name in enumerate(("entropy", "logprob"))}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([each[at] for each in entropies]) for at, name in enumerate(("entropy", "logprob"))
+    }
     np.savez(content, key=np.asarray(key), lengths=np.asarray([len(each[0]) for each in entropies]), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, [content.getvalue()])

@@ -173,7 +173,7 @@ class Comparison:
 def compare(config: Config) -> Comparison:
     """Reads the finished runs. Raises ValueError when one lacks an evaluation that another one has."""
     curves: dict[str, Curves] = {metric: {} for metric in METRICS}
-    seconds = {}
+    seconds: dict[str, float] = {}
     for name in config.algorithms:
         folders = [config.folder / f"{name}-{seed}" for seed in range(config.seeds)]
         rows = [row for folder in folders for row in _rows(folder / "metrics.jsonl")]

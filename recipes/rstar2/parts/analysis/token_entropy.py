@@ -40,7 +40,7 @@ class Scored:
 
 def threshold(scored: Sequence[Scored], high_share: float = HIGH_SHARE) -> float:
     """The entropy above which a token is one of the `high_share` most uncertain ones. Raises ValueError for none."""
-    entropies_N = np.concatenate([each.entropy_T[each.marks.sampled_T] for each in scored] or [np.zeros(0)])
+    entropies_N = np.concatenate([each.entropy_T[each.marks.sampled_T] for each in scored] or [np.zeros(0, np.float32)])
     if not len(entropies_N):
         raise ValueError("no sampled token")
     return float(np.quantile(entropies_N, 1 - high_share))
