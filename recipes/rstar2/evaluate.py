@@ -40,6 +40,7 @@ from engine.console.shown import shown
 from engine.errors import BadInput
 from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
+from engine.run.identity import Identity
 from engine.run.run_folder import versions
 from engine.telemetry.timeline import Timeline
 from engine.telemetry.watchdog import exit_process
@@ -51,18 +52,11 @@ from recipes.rstar2.parts.sampling.options import (
     check_exists,
     named_sets,
 )
-from recipes.rstar2.parts.sampling.problems import (
-    Row,
-    RowFile,
-    Samples,
-    fingerprint,
-    open_output,
-    problems_bar,
-    sample_problems,
-    sha256,
-)
+from recipes.rstar2.parts.sampling.output import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.problems import Samples, problems_bar, sample_problems
 from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
+from recipes.rstar2.parts.sampling.rows import Row, RowFile
 from sandbox import Sandbox
 
 # What decides no figure: where and how fast it is computed.
@@ -140,17 +134,17 @@ class Config:
             seed=self.seed,
         )
 
-    def identity(self, data: Mapping[str, str]) -> dict[str, Any]:
+    def identity(self, data: Mapping[str, str]) -> Identity:
         """What decides the figures. data: the hash of each set."""
         budget = self.budget()
-        given = {name: value for name, value in flat(self).items() if name not in NOT_COMPARED}
         effective = {
             "samples": self.k,
             "temperature": budget.temperature,
             "max_tokens": budget.max_tokens,
             "turns": budget.max_turns,
         }
-        return {**given, **effective, **self._of_model(), "data": dict(data)}
+        given = Identity({**flat(self), **effective}, free=NOT_COMPARED)
+        return Identity({**given.values, **self._of_model(), "data": data})
 
     def _of_model(self) -> dict[str, Any]:
         """Which model it is. A server is known by its address and its name for the model."""
@@ -184,7 +178,7 @@ async def evaluate(config: Config, console: Console | None = None) -> dict[str, 
     result = {
         "model": str(config.model),
         "sets": figures,
-        "config": {**identity, "model": config.model, "sets": config.sets},
+        "config": {**identity.values, "model": config.model, "sets": config.sets},
         "versions": versions(),
         "command": sys.argv,
         "wall_s": round(time.monotonic() - started, 1),

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from rich.console import Console
@@ -33,6 +33,7 @@ from engine.data.prompts import Prompts
 from engine.data.tables import open_table
 from engine.programs.job import run_job
 from engine.rollout.rollout import RolloutConfig
+from engine.run.identity import Identity
 from engine.run.run_folder import versions
 from engine.telemetry.watchdog import exit_process
 from recipes.rstar2.parts.sampling.options import (
@@ -41,15 +42,10 @@ from recipes.rstar2.parts.sampling.options import (
     check_exists,
     open_data,
 )
-from recipes.rstar2.parts.sampling.problems import (
-    RowFile,
-    fingerprint,
-    open_output,
-    problems_bar,
-    sample_problems,
-    sha256,
-)
+from recipes.rstar2.parts.sampling.output import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.problems import problems_bar, sample_problems
 from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
+from recipes.rstar2.parts.sampling.rows import RowFile
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
 # What decides no row: where and how fast it is computed, and what is kept of the rows.
@@ -123,10 +119,10 @@ class Config:
             seed=self.seed,
         )
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What decides the rows."""
-        given = {name: value for name, value in flat(self).items() if name not in NOT_COMPARED}
-        return {**given, "n": self.samples, "weights": fingerprint(self.model), "data": sha256(self.data)}
+        values = {**flat(self), "n": self.samples, "weights": fingerprint(self.model), "data_sha256": sha256(self.data)}
+        return Identity(values, free=NOT_COMPARED)
 
 
 def is_kept(config: Config, solved: int) -> bool:
@@ -161,7 +157,7 @@ async def filter_data(config: Config, console: Console | None = None) -> Path:
         **{name: counts[name] for name in ("kept", "solved", "disagree", "failed")},
         "first_error": next(iter(failed.values()), None),
         "filtered_sha256": sha256(path),
-        "config": {**identity, "keep": config.keep, "k": config.k, "model": config.model},
+        "config": {**identity.values, "keep": config.keep, "k": config.k, "model": config.model},
         "versions": versions(),
         "command": sys.argv,
         "wall_s": round(time.monotonic() - started, 1),

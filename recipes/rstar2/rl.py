@@ -55,7 +55,7 @@ from recipes.rstar2.parts.sampling.options import (
     named_sets,
     open_data,
 )
-from recipes.rstar2.parts.sampling.problems import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.output import fingerprint, open_output, sha256
 from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 from recipes.rstar2.parts.stages.chain import (
     check_same,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import BadInput
-from recipes.rstar2.parts.sampling.problems import RowFile
+from recipes.rstar2.parts.sampling.rows import RowFile
 from recipes.tiny.task import Split, prompts
 from tests.support.paths import ROOT, TINY
 from tests.support.replay import one_of_several_turns, replayed
@@ -207,7 +207,7 @@ def test_an_evaluation_that_is_interrupted_goes_on_and_says_the_same(
 OPENED = """
 import sys
 from pathlib import Path
-from recipes.rstar2.parts.sampling.problems import RowFile
+from recipes.rstar2.parts.sampling.rows import RowFile
 with RowFile(Path(sys.argv[1])) as file:
     list(file.rows())  # opens and closes the file once more
     print("open", flush=True)

@@ -12,8 +12,8 @@ from engine.rollout.rollout import RolloutConfig
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, StopReason
 from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, connect
-from recipes.rstar2.parts.sampling.problems import RowFile
 from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
+from recipes.rstar2.parts.sampling.rows import RowFile
 from tests.support.fakes import a_prompt
 from tests.support.openai_server import USAGE, Server, call, raw_call
 from tests.support.paths import ROOT

@@ -10,7 +10,7 @@ from engine.console.options import parse
 from engine.errors import BadInput
 from recipes.rstar2.evaluate import Config, figures_of, table_of
 from recipes.rstar2.parts.sampling.options import named_sets
-from recipes.rstar2.parts.sampling.problems import Row
+from recipes.rstar2.parts.sampling.rows import Row
 from tests.support.paths import TINY
 
 

@@ -9,17 +9,12 @@ import pytest
 from engine.errors import BadInput
 from engine.ports import GraderUnavailable
 from engine.replica.port import ReplicaDied
+from engine.run.identity import Identity
 from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, RolloutError, StopReason
-from recipes.rstar2.parts.sampling.problems import (
-    TRIES,
-    Row,
-    RowFile,
-    fingerprint,
-    open_output,
-    sample_problems,
-    sha256,
-)
+from recipes.rstar2.parts.sampling.output import fingerprint, open_output, sha256
+from recipes.rstar2.parts.sampling.problems import TRIES, sample_problems
+from recipes.rstar2.parts.sampling.rows import Row, RowFile
 from tests.support.fakes import a_prompt, a_trajectory, a_use
 
 
@@ -176,15 +171,15 @@ async def test_a_job_ends_when_no_replica_is_left(tmp_path):
 
 def test_a_folder_goes_on_with_the_same_values_only(tmp_path):
     folder = tmp_path / "made" / "out"
-    open_output(folder, {"temperature": 2.0, "sets": ("a", "b")})
-    open_output(folder, {"temperature": 1.0, "sets": ("a", "b")})  # the first one failed before its first row
+    open_output(folder, Identity({"temperature": 2.0, "sets": ("a", "b")}))
+    open_output(folder, Identity({"temperature": 1.0, "sets": ("a", "b")}))  # the first one failed before its first row
     (folder / "a.samples.jsonl").write_text("{}\n")
-    open_output(folder, {"temperature": 1.0, "sets": ("a", "b")})
+    open_output(folder, Identity({"temperature": 1.0, "sets": ("a", "b")}))
     with pytest.raises(BadInput, match=r"temperature \(1.0 there, 0.5 now\)"):
-        open_output(folder, {"temperature": 0.5, "sets": ("a", "b")})
+        open_output(folder, Identity({"temperature": 0.5, "sets": ("a", "b")}))
     (folder / "config.json").write_text("{")
     with pytest.raises(BadInput, match=r"config\.json"):
-        open_output(folder, {"temperature": 1.0})
+        open_output(folder, Identity({"temperature": 1.0}))
 
 
 def test_a_fingerprint_is_of_the_weights_wherever_they_are(tmp_path):
