@@ -35,8 +35,8 @@ from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import flat, parse
 from engine.console.progress import Bar
 from engine.data.prompts import read_prompts
-from engine.data.tables import shown
 from engine.errors import BadInput
+from engine.run.identity import Identity, describe
 from recipes.rstar2.parts.preparation.rows import Dropped, Place, Row, WrongField
 from recipes.rstar2.parts.preparation.rules import (
     Agreement,
@@ -131,7 +131,7 @@ def prepare(config: Config, console: Console | None = None, argv: Sequence[str] 
             **asdict(outcome),
             "sources": [str(source.path) for source in sources.sources],
             "command": shlex.join(argv),
-            "identity": identity,
+            "identity": identity.values,
             "wall_s": round(time.monotonic() - started, 1),
         }
         write_whole(config.folder / REPORT, [json.dumps(report, indent=2).encode(), b"\n"])
@@ -152,27 +152,25 @@ def open_sources(config: Config) -> Sources:
     )
 
 
-def _identity(config: Config, sources: Sources) -> dict[str, Any]:
+def _identity(config: Config, sources: Sources) -> Identity:
     """What decides the rows: options, and the names and contents of files."""
-    options = {name: value for name, value in flat(config).items() if name not in ("source", "output", "fresh")}
-    options["against"] = [[path.name, open_source(test_file(path)).sha256()] for path in config.against]
-    options["answers"] = None if config.answers is None else open_source(config.answers).sha256()
-    options["source"] = [[source.name, source.sha256()] for source in sources.sources]
-    return options
+    given = Identity(flat(config), free=("source", "output", "fresh"))
+    against = [[path.name, open_source(test_file(path)).sha256()] for path in config.against]
+    answers = None if config.answers is None else open_source(config.answers).sha256()
+    source = [[source.name, source.sha256()] for source in sources.sources]
+    return Identity({**given.values, "against": against, "answers": answers, "source": source})
 
 
-def _check_same(folder: Path, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name in now if there.get(name) != now[name]]
-    if changed:
-        differences = ", ".join(f"{name} ({shown(there.get(name))} there, {shown(now[name])} now)" for name in changed)
+def _check_same(folder: Path, there: Mapping[str, Any], identity: Identity) -> None:
+    if differences := identity.differences(there):
         raise BadInput(
-            f"output: {folder} holds rows that were prepared otherwise: {differences}. "
+            f"output: {folder} holds rows that were prepared otherwise: {describe(differences)}. "
             "Fix: give another output=, or fresh=true to replace them"
         )
 
 
 @contextmanager
-def _working_folder(config: Config, identity: Mapping[str, Any]) -> Iterator[Path]:
+def _working_folder(config: Config, identity: Identity) -> Iterator[Path]:
     """Where shards are kept, by one process at a time. Those of other options are deleted.
 
     Raises BadInput where the output folder holds something else.
@@ -191,7 +189,7 @@ def _working_folder(config: Config, identity: Mapping[str, Any]) -> Iterator[Pat
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BadInput(f"output: another process writes {config.folder}. Fix: wait for it") from error
-        plan, text = folder / "plan.json", json.dumps(identity, sort_keys=True)
+        plan, text = folder / "plan.json", json.dumps(identity.values, sort_keys=True)
         if config.fresh or not plan.exists() or plan.read_text() != text:
             for path in folder.glob("shard-*"):
                 path.unlink()
