@@ -102,7 +102,7 @@ async def main(config: Config, console: Console) -> None:
 async def _talk(
     lines: AsyncIterator[str], speaker: Speaker, tool: Tool | StatefulTool, config: Config, console: Console
 ) -> bool:
-    """One conversation; returns whether another one is to follow."""
+    """Holds one conversation. Returns whether another one is to follow."""
     async with opened(tool) as tools:
         async for question in lines:
             if not question:
@@ -155,7 +155,10 @@ async def _on_endpoint(config: Config, tool: Tool | StatefulTool, stack: AsyncEx
 
 
 def _of_run(checkpoint: Path | None) -> dict[str, Any]:
-    """The options of the run that left the checkpoint, which say what tool its model was taught; {} where unknown."""
+    """Returns the options of the run that left the checkpoint; they say which tool its model was taught.
+
+    {}: unknown.
+    """
     for folder in () if checkpoint is None else (checkpoint, checkpoint.resolve().parent):
         with suppress(OSError, ValueError, AttributeError):
             options = json.loads((folder / "config.json").read_text())
@@ -165,7 +168,7 @@ def _of_run(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def _context(weights: Path) -> int:
-    """Positions that the model has."""
+    """Returns the number of positions that the model has."""
     config = json.loads((weights / "config.json").read_text())
     return config.get("text_config", config)["max_position_embeddings"]
 

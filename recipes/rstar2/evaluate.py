@@ -59,7 +59,7 @@ from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
 from recipes.rstar2.parts.sampling.rows import Row, RowFile
 from sandbox import Sandbox
 
-# What decides no figure: where and how fast it is computed.
+# Options that change no figure: they say where and how fast it is computed.
 NOT_COMPARED = {
     *("model", "url", "server_tools", "sets", "problems", "output", "in_flight"),
     *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
@@ -109,7 +109,7 @@ class Config:
 
     @property
     def k(self) -> int:
-        """Samples of each problem."""
+        """The number of samples of each problem."""
         return self.samples or PROTOCOLS[self.protocol].eval_samples
 
     def budget(self) -> RolloutConfig:
@@ -135,7 +135,7 @@ class Config:
         )
 
     def identity(self, data: Mapping[str, str]) -> Identity:
-        """What decides the figures. data: the hash of each set."""
+        """Returns what decides the figures. data: the hash of each set."""
         budget = self.budget()
         effective = {
             "samples": self.k,
@@ -147,14 +147,14 @@ class Config:
         return Identity({**given.values, **self._of_model(), "data": data})
 
     def _of_model(self) -> dict[str, Any]:
-        """Which model it is. A server is known by its address and its name for the model."""
+        """Returns what tells this model from others: its weights, or the server's address and name for it."""
         if self.url:
             return {"url": self.url, "served_model": str(self.model), "server_tools": self.server_tools}
         return {"weights": fingerprint(self.model)}
 
 
 async def evaluate(config: Config, console: Console | None = None) -> dict[str, Any]:
-    """The figures of each set, which are written to evaluation.json and shown as a table too.
+    """Samples all sets, writes evaluation.json, shows a table, and returns the figures of each set.
 
     Raises BadInput, EndpointFailed, or one of `engine.assembly.expected.EXPECTED`.
     """
@@ -191,7 +191,7 @@ async def evaluate(config: Config, console: Console | None = None) -> dict[str, 
 
 
 async def _sample(config: Config, sets: Mapping[str, Sequence[Prompt]], console: Console) -> dict[str, dict[str, str]]:
-    """Samples what has no row yet, if anything. Returns for each set the problems that failed, with their errors."""
+    """Samples the problems that have no row yet. Returns for each set those that failed, with their errors."""
     failed: dict[str, dict[str, str]] = {name: {} for name in sets}
     if all(len(_rows(config.output, name, prompts)) == len(prompts) for name, prompts in sets.items()):
         return failed
@@ -224,7 +224,7 @@ class _Sampler:
 
 @asynccontextmanager
 async def _sampler(config: Config, console: Console) -> AsyncIterator[_Sampler]:
-    """The model, here or on a server, with a sandbox for its calls and for what is to be graded."""
+    """Starts the model here, or connects to its server, with a sandbox for its calls and for grading."""
     if config.url:
         async with _remote(config) as sampler:
             yield sampler
@@ -237,7 +237,7 @@ async def _sampler(config: Config, console: Console) -> AsyncIterator[_Sampler]:
 
 @asynccontextmanager
 async def _remote(config: Config) -> AsyncIterator[_Sampler]:
-    """Raises EndpointFailed for a server that is not there or has no such model."""
+    """Connects to the server. Raises EndpointFailed where it does not answer or has no such model."""
     budget, timeline = config.budget(), Timeline()
     async with connect(config.url) as client:
         model = await model_of(client, str(config.model))
@@ -265,14 +265,14 @@ def _done(file: RowFile, prompts: Sequence[Prompt]) -> int:
 
 
 def _rows(output: Path, name: str, prompts: Sequence[Prompt]) -> list[Row]:
-    """Those of these prompts, in their order."""
+    """Returns the rows of these prompts, in the prompts' order."""
     with RowFile(rows_path(output, name)) as file:
         rows = {row.id: row for row in file.rows()}
     return [rows[prompt.id] for prompt in prompts if prompt.id in rows]
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """What the samples of a set say: shares are of rollouts, and of calls where they are of calls.
+    """Computes the figures of a set. Shares are shares of its rollouts, `tool_error_share` of its calls.
 
     rows: one or more. accuracy: avg@k with its 95 % interval. pass_at_k: unbiased, for 1, 2, 4, ... and all samples.
     """
@@ -301,7 +301,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table_of(figures: Mapping[str, Mapping[str, Any]], title: str) -> Table:
-    """A column for each set."""
+    """Returns a table with a column for each set."""
     table = Table("", title=shown(title))
     for name in figures:
         table.add_column(shown(name), justify="right")

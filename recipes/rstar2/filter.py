@@ -48,7 +48,7 @@ from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, Protoc
 from recipes.rstar2.parts.sampling.rows import RowFile
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
-# What decides no row: where and how fast it is computed, and what is kept of the rows.
+# Options that change no row: they say where and how fast it is computed, and which rows are kept.
 NOT_COMPARED = {
     *("model", "data", "output", "keep", "k", "in_flight"),
     *("replicas", "devices", "tensor_parallel", "sandbox.slots", "replica.kv_blocks", "replica.max_num_seqs"),
@@ -93,7 +93,7 @@ class Config:
 
     @property
     def samples(self) -> int:
-        """Of each problem."""
+        """The number of samples of each problem."""
         return self.n or SAMPLES[self.keep]
 
     def budget(self) -> RolloutConfig:
@@ -120,13 +120,13 @@ class Config:
         )
 
     def identity(self) -> Identity:
-        """What decides the rows."""
+        """Returns what decides the rows."""
         values = {**flat(self), "n": self.samples, "weights": fingerprint(self.model), "data_sha256": sha256(self.data)}
         return Identity(values, free=NOT_COMPARED)
 
 
 def is_kept(config: Config, solved: int) -> bool:
-    """Whether a problem of which so many samples are right is kept.
+    """Returns whether a problem is kept of which so many samples are right.
 
     Pure, given the configuration: `keep=unsolved` keeps 7 of 8 and not 8 of 8; `keep=agree k=2` keeps 2 of 16.
     """
@@ -134,7 +134,7 @@ def is_kept(config: Config, solved: int) -> bool:
 
 
 async def filter_data(config: Config, console: Console | None = None) -> Path:
-    """Samples, then writes what is kept; returns its path.
+    """Samples all problems, writes those that are kept, and returns the path of the file.
 
     Raises BadInput, or one of `engine.assembly.expected.EXPECTED`.
     """
@@ -171,7 +171,7 @@ async def filter_data(config: Config, console: Console | None = None) -> Path:
 
 
 async def _sample(config: Config, prompts: Prompts, file: RowFile, console: Console) -> dict[str, str]:
-    """Samples what has no row yet, if anything. Returns the problems that failed, with their errors."""
+    """Samples the problems that have no row yet. Returns those that failed, with their errors."""
     total = len(prompts.rows)
     if len(file.done) == total:
         return {}
@@ -191,7 +191,7 @@ async def _sample(config: Config, prompts: Prompts, file: RowFile, console: Cons
 
 
 def _verdict(config: Config, solved: int | None) -> str:
-    """ "kept", or why a problem is dropped. solved: None where it could not be sampled."""
+    """Returns "kept", or why a problem is dropped. solved: None where it could not be sampled."""
     if solved is None:
         return "failed"
     if is_kept(config, solved):
@@ -200,8 +200,9 @@ def _verdict(config: Config, solved: int | None) -> str:
 
 
 def kept_rows(data: Path, name: str, verdict: Callable[[str], str], counts: Counter[str]) -> Iterator[bytes]:
-    """The rows of the data that are kept, as lines of JSON. name: with which ids begin. counts: problems by verdict,
-    filled meanwhile.
+    """Yields the rows of the data that are kept, as lines of JSON.
+
+    name: the first part of all ids. counts: is filled with the number of problems of each verdict.
     """
     table = open_table(data)
     for number in range(len(table)):

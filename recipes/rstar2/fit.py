@@ -57,7 +57,10 @@ class Config:
         self.plan()
 
     def device_plan(self) -> DevicePlan:
-        """All GPUs by turns, or some for the learner and the others for replicas. Raises ValueError."""
+        """Gives both sides all GPUs by turns, or `learner_ranks` of them to the learner and the others to replicas.
+
+        Raises ValueError.
+        """
         ranks = self.learner_ranks or self.devices
         serving = self.devices - ranks or self.devices
         if ranks > self.devices:
@@ -72,7 +75,7 @@ class Config:
         )
 
     def plan(self) -> Plan:
-        """Raises ValueError for a model that cannot be trained."""
+        """Returns what is asked for, as it is. Raises ValueError for a model that cannot be trained."""
         devices = self.device_plan()
         rows = max(self.max_tokens, self.learner.micro_batch_tokens)  # a longer trajectory has a row of its own
         return Plan(
@@ -84,7 +87,7 @@ class Config:
         )
 
 
-# What can be changed, the cheapest first: each gives another plan, or the same where there is nothing to change.
+# What can be changed, the cheapest first. Each returns another plan, or the same one where there is nothing to change.
 
 
 def _learns(plan: Plan, **fields: Any) -> Plan:
@@ -100,7 +103,7 @@ def _offload(plan: Plan) -> Plan:
 
 
 def _wider_replicas(plan: Plan) -> Plan:
-    """Twice as many GPUs for each replica."""
+    """Gives each replica twice as many GPUs."""
     devices = plan.devices
     if devices.replicas % 2:
         return plan
@@ -113,7 +116,7 @@ def _adapters(plan: Plan) -> Plan:
 
 
 def _shorter(plan: Plan) -> Plan:
-    """As long as the model reads, or half as long."""
+    """Cuts trajectories to what the model reads, or to half their length."""
     longest = plan.model.positions if plan.max_tokens > plan.model.positions else plan.max_tokens // 2
     return _learns(replace(plan, max_tokens=longest), micro_batch_tokens=longest)
 
@@ -122,7 +125,7 @@ CHANGES = (_checkpointing, _wider_replicas, _offload, _adapters, _shorter)
 
 
 def fitting(plan: Plan) -> Plan | None:
-    """The plan with the cheapest changes that make it fit, if any are needed; None where all of them do not help."""
+    """Returns the plan with the cheapest changes that make it fit, or None where no change helps."""
     for choice in range(2 ** len(CHANGES)):  # a change comes after all subsets of cheaper ones
         changed = plan
         for number, change in enumerate(CHANGES):
@@ -133,7 +136,7 @@ def fitting(plan: Plan) -> Plan | None:
 
 
 def command_of(plan: Plan) -> str:
-    """The options of `rl.py` that make this plan."""
+    """Returns the options of `rl.py` that make this plan."""
     devices, learner = plan.devices, plan.learner
     options = {
         "devices": ",".join(map(str, devices.devices)),

@@ -71,8 +71,8 @@ from sandbox.printable import printable
 
 StageName = Literal["1", "2", "3", "all"]
 STAGES: Sequence[StageName] = ("1", "2", "3")
-# Options that a stage may have otherwise when it goes on: where it is computed, how often it is written down, and what
-# fits into memory. Model and data count by what they hold.
+# Options that may change when a stage goes on: where it is computed, how often it is written down, and what fits into
+# memory. Model and data are compared by their content.
 FREE_OF_A_STAGE = {
     *FREE,
     *("model", "data", "checkpoint_every", "write_every", "wandb"),
@@ -148,7 +148,7 @@ class Config(RunOptions):
 
     @property
     def numbers(self) -> list[int]:
-        """Of the stages that run."""
+        """The stages that run, counted from 1."""
         return [*range(1, len(self.values.stages) + 1)] if self.stage == "all" else [int(self.stage)]
 
     @property
@@ -156,12 +156,12 @@ class Config(RunOptions):
         return self.group_size or self.values.group_size
 
     def stage_of(self, number: int) -> Stage:
-        """With the steps that are given."""
+        """Returns the protocol's stage, with the steps that are given."""
         stage = self.values.stages[number - 1]
         return replace(stage, steps=self.steps[self.numbers.index(number)]) if self.steps else stage
 
     def seed_of(self, number: int) -> int:
-        """Each stage has other prompts and samples."""
+        """Returns a seed of the stage's own: each stage draws other prompts and samples."""
         return 10 * self.seed + number
 
     def rollout_of(self, number: int) -> RolloutConfig:
@@ -184,13 +184,13 @@ class Config(RunOptions):
         )
 
     def longest(self, number: int) -> int:
-        """Tokens of the longest trajectory of a stage, or of its evaluations."""
+        """Returns the tokens of the longest trajectory of a stage or of its evaluations."""
         evaluated = self.evaluated.max_tokens if self.eval_sets else 0
         return max(self.rollout_of(number).max_tokens, evaluated)
 
     @property
     def learning(self) -> LearnerConfig:
-        """With what follows from the dtype of the replicas."""
+        """The learner's configuration, adapted to the dtype of the replicas."""
         learner = self.learner
         if self.replica.dtype == "bfloat16" and not self.devices:
             learner = replace(learner, weights_dtype="bfloat16")
@@ -202,7 +202,7 @@ class Config(RunOptions):
         return learner
 
     def training(self, number: int, learner_state: Path | None = None) -> TrainingConfig:
-        """A stage that begins with `model`. Raises ValueError."""
+        """Returns the configuration of a stage that begins with `model`. Raises ValueError."""
         values, steps = self.values, self.stage_of(number).steps
         oversample = values.oversample if self.algorithm == "roc" else 1
         fields = {**self.run_fields, "seed": self.seed_of(number)}
@@ -222,7 +222,7 @@ class Config(RunOptions):
         )
 
     def enough(self, number: int) -> Callable[[Sequence[Mapping[str, float]]], str | None]:
-        """The rule that ends a stage before its steps are over, if there is one: the last stage has none."""
+        """Returns the rule that may end a stage before its steps are over. The last stage has none."""
         if self.switch == "steps" or number == len(self.values.stages):
             return lambda steps: None
         return self.plateau.enough
@@ -230,7 +230,7 @@ class Config(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseConfig(Config):
-    """The same options with the release's defaults."""
+    """Has the same options with the release's defaults."""
 
     protocol: ProtocolName = "release"
     learner: LearnerConfig = RELEASE.learner
@@ -238,7 +238,7 @@ class ReleaseConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainInvocation(Invocation):
-    """Where the stages are written, each in a folder of its own."""
+    """Says where the stages are written, each in a folder of its own."""
 
     name: str = "rstar2"
 
@@ -249,7 +249,10 @@ class ChainInvocation(Invocation):
 
 
 async def train(config: Config, run: Run) -> dict[str, Any]:
-    """One stage. Where its files are not, on a rollout node or in a replay, prompts come from elsewhere."""
+    """Trains one stage.
+
+    On a rollout node and in a replay its files may be missing: prompts come from elsewhere there.
+    """
     [number] = config.numbers
     goes_on = not config.stage_of(number).new_optimizer
     settings = config.training(number, optimizer_before(run.folder.path.parent, number) if goes_on else None)
@@ -284,7 +287,7 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
 
 
 def run_stages(config: Config, chain: Path, machines: Machines) -> int:
-    """Runs the stages that are asked for, each from where it is, until one does not end well. Returns the exit code.
+    """Runs the stages that are asked for, each from where it stopped, until one fails. Returns the exit code.
 
     chain: the folder of their runs. Raises BadInput.
     """
@@ -330,13 +333,13 @@ def run_stage(config: Config, chain: Path, machines: Machines) -> int:
 
 
 def identity_of(config: Config) -> Identity:
-    """What a stage's folder is of."""
+    """Returns what a stage must keep when it goes on: options, weights and data."""
     values = {**flat(config), "weights": fingerprint(config.model), "data_sha256": sha256(config.data)}
     return Identity(values, free=FREE_OF_A_STAGE)
 
 
 def filter_unsolved(config: offline.Config) -> int:
-    """Drops from the data what is always solved, by a job that goes on where it was. Returns the exit code."""
+    """Drops the problems that are always solved; the job goes on where it stopped. Returns the exit code."""
     if (config.output / "filter.json").exists():  # complete; made again it might hold what failed then
         open_output(config.output, config.identity())
         return 0
@@ -344,7 +347,9 @@ def filter_unsolved(config: offline.Config) -> int:
 
 
 def filter_config(config: Config, number: int, chain: Path) -> offline.Config:
-    """Of the job before a stage: the budgets of the stage before, and on GPUs all of them, since no learner runs."""
+    """Returns the options of the job before a stage. It has the budgets of the stage before, and all GPUs, since no
+    learner runs beside it.
+    """
     replicas = len(config.devices) // config.tensor_parallel if config.devices else config.replicas
     return offline.Config(
         model=folder_of(chain, number - 1) / "checkpoint",

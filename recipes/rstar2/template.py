@@ -56,7 +56,7 @@ def install(model: Path, output: Path, protocol: Protocol) -> None:
 
 
 def _write_tokenizer(model: Path, output: Path, protocol: Protocol) -> int:
-    """Returns the token that ends a turn."""
+    """Writes the tokenizer with the template. Returns the token that ends a turn."""
     from transformers import AutoTokenizer
 
     if not (model / "tokenizer_config.json").is_file():
@@ -76,7 +76,10 @@ def _write_tokenizer(model: Path, output: Path, protocol: Protocol) -> int:
 
 
 def _write_configuration(model: Path, output: Path, end: int) -> None:
-    """end: the token that ends a turn. The model's own end tokens still end a generation: it may fall back on them."""
+    """Writes both configurations. end: the token that ends a turn.
+
+    The model's own end tokens still end a generation, since it may fall back on them.
+    """
     config = json.loads((model / "config.json").read_text())
     path = model / "generation_config.json"
     generation = json.loads(path.read_text()) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""How much memory a run takes on GPUs: one formula for each part. Pure. **None of it was compared with a GPU.**
+"""Computes how much memory a run takes on GPUs, by one formula for each part. **None was compared with a GPU.**
 
 A test compares them with the tensors of the real learner, and with what autograd keeps of the models in PUBLIC, as fake
 tensors (tests/unit/recipes/test_rstar2_fit.py). What CUDA, NCCL and vLLM take for themselves is estimated.
@@ -30,8 +30,9 @@ LARGEST_SHARE = 0.9  # of a GPU for a replica that shares it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A model and the settings that decide how much memory it takes. max_tokens: of the longest trajectory, which
-    the learner's rows hold (`LearnerConfig.micro_batch_tokens`).
+    """A model and the settings that decide how much memory it takes.
+
+    max_tokens: length of the longest trajectory; the learner's rows (`micro_batch_tokens`) hold it.
     """
 
     model: Model
@@ -46,17 +47,20 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """P."""
+        """P, the number of all parameters."""
         return self.model.parameters + self.adapters
 
     @property
     def trained(self) -> int:
-        """T."""
+        """T, the number of trained parameters."""
         return self.adapters or self.model.parameters
 
     @property
     def share(self) -> float:
-        """Of a GPU, for a replica, in hundredths: where it shares the GPU, what the learner at rest leaves of it."""
+        """The share of a GPU that a replica takes.
+
+        Where both share a GPU, it is what the learner at rest leaves free.
+        """
         if not self.devices.shared:
             return MEMORY_SHARE
         free = 1 - (learner_at_rest(self) + RESERVE_BYTES) / self.gpu_bytes
@@ -64,21 +68,23 @@ class Plan:
 
 
 def layer_activations(model: Model) -> int:
-    """Bytes that a layer keeps of each token for its backward pass in bfloat16: of two norms the input in float32, the
-    normalised input and the output; queries and keys, with norms of their own, which not all models have; values; what
-    attention answers; and four tensors of the gated projection.
+    """Returns the bytes that a layer keeps of each token for its backward pass in bfloat16.
+
+    It keeps the input in float32, the normalised input and the output of two norms; queries and keys, counted with
+    norms of their own, which not all models have; values; the attention's output; and four tensors of the gated
+    projection.
     """
     queries, keys = model.heads * model.head_width, model.key_heads * model.head_width
     return 16 * model.hidden + 6 * (queries + keys) + 2 * (2 * queries + 2 * keys + 4 * model.intermediate)
 
 
 def kv_bytes_per_token(model: Model) -> int:
-    """Keys and values of all layers, in bfloat16."""
+    """Returns the bytes of keys and values of all layers in bfloat16."""
     return 2 * 2 * model.layers * model.key_heads * model.head_width
 
 
 def learner_parts(plan: Plan) -> dict[str, int]:
-    """Parts of one rank's memory at its highest, in bytes."""
+    """Returns the parts of one rank's memory at its highest, in bytes."""
     model, learner, ranks, tokens = (
         plan.model,
         plan.learner,
@@ -114,13 +120,16 @@ def learner_parts(plan: Plan) -> dict[str, int]:
 
 
 def learner_at_rest(plan: Plan) -> int:
-    """Bytes of a rank while replicas sample on the same GPU: the optimizer's state is in host memory then."""
+    """Returns the bytes of a rank while replicas sample on its GPU; the optimizer's state is in host memory then."""
     parts = learner_parts(plan)
     return parts["weights"] + parts.get("reference", 0)
 
 
 def replica_parts(plan: Plan) -> dict[str, int]:
-    """Parts of one GPU of a replica, in bytes; the KV cache gets what is left of the share, which may be negative."""
+    """Returns the parts of one GPU of a replica, in bytes.
+
+    The KV cache gets the rest of the share; it may be negative.
+    """
     model, gpus = plan.model, plan.devices.tensor_parallel
     parts = {
         "weights": 2 * model.parameters // gpus,
@@ -131,13 +140,15 @@ def replica_parts(plan: Plan) -> dict[str, int]:
 
 
 def kv_tokens(plan: Plan) -> int:
-    """Tokens of the KV cache of a replica, whose GPUs share the heads of keys."""
+    """Returns how many tokens the KV cache of a replica holds. Its GPUs share the heads of keys."""
     split = min(plan.devices.tensor_parallel, plan.model.key_heads)
     return max(0, replica_parts(plan)["KV cache"]) * split // kv_bytes_per_token(plan.model)
 
 
 def host_parts(plan: Plan) -> dict[str, int]:
-    """Host memory in bytes. A checkpoint is a copy while it is written; two versions of the weights are published."""
+    """Returns the parts of host memory, in bytes. Two versions of the weights are published; a checkpoint is a copy
+    that lives while it is written.
+    """
     adapters_alone = plan.learner.weight_transfer == "adapter"
     published = 0 if plan.learner.weight_transfer == "nccl" else 4 * (plan.adapters if adapters_alone else plan.weights)
     ranks, serving = plan.devices.learner_ranks, plan.devices.replicas * plan.devices.tensor_parallel
@@ -153,17 +164,17 @@ def host_parts(plan: Plan) -> dict[str, int]:
 
 
 def problems(plan: Plan) -> list[str]:
-    """What does not fit, a sentence each."""
-    found, room = [], plan.gpu_bytes
+    """Returns what does not fit, a sentence each."""
+    sentences, room = [], plan.gpu_bytes
     if plan.max_tokens > plan.model.positions:
-        found.append(f"max_tokens={plan.max_tokens} is more than the model's {plan.model.positions} positions")
+        sentences.append(f"max_tokens={plan.max_tokens} is more than the model's {plan.model.positions} positions")
     if (peak := sum(learner_parts(plan).values())) > room:
-        found.append(f"a rank of the learner needs {gib(peak)} of {gib(room)} while it trains")
+        sentences.append(f"a rank of the learner needs {gib(peak)} of {gib(room)} while it trains")
     if plan.model.heads % plan.devices.tensor_parallel:
-        found.append(f"tensor_parallel={plan.devices.tensor_parallel} does not divide {plan.model.heads} heads")
+        sentences.append(f"tensor_parallel={plan.devices.tensor_parallel} does not divide {plan.model.heads} heads")
     if (tokens := kv_tokens(plan)) < plan.max_tokens:
-        found.append(f"the KV cache of a replica holds {tokens:,} tokens, a trajectory has {plan.max_tokens:,}")
-    return found
+        sentences.append(f"the KV cache of a replica holds {tokens:,} tokens, a trajectory has {plan.max_tokens:,}")
+    return sentences
 
 
 def gib(size: float) -> str:

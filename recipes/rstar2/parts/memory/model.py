@@ -1,4 +1,4 @@
-"""What a model has that takes memory: numbers of its configuration, and parameters counted by transformers itself."""
+"""Reads the numbers of a model that decide its memory: its configuration, and parameters that transformers counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A dense decoder."""
+    """The numbers of a dense decoder."""
 
     layers: int
     hidden: int
@@ -57,13 +57,16 @@ class Model:
 
     @property
     def adapter_width(self) -> int:
-        """Parameters of the adapters of all projections of one layer, for each unit of their rank."""
+        """The parameters of the adapters of all projections of one layer, for each unit of their rank."""
         queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
         return 7 * self.hidden + 2 * queries + 2 * keys + 3 * self.intermediate
 
 
 def configuration(name: str) -> PretrainedConfig:
-    """The configuration of a model in PUBLIC, of a folder, a config.json, or an id of the hub. Raises ValueError."""
+    """Returns the configuration of a model: a name in PUBLIC, a folder, a config.json or an id of the hub.
+
+    Raises ValueError.
+    """
     known = {each.lower(): fields for each, fields in PUBLIC.items()}
     if name.lower() in known:
         fields = dict(known[name.lower()])
@@ -78,7 +81,7 @@ def configuration(name: str) -> PretrainedConfig:
 
 
 def model_of(name: str) -> Model:
-    """Raises ValueError for a model that is not there, or that the learner cannot train."""
+    """Returns the numbers of a model. Raises ValueError where there is none, or where the learner cannot train it."""
     config = configuration(name)
     try:
         model = empty(config, "sdpa")

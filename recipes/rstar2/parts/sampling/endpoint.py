@@ -36,20 +36,20 @@ class EndpointFailed(RuntimeError):
 
     @property
     def of_one_request(self) -> bool:
-        """Whether another request may be answered: this one was refused for what it holds, or the server has failed."""
+        """Whether another request may succeed: this one was refused for its content, or the server failed once."""
         return self.status in (400, 413, 422) or (self.status is not None and self.status >= 500)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """A call as it comes in pieces."""
+    """A call whose pieces are still coming."""
 
     id: str = ""
     name: str = ""
     arguments: str = ""
 
     def parsed(self) -> ToolCall | MalformedCall:
-        """As a rollout would read it."""
+        """Returns the call as a rollout would read it."""
         parser = ToolCallParser()
         text = f'<tool_call>{{"name": {json.dumps(self.name)}, "arguments": {self.arguments or "{}"}}}</tool_call>'
         return [*parser.feed(text), *parser.finish(), MalformedCall(text=text, reason="the call never ends")][0]
@@ -60,7 +60,7 @@ class _Call:
 
 @dataclass(kw_only=True)
 class OnEndpoint:
-    """A conversation with the model of a server.
+    """Holds a conversation with the model of a server.
 
     tools: schemas (`engine.tools.python_tool.schema`); none: what the model calls is the server's business.
     max_tokens: of the whole conversation; None: what the server has room for. template_arguments: of the server's chat
@@ -108,7 +108,7 @@ class OnEndpoint:
         return Said(calls=parsed, whole=finish in ("stop", "tool_calls"))
 
     async def _stream(self, show: Show) -> tuple[str, list[_Call], str | None]:
-        """The text before the calls, the calls, and why the turn ended."""
+        """Returns the text before the calls, the calls, and why the turn ended."""
         content, calls, finish = "", dict[int, _Call](), None
         self.sampled.append(0)
         async for chunk in await self.client.chat.completions.create(**self._request()):
@@ -129,7 +129,7 @@ class OnEndpoint:
         return content, [calls[index] for index in sorted(calls)], finish
 
     async def _at_once(self, show: Show) -> tuple[str, list[_Call], str | None]:
-        """As `_stream`."""
+        """Returns what `_stream` does, without showing it piece by piece."""
         self.sampled.append(0)
         completion = await self.client.chat.completions.create(**self._request())
         choice = completion.choices[0]
@@ -175,13 +175,19 @@ def check_url(url: str) -> None:
 
 
 def connect(url: str) -> AsyncOpenAI:
-    """url: of the server or of its API, which is at /v1 where the url says nothing. The key is the environment's."""
+    """Returns a client.
+
+    url: address of the server, or of its API; a bare address means /v1. The key is the environment's.
+    """
     base = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1"
     return AsyncOpenAI(base_url=base, api_key=os.environ.get(KEY) or "none")
 
 
 async def model_of(client: AsyncOpenAI, name: str) -> str:
-    """The name, or that of the only model where it is empty. Raises EndpointFailed when the server has no such."""
+    """Returns the name; where it is empty, that of the only model.
+
+    Raises EndpointFailed where the server has no such.
+    """
     with explained(client):
         served = [model.id async for model in client.models.list()]
     if name in served or (not name and len(served) == 1):

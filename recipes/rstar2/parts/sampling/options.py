@@ -1,4 +1,4 @@
-"""What training, filtering and evaluation of rStar2-Agent share: options of replicas and sandbox, and problems."""
+"""The options of replicas and sandbox and the reading of problems that training, filtering and evaluation share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SandboxOptions:
     memory_mib: Annotated[int, "memory limit of a tool call; the release's code judge has 256"] = 1024
 
     def config(self) -> SandboxConfig:
-        """Raises ValueError."""
+        """Returns the sandbox's configuration. Raises ValueError."""
         return SandboxConfig(
             slots=self.slots,
             limits=Limits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_bytes=self.memory_mib << 20),
@@ -54,7 +54,7 @@ class ReplicaOptions:
     ] = None
 
     def config(self, checkpoint: Path, max_tokens: int, devices: Sequence[int]) -> ReplicaConfig:
-        """max_tokens: of the longest trajectory. Raises ValueError."""
+        """Returns a replica's configuration. max_tokens: length of the longest trajectory. Raises ValueError."""
         check_positions(checkpoint, max_tokens)
         blocks = self.kv_blocks
         if blocks is None and not devices:
@@ -72,7 +72,7 @@ class ReplicaOptions:
 
 
 def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens") -> None:
-    """option: by which the length is given. Raises ValueError where a trajectory is longer than the model can read."""
+    """Raises ValueError where a trajectory is longer than the model can read. option: the one that gives the length."""
     try:
         fields = json.loads((checkpoint / "config.json").read_bytes())
         longest = fields.get("text_config", fields).get("max_position_embeddings")
@@ -86,14 +86,14 @@ def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens
 
 
 def check_exists(option: str, *paths: Path) -> None:
-    """Raises BadInput naming the option."""
+    """Raises BadInput naming the option of a path that does not exist."""
     for path in paths:
         if not path.exists():
             raise BadInput(f"{option}: {str(path)!r} does not exist. Fix: give {option}=")
 
 
 def open_data(path: Path, *, limit: int | None = None, seed: int | None = None, epochs: int | None = 1) -> Prompts:
-    """The prompts of a file, each of which was looked at once: a bad row is told now, not after hours.
+    """Returns the prompts of a file after reading all of them once, so that a bad row is reported now, not after hours.
 
     Raises BadInput naming file and row.
     """
@@ -106,11 +106,11 @@ def open_data(path: Path, *, limit: int | None = None, seed: int | None = None, 
 
 
 def named_sets(paths: Sequence[Path], limit: int | None = None) -> dict[str, list[Prompt]]:
-    """The prompts of each set by its name, which is its file's and becomes their source. Raises BadInput."""
-    found: dict[str, list[Prompt]] = {}
+    """Returns the prompts of each set by the name of its file, which becomes their source. Raises BadInput."""
+    sets: dict[str, list[Prompt]] = {}
     for path in paths:
         prompts = open_data(path)
-        if prompts.name in found:
+        if prompts.name in sets:
             raise BadInput(f"sets: two have the name {prompts.name!r}. Fix: rename {path}")
-        found[prompts.name] = [replace(prompt, source=prompts.name) for prompt in islice(prompts, limit)]
-    return found
+        sets[prompts.name] = [replace(prompt, source=prompts.name) for prompt in islice(prompts, limit)]
+    return sets

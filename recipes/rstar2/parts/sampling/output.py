@@ -1,4 +1,4 @@
-"""The folder of a job that goes on where it was, and what decides its rows."""
+"""Opens the folder of a job that goes on where it stopped, and hashes what decides its rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def open_output(folder: Path, identity: Identity) -> None:
 
 
 def fingerprint(model: Path) -> str:
-    """Of a checkpoint's weights: the size of each file, and its first and last megabyte. Training changes them all."""
+    """Hashes a checkpoint's weights: the size and the first and last megabyte of each file.
+
+    Training changes them all.
+    """
     digest = hashlib.blake2b(digest_size=16)
     piece = 1 << 20
     for path in sorted(model.glob("*.safetensors")):
@@ -45,7 +48,7 @@ def fingerprint(model: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Of a file, or of all files of a folder in the order of their names."""
+    """Hashes a file, or all files of a folder in the order of their names."""
     digest = hashlib.sha256()
     for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if each.is_file():

@@ -1,4 +1,4 @@
-"""Graded samples of many problems, a row of a file for each problem: what filters and evaluations go by.
+"""Samples and grades many problems and writes a row for each, for filters and evaluations.
 
 Invariants
 - A row is on the disk before its problem counts as done. A job that was killed goes on with the others and ends with
@@ -33,7 +33,7 @@ GRADERS = 8  # trajectories graded at once; the others wait, which no deadline o
 
 
 class Samples(Protocol):
-    """Where samples come from: the rollouts of `engine.rollout.rollout`, or those of `remote.py`."""
+    """Makes samples, as the rollouts of `engine.rollout.rollout` and those of `remote.py` do."""
 
     async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory: ...
 
@@ -49,7 +49,7 @@ async def sample_problems(
     in_flight: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """A row for each of the prompts; those that have one are passed over. on_done: called after each that has not.
+    """Adds a row for each of the prompts that have none. on_done: called after each of them.
 
     Returns the problems that could not be sampled, each with its error. Raises ReplicaDied when no replica is left.
     """
@@ -94,7 +94,7 @@ async def sample_problems(
 
 @contextmanager
 def problems_bar(title: str, total: int, done: int, console: Console) -> Iterator[Callable[[], None]]:
-    """A progress bar; without a terminal a line for each tenth. Gives a function to call for each problem."""
+    """Shows a progress bar, or without a terminal a line for each tenth. Yields a function to call for each problem."""
     live = console.is_terminal and not console.is_dumb_terminal
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""The chat of rStar2-Agent: what the model is told, the tool that it calls, and the template that says so.
+"""Defines the chat of rStar2-Agent: what the model is told, the tool that it calls, and the template.
 
 A turn of the assistant begins with `<reason>`, which the template writes: in training data each message of role
 assistant begins with it too. The template is for problems. Conversations of another kind (calls of other tools,
@@ -82,19 +82,24 @@ class Protocol:
     eval_turns: int
 
     def template(self) -> str:
-        """The whole Jinja template."""
+        """Returns the whole Jinja template."""
         values = {"system_text": self.system, "user_prefix": self.user_prefix}
         header = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}\n" for name, value in values.items())
         return header + Path(__file__).with_name("chat.jinja").read_text()
 
     def chat(self, *, reason: bool = True) -> ChatConfig:
-        """For any checkpoint whose tokenizer knows ChatML. reason=False: for what is no problem to solve."""
+        """Returns the chat, for any checkpoint whose tokenizer knows ChatML.
+
+        reason=False: for what is no problem to solve.
+        """
         if self.own_chat:
             return ChatConfig()
         return ChatConfig(template=self.template(), template_arguments={} if reason else {"reason": False})
 
     def tool(self, sandbox: Any, *, stateful: bool) -> Tool | StatefulTool:
-        """Python, named, described and cut as the protocol says. sandbox: a `sandbox.Sandbox`, whose limits hold.
+        """Returns Python, named, described and cut as the protocol says.
+
+        sandbox: a `sandbox.Sandbox`, whose limits hold.
 
         stateful: the calls of a rollout share their variables.
         """
@@ -110,7 +115,7 @@ class Protocol:
         return tool
 
     def schema(self, *, stateful: bool) -> dict[str, Any]:
-        """What the model is shown of the tool, in OpenAI's form: an entry of `tools` in a row of data."""
+        """Returns what the model is shown of the tool, in OpenAI's form: an entry of `tools` in a row of data."""
         return schema(self.tool(None, stateful=stateful))
 
     def budget(
@@ -122,8 +127,10 @@ class Protocol:
         max_tokens: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> RolloutConfig:
-        """response_tokens: sampled and tool tokens, after a prompt of up to PROMPT_TOKENS. max_tokens: of prompt and
-        response together, in place of both.
+        """Returns the budget of a rollout.
+
+        response_tokens: sampled and tool tokens, after a prompt of up to PROMPT_TOKENS. max_tokens: tokens of prompt
+        and response together, in place of both.
         """
         budget = RolloutConfig(
             max_tokens=PROMPT_TOKENS + response_tokens if max_tokens is None else max_tokens,
@@ -139,7 +146,7 @@ class Protocol:
     def eval_budget(
         self, *, turns: int | None, temperature: float | None, max_tokens: int | None, deadline_s: float
     ) -> RolloutConfig:
-        """The budget of an evaluation. None: the protocol's own value."""
+        """Returns the budget of an evaluation. None: the protocol's own value."""
         return self.budget(
             response_tokens=self.eval_max_tokens,
             turns=turns or self.eval_turns,

@@ -1,4 +1,4 @@
-"""Rollouts by a model behind an OpenAI-compatible server, for an evaluation: the statistics of `engine.rollout`'s own.
+"""Rolls problems out on a model behind an OpenAI-compatible server, with the statistics of `engine.rollout`.
 
 The calls are run here, with the texts that a rollout has for wrong ones; or on the server, where it answers as a whole
 agent (`python -m engine.programs.gateway --tools`) and says in a trace how it came to the answer.
@@ -34,7 +34,7 @@ from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint
 
 @dataclass(slots=True)
 class _SoFar:
-    """What a rollout has done."""
+    """What a rollout has done so far."""
 
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _SoFar:
 
 
 class RemoteRollouts:
-    """`run` as that of `engine.rollout.rollout.Rollouts`.
+    """Has the `run` of `engine.rollout.rollout.Rollouts`.
 
     speaker: makes a conversation with the server's model, under a seed. tool: runs its calls here; None: the server
     does, within its own budgets.
@@ -78,7 +78,10 @@ class RemoteRollouts:
         self._seed = seed
 
     async def run(self, prompt: Prompt, sample: int, group: int) -> Trajectory:
-        """Raises EndpointFailed when the server is gone, refuses the key, or cannot be used at all."""
+        """Rolls one sample out.
+
+        Raises EndpointFailed when the server is gone, refuses the key, or cannot be used at all.
+        """
         started_at = self._timeline.now()
         seed = derive_seed(self._seed, prompt.id, sample, 0)
         so_far, stop, error = _SoFar(), StopReason.ERROR, None
@@ -137,7 +140,7 @@ class RemoteRollouts:
                 speaker.hear_replies([use.response for use in uses])
 
     async def _answer(self, tool: Tool, calls: Sequence[ToolCall | MalformedCall]) -> list[ToolUse]:
-        """The calls of a turn, run at once. Raises ToolLost."""
+        """Runs the calls of a turn at once and returns them with their replies. Raises ToolLost."""
         limit = self._budget.max_calls_per_turn
         kept = calls if limit is None or self._budget.surplus_calls == "refuse" else calls[:limit]
         pending = [self._pending(tool, call, surplus=limit is not None and at >= limit) for at, call in enumerate(kept)]
@@ -166,12 +169,12 @@ class RemoteRollouts:
 
 
 def schemas(tool: Tool | StatefulTool | None) -> list[dict[str, Any]]:
-    """What the server's model is shown of the tool that is run here."""
+    """Returns what the server's model is shown of the tool that is run here."""
     return [] if tool is None else [schema(tool)]
 
 
 async def _ask_agent(speaker: OnEndpoint, so_far: _SoFar) -> StopReason:
-    """One request to a server that runs the calls; one that does not is the model without tools."""
+    """Sends one request to a server that runs the calls. A server that runs none is taken as a model without tools."""
     said = await speaker.say(_ignore)
     trace = speaker.trace
     if trace is None:
@@ -199,13 +202,16 @@ def _traced(call: Mapping[str, Any]) -> ToolUse:
 
 
 def _malformed(text: str) -> list[ToolCall | MalformedCall]:
-    """Calls that a server leaves in the text since they cannot be decoded: nobody can answer them, but they count."""
+    """Returns the calls that a server left in the text since it could not decode them.
+
+    Nobody answers them; they count.
+    """
     parser = ToolCallParser()
     return [*parser.feed(text), *parser.finish()]
 
 
 def _whole_text(text: str, calls: Sequence[ToolCall | MalformedCall]) -> str:
-    """With the calls that the server took out of it."""
+    """Returns the text with the calls that the server took out of it."""
     written = [
         f"\n<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
         for call in calls
@@ -215,4 +221,4 @@ def _whole_text(text: str, calls: Sequence[ToolCall | MalformedCall]) -> str:
 
 
 def _ignore(text: str) -> None:
-    """Nobody watches an evaluation."""
+    """Shows nothing: nobody watches an evaluation."""

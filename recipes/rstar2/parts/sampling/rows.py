@@ -58,7 +58,9 @@ _row = msgspec.json.Decoder(Row)
 
 
 class RowFile:
-    """`with RowFile(path) as file`: the rows of a job that may have been interrupted. done: ids of their problems.
+    """Holds the rows of a job that may have been interrupted: `with RowFile(path) as file`.
+
+    done: ids of their problems.
 
     A line that was cut in half by a kill is cut off. Raises BadInput for another damaged line, or when another process
     writes the file.
@@ -107,7 +109,10 @@ class RowFile:
 
 
 def _locked(path: Path) -> int:
-    """Held until the descriptor is closed, or the process ends; by a file of its own, since others are opened again."""
+    """Returns a lock that is held until its descriptor is closed or the process ends.
+
+    It has a file of its own, since closing another descriptor of the same file would release it.
+    """
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +123,7 @@ def _locked(path: Path) -> int:
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes up to the end of the last line that ends."""
+    """Returns the number of bytes up to the end of the last whole line."""
     with path.open("rb") as file:
         end = 0
         for line in file:

@@ -1,4 +1,4 @@
-"""How a stage follows the one before it, by the folders of their runs: runs/NAME/stage-1, stage-2 and so on.
+"""Finds out what a stage goes on from, in the folders of its chain: runs/NAME/stage-1, stage-2 and so on.
 
 Invariant: results are never mixed. A folder that holds a run of other values is refused, and a stage begins only with
 one that has ended.
@@ -22,14 +22,15 @@ def folder_of(chain: Path, number: int) -> Path:
 
 
 def has_ended(path: Path, steps: int = 0) -> bool:
-    """Whether the run there has ended, with so many steps or more planned. Raises BadInput for damaged options."""
+    """Returns whether the run there has ended with so many steps or more. Raises BadInput for damaged options."""
     made = _options(path)
     return (path / "summary.json").exists() and made is not None and made["steps"] >= steps
 
 
 def weights_before(chain: Path, number: int) -> Path | None:
-    """The weights that a stage goes on from; None where there is no stage before. Raises BadInput where that has not
-    ended.
+    """Returns the weights that a stage goes on from, or None without a stage before it.
+
+    Raises BadInput where the stage before has not ended.
     """
     before = folder_of(chain, number - 1)
     if number == 1 or not before.exists():
@@ -42,7 +43,7 @@ def weights_before(chain: Path, number: int) -> Path | None:
 
 
 def optimizer_before(chain: Path, number: int) -> Path | None:
-    """The learner's state at the end of the stage before, if there is one."""
+    """Returns the learner's state at the end of the stage before, if it was kept."""
     states = CheckpointFolder(folder_of(chain, number - 1) / "checkpoints")
     return states.of(states.steps()[-1]) if states.steps() else None
 
@@ -55,8 +56,9 @@ def check_same(path: Path, identity: Identity) -> None:
 
 
 def open_stage(path: Path, identity: Identity, steps: int) -> RunFolder:
-    """Opens the folder of a stage, to begin it or to go on. Raises BadInput where another process writes there, and
-    what `RunFolder.open` raises.
+    """Opens the folder of a stage, to begin it or to go on.
+
+    Raises BadInput where another process writes there, and what `RunFolder.open` raises.
     """
     folder = RunFolder.open(path.parent, path.name, identity, steps=steps)
     if folder.path != path:
@@ -66,7 +68,7 @@ def open_stage(path: Path, identity: Identity, steps: int) -> RunFolder:
 
 
 def _options(path: Path) -> dict[str, Any] | None:
-    """What the run's config.json says; None where there is none."""
+    """Returns what the run's config.json says, or None without one. Raises BadInput where it is damaged."""
     try:
         return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
     except FileNotFoundError:

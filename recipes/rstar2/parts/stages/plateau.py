@@ -10,7 +10,7 @@ from typing import Annotated
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau:
-    """When the share of truncated rollouts has stopped to change: the rule by which the report ends its first stage.
+    """Ends a stage when the share of truncated rollouts has stopped changing, as the report ends its first stage.
 
     >>> Plateau(window=2, level=0.05, change=0.01).reached([0.0, 0.0, 0.2, 0.1, 0.1, 0.104])
     False
@@ -30,14 +30,17 @@ class Plateau:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
     def reached(self, shares: Sequence[float]) -> bool:
-        """shares: of the steps so far, in order."""
+        """Returns whether the plateau is reached. shares: one of each step so far, in order."""
         if len(shares) < 2 * self.window:
             return False
         before, now = fmean(shares[-2 * self.window : -self.window]), fmean(shares[-self.window :])
         return now >= self.level and abs(now - before) <= self.change
 
     def enough(self, steps: Sequence[Mapping[str, float]]) -> str | None:
-        """For `Training.train`: why the stage ends after these steps, if it does. steps: rows of metrics.jsonl."""
+        """Returns why the stage ends after these steps, or None.
+
+        steps: rows of metrics.jsonl, as `Training.train` gives them.
+        """
         if not self.reached([row["stop/length"] / max(1.0, row["rollout/trajectories"]) for row in steps]):
             return None
         return f"after step {steps[-1]['step']:.0f} the share of truncated rollouts is on a plateau"

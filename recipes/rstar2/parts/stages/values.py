@@ -1,4 +1,4 @@
-"""What the stages of training are made of, as the report and the release say."""
+"""The values of training in the report and in the release, as constants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from algo.loss.policy_losses import PpoClip
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A stage of training. Budgets are of a rollout."""
+    """A stage of training. Its budgets are those of one rollout."""
 
     response_tokens: int
     """Sampled and tool tokens."""
@@ -20,17 +20,17 @@ class Stage:
     new_optimizer: bool = True
     """False: moments and batches counted so far are those at the end of the stage before."""
     unsolved_only: bool = False
-    """Only problems that the stage before does not solve in all of `Values.filter_samples` samples."""
+    """True: train only on problems that the stage before does not solve in all of `Values.filter_samples` samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What a run is made of. The prompt's chat, the tool and its limits are in parts/sampling/protocol.py."""
+    """What decides a run, but for the chat, the tool and its limits (parts/sampling/protocol.py)."""
 
     stages: tuple[Stage, ...]
     prompts_per_step: int
     oversample: int = 2
-    """Rollouts for each trained one: 2G are rolled out, G are kept by RoC."""
+    """Rollouts for each trained one: RoC keeps G of 2G."""
     group_size: int = 16
     """G."""
     filter_samples: int = 8
