@@ -1,4 +1,4 @@
-"""Talking to a model that calls tools: its turns are shown as it says them, its calls are run and answered.
+"""Talks to a model that calls tools: shows its turns as they come, runs its calls and answers them.
 
     speaker = OnReplica(chat, replica, max_tokens=4096, temperature=0.6)
     await converse("What is 6 * 7?", speaker, {"python": tool}, max_turns=10, console=Console())
@@ -50,11 +50,11 @@ class Speaker(Protocol):
     def hear_question(self, text: str) -> None: ...
 
     def hear_replies(self, replies: list[str]) -> None:
-        """To the first calls of its last turn, in their order; what it called beyond them was not run."""
+        """Gives it the replies to the first calls of its last turn, in their order; other calls were not run."""
         ...
 
     async def say(self, show: Show) -> Said:
-        """Its next turn; `show` gets the text as it comes."""
+        """Returns its next turn; `show` gets the text as it comes."""
         ...
 
 
@@ -67,7 +67,7 @@ async def converse(
     max_calls_per_turn: int | None = None,
     console: Console,
 ) -> Ended:
-    """From a question to its answer, on the console as it is said; returns what ended it.
+    """Leads from a question to its answer, shown on the console as it comes, and returns what ended it.
 
     max_calls_per_turn: later calls of a turn are dropped without a reply. Raises SandboxUnavailable for a call that was
     lost, which the model must not read.
@@ -97,7 +97,7 @@ async def converse(
 
 
 async def _reply(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> str:
-    """What the model reads of one call."""
+    """Returns what the model reads of one call."""
     if isinstance(call, MalformedCall):
         return f"FormatError: {call.reason}"
     if call.name not in tools:
@@ -161,7 +161,7 @@ class OnReplica:
 
 @asynccontextmanager
 async def a_replica(config: ReplicaConfig) -> AsyncIterator[Replica]:
-    """One that serves the checkpoint's weights. Raises ReplicaDied."""
+    """Starts a replica that serves the checkpoint's weights. Raises ReplicaDied."""
     with workspace():
         replica = Replica(config, index=0, core=None, on_step=lambda index, sample: None)
         try:
@@ -173,7 +173,7 @@ async def a_replica(config: ReplicaConfig) -> AsyncIterator[Replica]:
 
 @asynccontextmanager
 async def opened(tool: Tool | StatefulTool) -> AsyncIterator[Mapping[str, Tool]]:
-    """The tool by its name, with a state of its own where it keeps one."""
+    """Yields the tool by its name, with a state of its own where it keeps one."""
     if callable(tool):
         yield {tool.name: tool}
     else:
@@ -182,19 +182,19 @@ async def opened(tool: Tool | StatefulTool) -> AsyncIterator[Mapping[str, Tool]]
 
 
 def weights_folder(checkpoint: Path) -> Path:
-    """The folder that holds the weights: this one or one directly in it, as in a run's. Raises ValueError."""
-    found = [checkpoint, *sorted(path for path in checkpoint.glob("*") if path.is_dir())]
-    found = [path for path in found if (path / "tokenizer_config.json").is_file()]
-    if not found:
+    """Returns the folder that holds the weights: this one or one directly in it, as in a run's. Raises ValueError."""
+    folders = [checkpoint, *sorted(path for path in checkpoint.glob("*") if path.is_dir())]
+    folders = [path for path in folders if (path / "tokenizer_config.json").is_file()]
+    if not folders:
         raise ValueError(
             f"checkpoint: no tokenizer_config.json in {str(checkpoint)!r} nor one folder below. Fix: give a Hugging "
             "Face folder, or that of a run that has ended"
         )
-    return found[0]
+    return folders[0]
 
 
 async def typed_lines() -> AsyncIterator[str]:
-    """Lines of standard input until its end.
+    """Yields the lines of standard input until its end.
 
     A daemon thread reads them from the bare file descriptor: it can neither delay the end of the program nor hold a
     lock of `sys.stdin` then, and it works for a terminal, a pipe and a file.

@@ -140,7 +140,7 @@ def prepare(config: Config, console: Console | None = None, argv: Sequence[str] 
 
 
 def open_sources(config: Config) -> Sources:
-    """Raises BadInput."""
+    """Opens what `source` names, or the set's own data on the hub. Raises BadInput."""
     paths = find(config.source, config.data_set.hub, config.set)
     sources = [open_source(path, config.data_set.columns) for path in paths]
     twice = {name for name, count in Counter(source.name for source in sources).items() if count > 1}
@@ -153,7 +153,7 @@ def open_sources(config: Config) -> Sources:
 
 
 def _identity(config: Config, sources: Sources) -> Identity:
-    """What decides the rows: options, and the names and contents of files."""
+    """Returns what decides the rows: options, and the names and contents of files."""
     given = Identity(flat(config), free=("source", "output", "fresh"))
     against = [[path.name, open_source(test_file(path)).sha256()] for path in config.against]
     answers = None if config.answers is None else open_source(config.answers).sha256()
@@ -171,7 +171,7 @@ def _check_same(folder: Path, there: Mapping[str, Any], identity: Identity) -> N
 
 @contextmanager
 def _working_folder(config: Config, identity: Identity) -> Iterator[Path]:
-    """Where shards are kept, by one process at a time. Those of other options are deleted.
+    """Opens the folder of the shards for one process at a time, and deletes shards of other options.
 
     Raises BadInput where the output folder holds something else.
     """
@@ -215,12 +215,12 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
 
 
 def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: Place) -> Row | Dropped:
-    """Raises BadInput naming file, row and field."""
+    """Converts a row of the source. Raises BadInput naming file, row and field."""
     try:
-        found = data_set.convert(row, place)
-        if data_set.kind == "evaluation" and isinstance(unusable := sifted(found, USABLE), Dropped):
+        converted = data_set.convert(row, place)
+        if data_set.kind == "evaluation" and isinstance(unusable := sifted(converted, USABLE), Dropped):
             raise WrongField(f"a row of an evaluation set cannot be left out, and this one has {unusable.reason}")
-        return found
+        return converted
     except WrongField as error:
         columns = ", ".join(source.table.columns)
         raise BadInput(
@@ -230,7 +230,7 @@ def _convert(data_set: DataSet, source: Source, row: Mapping[str, Any], place: P
 
 
 def rules_of(config: Config, shards: Shards) -> list[Rule]:
-    """All rules that rows must pass, those that compare with other rows last. Raises BadInput."""
+    """Returns all rules that rows must pass, those that compare with other rows last. Raises BadInput."""
     data_set = config.data_set
     if data_set.kind == "evaluation":
         return []
@@ -245,36 +245,36 @@ def rules_of(config: Config, shards: Shards) -> list[Rule]:
 
 
 def contamination(paths: Sequence[Path], n: int = 8) -> Contamination:
-    """Of all rows of test sets, as this program writes them or as they are. Raises BadInput."""
-    found = Contamination(n)
+    """Returns the rule against all rows of test sets, as this program writes them or as they are. Raises BadInput."""
+    rule = Contamination(n)
     for path in paths:
         file = test_file(path)
         name = path.name if file != path else None
         try:
             for prompt in read_prompts(file, name=name):
-                found.add(prompt.messages[-1]["content"], name=prompt.id)
+                rule.add(prompt.messages[-1]["content"], name=prompt.id)
         except ValueError as error:
             raise BadInput(f"against: {error}") from error
-    return found
+    return rule
 
 
 def test_file(path: Path) -> Path:
-    """Of a folder that this program wrote; other paths are as they are."""
+    """Returns the test file of a folder that this program wrote, and any other path as it is."""
     return path / TEST if (path / TEST).exists() else path
 
 
 def read_answers(path: Path) -> dict[str, list[str | None]]:
-    """A model's answers to each problem by its id. Raises BadInput."""
+    """Returns a model's answers to each problem by its id. Raises BadInput."""
     source = open_source(path)
-    found = {}
+    answers_by_id = {}
     for number in range(len(source)):
         row = source.row(number)
         answers = row.get("answers")
         if not isinstance(row.get("id"), str) or not isinstance(answers, list):
             where = source.table.where(number)
             raise BadInput(f"{where}: answers: a row must have id and answers. Fix: give samples.jsonl of filter.py")
-        found[row["id"]] = answers
-    return found
+        answers_by_id[row["id"]] = answers
+    return answers_by_id
 
 
 def _progress(console: Console) -> Bar:
@@ -284,15 +284,15 @@ def _progress(console: Console) -> Bar:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """What became of the rows, for people."""
-    found = Table("", "rows", title=report["set"])
-    found.columns[1].justify = "right"
-    found.add_row("in", f"{report['rows_in']:,}")
+    """Returns a table of what became of the rows."""
+    counts = Table("", "rows", title=report["set"])
+    counts.columns[1].justify = "right"
+    counts.add_row("in", f"{report['rows_in']:,}")
     for reason, count in report["dropped"].items():
-        found.add_row(f"dropped: {reason}", f"{count:,}")
+        counts.add_row(f"dropped: {reason}", f"{count:,}")
     for name, file in report["files"].items():
-        found.add_row(f"out: {name}", f"{file['rows']:,}")
-    return found
+        counts.add_row(f"out: {name}", f"{file['rows']:,}")
+    return counts
 
 
 def main(argv: Sequence[str]) -> int:

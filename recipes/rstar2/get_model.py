@@ -31,7 +31,7 @@ END_OF_TURN = "<|im_end|>"
 
 
 class Unavailable(RuntimeError):
-    """The model cannot be made here."""
+    """Says why the model cannot be made here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +54,13 @@ def download(folder: Path) -> None:
 def check(path: Path) -> None:
     """Raises Unavailable when the file is not the one that was tried."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise Unavailable(f"{path.name}: sha256 must be {SHA256}, got {found}. Fix: install {PACKAGES[0]}")
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != SHA256:
+        raise Unavailable(f"{path.name}: sha256 must be {SHA256}, got {actual}. Fix: install {PACKAGES[0]}")
 
 
 def tokenizer_of(gguf: Path) -> Any:
-    """With the split into single digits, which reading a GGUF file leaves out."""
+    """Returns the tokenizer with its split into single digits, which reading a GGUF file leaves out."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -84,8 +84,8 @@ def convert(gguf: Path, output: Path) -> None:
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
     )
-    if (found := model.num_parameters()) != PARAMETERS:
-        raise Unavailable(f"the model must have {PARAMETERS} parameters, got {found}")
+    if (counted := model.num_parameters()) != PARAMETERS:
+        raise Unavailable(f"the model must have {PARAMETERS} parameters, got {counted}")
     tokenizer = tokenizer_of(gguf)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

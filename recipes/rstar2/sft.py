@@ -68,7 +68,10 @@ MEASURED_AT_ONCE = 64  # conversations, between which an interruption is heard
 
 
 def _learner() -> LearnerConfig:
-    """steps and warm-up are set when the number of conversations is known (`Config.learner_of`)."""
+    """Returns the report's values.
+
+    `Config.learner_of` sets steps and warm-up when the number of conversations is known.
+    """
     return LearnerConfig(
         lr=LEARNING_RATE,
         warmup_steps=0,
@@ -126,7 +129,7 @@ class Config:
 
     @property
     def plan(self) -> DevicePlan:
-        """All GPUs are the learner's; the format check has the first of them while there is no learner."""
+        """Where the learner runs: on all GPUs. The format check uses the first of them while there is no learner."""
         ranks = len(self.devices) or self.learner_ranks
         return DevicePlan(devices=self.devices, learner_ranks=ranks, replicas=ranks)
 
@@ -170,7 +173,7 @@ class Resumed:
 
 
 def resume(run: RunFolder) -> Resumed:
-    """What a run goes on from: its newest checkpoint that is whole and has its metrics, else its start."""
+    """Returns what a run goes on from: its newest whole checkpoint that has its metrics, else its start."""
     checkpoints = CheckpointFolder(run.path / "checkpoints")
     faults, step = [], 0
     for candidate in reversed(checkpoints.steps()):
@@ -216,7 +219,7 @@ async def _plan(config: Config, run: RunFolder, renderer: Renderer, console: Con
 
 
 class Sft:
-    """The run: a format check, the batches one after the other with held-out losses among them, a format check."""
+    """Carries out the run: a format check, the batches with held-out losses among them, and a format check."""
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class Sft:
         self.held_out = self._read_held_out()
 
     def _read_held_out(self) -> list[Conversation]:
-        """The first ones of the files, where there are some that fit."""
+        """Reads the first held-out conversations that fit, from files of their own or from rows of the data."""
         config, plan = self.config, self.plan
         if not config.held_out:
             return [plan.conversations[row] for row in plan.held_out.tolist()]
@@ -296,7 +299,7 @@ class Sft:
         return learner
 
     async def _train(self, learner: LearnerProcess) -> None:
-        """Each batch is made while the one before it is trained."""
+        """Trains the batches. Each is made while the one before it is trained."""
         first = self.resumed.step + 1
         if first > self.steps:
             return
@@ -339,7 +342,7 @@ class Sft:
         }
 
     async def _held_out_loss(self, learner: LearnerProcess) -> dict[str, float]:
-        """Mean -log p of the learnt tokens of the held-out conversations, in all and by source."""
+        """Measures the mean -log p of the learnt tokens of held-out conversations, in all and by source."""
         nll: dict[str, float] = defaultdict(float)
         tokens: dict[str, int] = defaultdict(int)
         size = self.config.batch_size
@@ -360,7 +363,7 @@ class Sft:
         return to_batch(0, list(map(self.renderer.example, conversations)))
 
     async def _check_format(self, checkpoint: Path, name: str) -> dict[str, float]:
-        """Replies to held-out prompts whose answer begins with a call; nothing where there is none."""
+        """Samples replies to held-out prompts whose answer begins with a call, and returns how many are well formed."""
         config = self.config
         asked = [conversation for conversation in self.held_out if conversation.begins_with_call]
         questions = [

@@ -153,7 +153,7 @@ async def make(config: Config) -> dict[str, Any]:
 
 
 def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
-    """A random Qwen3 of 508,992 parameters, fp32."""
+    """Returns a random Qwen3 of 508,992 parameters, fp32."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -216,7 +216,7 @@ def _progress() -> Bar:
 async def evaluate(
     checkpoint: Path, chat: ChatTemplate, problems: int, temperatures: Sequence[float]
 ) -> list[dict[str, float]]:
-    """What `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
+    """Returns what `shares` says of held-out problems at each temperature (0: greedy), one trajectory each.
 
     Raises ReplicaDied or SandboxUnavailable.
     """
@@ -237,19 +237,19 @@ async def evaluate(
         sandbox=SandboxConfig(slots=4, limits=LIMITS, tiers=TIERS[:1]),
     )
     held_out = list(itertools.islice(prompts("test", 0), problems))
-    found = []
+    figures = []
     async with serving(config, chat=chat) as served:
         rollouts = served.rollouts([python_tool(served.sandbox)])
         reward = MathReward(integers_only=True)
         for budget in budgets:
             evaluation = Evaluation(held_out, 1, rollouts.with_config(budget), reward, avg_at_k, served.timeline)
             _, trajectories = await evaluation.run(-1)  # the version of weights that the engine has read itself
-            found.append(shares(trajectories))
-    return found
+            figures.append(shares(trajectories))
+    return figures
 
 
 def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """n trajectories without an error of ours, and shares of them.
+    """Returns the number of trajectories without an error of ours, n, and shares of them.
 
     correct: by the reward. tool: at least one call. error_in_correct: failed calls per call within correct ones.
     correct_given_tool: of those with a call. truncated: out of tokens or turns.
@@ -257,18 +257,18 @@ def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     graded = [trajectory for trajectory in trajectories if trajectory.error is None]
     with_tool = [trajectory for trajectory in graded if trajectory.tool_uses]
     right = measure.correct(graded)
-    found = {
+    counted = {
         "correct": len(right) / len(graded),
         "tool": len(with_tool) / len(graded),
         "error_in_correct": measure.tool_error_share(right),
         "correct_given_tool": len(measure.correct(with_tool)) / max(1, len(with_tool)),
         "truncated": sum(trajectory.stop is not StopReason.ANSWER for trajectory in graded) / len(graded),
     }
-    return {"n": len(graded), **{name: round(share, 4) for name, share in found.items()}}
+    return {"n": len(graded), **{name: round(share, 4) for name, share in counted.items()}}
 
 
 def _cpu_s() -> float:
-    """Of this process and of those that it has waited for, learner and engine among them."""
+    """Returns the CPU seconds of this process and of those that it has waited for, learner and engine among them."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

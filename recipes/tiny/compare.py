@@ -64,7 +64,7 @@ class Config:
             raise ValueError(f"algorithms must be two or more different ones, got {','.join(self.algorithms)!r}")
 
     def options(self, algorithm: str, seed: int) -> dict[str, Any]:
-        """The fields of the quick start that make this run."""
+        """Returns the fields of the quick start that make this run."""
         return {
             "algorithm": algorithm,
             "seed": seed,
@@ -107,7 +107,10 @@ def run_all(config: Config, launch: Callable[[Path, dict[str, Any]], None], say:
 
 
 def finished(folder: Path, options: dict[str, Any]) -> bool:
-    """Whether the folder holds the whole run. Raises ValueError when it holds another one, or one that is under way."""
+    """Returns whether the folder holds the whole run.
+
+    Raises ValueError when it holds another one, or one that is under way.
+    """
     if (folder / "config.json").is_file():
         made = json.loads((folder / "config.json").read_text())
         for name, value in options.items():
@@ -121,7 +124,7 @@ def finished(folder: Path, options: dict[str, Any]) -> bool:
 
 
 def _under_way(folder: Path) -> bool:
-    """Whether a quick start holds its folder's lock."""
+    """Returns whether a quick start holds its folder's lock."""
     try:
         with (folder / "lock").open("r+") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +142,7 @@ def _end(folder: Path) -> str:
 
 
 def quickstart(folder: Path, options: dict[str, Any]) -> None:
-    """One run in a process of its own; what it prints goes to <folder>.log. Ends this program when it fails."""
+    """Makes one run in a process of its own, which prints to <folder>.log. Ends this program when it fails."""
     words = [f"{name}={value}" for name, value in options.items()]
     command = [sys.executable, str(QUICKSTART), f"runs={folder.parent}", f"name={folder.name}", *words]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _by_step(rows: Sequence[dict[str, Any]], metric: str) -> dict[int, list[float]]:
-    """The values of a metric by step, in the order of the rows."""
+    """Returns the values of a metric by step, in the order of the rows."""
     values: dict[int, list[float]] = {}
     for row in rows:
         if metric in row:
@@ -208,7 +211,7 @@ def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:
 
 
 def rows_of(curves: Curves) -> list[dict[str, Any]]:
-    """A row per step: an interval for each algorithm, and for the first one's difference to each other one."""
+    """Yields a row per step: an interval for each algorithm, and for the first one's difference to each other one."""
     first, *others = curves
     return [
         {
@@ -221,7 +224,7 @@ def rows_of(curves: Curves) -> list[dict[str, Any]]:
 
 
 def markdown(config: Config, result: Comparison) -> str:
-    """A table per metric, and what made them."""
+    """Returns a table per metric, and what made them."""
     blocks = []
     for metric, title in METRICS.items():
         rows = rows_of(result.curves[metric])
@@ -247,7 +250,7 @@ def _cell(interval: Interval, signed: bool) -> str:
 
 
 def as_json(config: Config, result: Comparison) -> dict[str, Any]:
-    """The table with every value of every seed."""
+    """Returns the table with every value of every seed."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     table = {
         metric: [
@@ -266,7 +269,7 @@ def as_json(config: Config, result: Comparison) -> dict[str, Any]:
 
 
 def plot(path: Path, result: Comparison) -> None:
-    """Both metrics over the steps, with the band of the interval, as a PNG."""
+    """Draws both metrics over the steps, with the band of the interval, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")

@@ -1,4 +1,5 @@
-"""The rows of conversational data sets in OpenAI's form: messages, calls with their arguments as JSON, tool schemas.
+"""Converts the rows of conversational data sets to OpenAI's form: messages, calls with their arguments as JSON, tool
+schemas.
 
 Promises
 - A call in a conversation is of a tool that is shown, its arguments are an object, and replies follow calls.
@@ -36,7 +37,7 @@ _TYPES = {"dict": "object", "float": "number", "int": "integer", "str": "string"
 
 
 class Unusable(ValueError):
-    """The row is no conversation to learn from. Its text is (reason, detail)."""
+    """Says why a row is no conversation to learn from: (reason, detail)."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -44,7 +45,8 @@ class Unusable(ValueError):
 
 
 def sharegpt(source: str, row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """Glaive v2 and APIGen-MT in ShareGPT's form: `conversations` of `from` and `value`, calls and tools as JSON.
+    """Converts rows of Glaive v2 and APIGen-MT, in ShareGPT's form: `conversations` of `from` and `value`, calls and
+    tools as JSON.
 
     >>> turns = [("human", "Time?"), ("function_call", '{"name": "clock", "arguments": {}}'),
     ...          ("observation", "12"), ("gpt", "Noon.")]
@@ -65,7 +67,7 @@ def sharegpt(source: str, row: Mapping[str, Any], place: Place) -> Conversation 
 
 
 def toolace(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """ToolACE: the tools stand as a JSON list in `system`, calls as [name(argument=value, ...)] in a turn's text.
+    """Converts rows of ToolACE: tools are a JSON list in `system`, calls [name(argument=value, ...)] in a turn's text.
 
     The system text says how to call in that form, so it is left out.
     """
@@ -83,7 +85,7 @@ def toolace(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
 
 
 def magicoder(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """A problem whose solution is one block of Python becomes a call of the protocol's Python tool with that code."""
+    """Turns a problem whose solution is one block of Python into a call of the protocol's Python tool."""
     fields = Fields(row)
     if fields.optional_text("lang") not in ("", "python"):
         return Dropped(reason="not_python", detail=fields.text("lang"))
@@ -105,12 +107,12 @@ def magicoder(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
 
 
 def tulu_if(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """Tulu 3's instructions with constraints: `messages` in OpenAI's form."""
+    """Converts Tulu 3's instructions with constraints: `messages` in OpenAI's form."""
     return _chat("tulu3_if", Fields(row).objects("messages"), place)
 
 
 def nemotron_chat(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """Llama-Nemotron's chat: `input` (messages, or text), `output`. Answers with thinking are left out."""
+    """Converts Llama-Nemotron's chat: `input` (messages, or text), `output`. Answers with thinking are left out."""
     fields = Fields(row)
     if fields.optional_text("category") not in ("", "chat"):
         return Dropped(reason="not_chat", detail=fields.text("category"))
@@ -126,7 +128,7 @@ def nemotron_chat(row: Mapping[str, Any], place: Place) -> Conversation | Droppe
 
 
 def _chat(source: str, messages: Sequence[Mapping[str, Any]], place: Place) -> Conversation | Dropped:
-    """A conversation without tools. A system message that is empty is left out."""
+    """Returns a conversation without tools. An empty system message is left out."""
     turns = [(_role(message.get("role")), _text(message.get("content"), "messages")) for message in messages]
     try:
         return _conversation(source, _messages(turns, _json_calls), [], place)
@@ -135,7 +137,7 @@ def _chat(source: str, messages: Sequence[Mapping[str, Any]], place: Place) -> C
 
 
 def _turns(fields: Fields) -> list[tuple[str, str]]:
-    """(role, text) of each turn of `conversations`."""
+    """Yields (role, text) of each turn of `conversations`."""
     return [
         (_role(turn.get("from", turn.get("role"))), _text(turn.get("value", turn.get("content")), "conversations"))
         for turn in fields.objects("conversations")
@@ -205,7 +207,7 @@ def _check_order(messages: Sequence[Mapping[str, Any]]) -> None:
 def _conversation(
     source: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], place: Place
 ) -> Conversation:
-    """Raises Unusable where a tool is called that is not shown."""
+    """Returns the conversation. Raises Unusable where a tool is called that is not shown."""
     names = {tool["function"]["name"] for tool in tools}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -216,22 +218,22 @@ def _conversation(
 
 
 def _schemas(tools: Any) -> list[dict[str, Any]]:
-    """Tools in OpenAI's form, as a chat template shows them. Raises Unusable."""
+    """Returns tools in OpenAI's form, as a chat template shows them. Raises Unusable."""
     if not isinstance(tools, list):
         raise Unusable("bad_tools", "no list")
-    found = []
+    schemas = []
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unusable("bad_tools", f"no name in {tool!r}"[:200])
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         schema = {"name": function["name"], "description": function.get("description") or ""}
-        found.append({"type": "function", "function": {**schema, "parameters": _with_types(parameters)}})
-    return found
+        schemas.append({"type": "function", "function": {**schema, "parameters": _with_types(parameters)}})
+    return schemas
 
 
 def _with_types(value: Any) -> Any:
-    """A JSON schema with JSON's names of types in place of Python's."""
+    """Returns a JSON schema with JSON's names of types in place of Python's."""
     if isinstance(value, list):
         return [_with_types(part) for part in value]
     if not isinstance(value, Mapping):
@@ -251,7 +253,7 @@ def _json_list(text: str) -> Any:
 
 
 def _json_calls(text: str) -> list[dict[str, Any]]:
-    """Calls written as a JSON object, or a list of objects. Raises Unusable."""
+    """Reads calls that are written as a JSON object or a list of objects. Raises Unusable."""
     try:
         calls = json.loads(text)
         calls = calls if isinstance(calls, list) else [calls]
@@ -265,7 +267,7 @@ def _json_calls(text: str) -> list[dict[str, Any]]:
 
 
 def python_calls(text: str) -> list[dict[str, Any]]:
-    """Calls written as [name(argument=value, ...), ...], where a name may hold spaces. Raises Unusable.
+    """Reads calls that are written as [name(argument=value, ...), ...]; a name may hold spaces. Raises Unusable.
 
     >>> [call["function"] for call in python_calls('[Get Time(zone="UTC", at=[1, 2]), stop()]')]
     [{'name': 'Get Time', 'arguments': '{"zone": "UTC", "at": [1, 2]}'}, {'name': 'stop', 'arguments': '{}'}]
@@ -290,23 +292,23 @@ def python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _arguments(after: str, text: str) -> tuple[dict[str, Any], str]:
-    """The arguments that stand before the first bracket which closes the call, and what follows it."""
-    for found in re.finditer(r"\)", after):
+    """Reads the arguments before the first bracket that closes the call, and returns what follows it too."""
+    for bracket in re.finditer(r"\)", after):
         try:
-            call = ast.parse(f"f({after[: found.start()]})", mode="eval").body
+            call = ast.parse(f"f({after[: bracket.start()]})", mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # this bracket stands in a string or closes an inner one
         if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
             break
         try:
-            return {word.arg: _literal(word.value) for word in call.keywords if word.arg}, after[found.end() :]
+            return {word.arg: _literal(word.value) for word in call.keywords if word.arg}, after[bracket.end() :]
         except ValueError as error:
             raise Unusable("bad_call", f"{error}: {text}"[:200]) from error
     raise Unusable("bad_call", text[:200])
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal of Python or of JSON. Raises ValueError."""
+    """Reads a literal of Python or of JSON. Raises ValueError."""
     names = {"true": True, "false": False, "null": None}
 
     class Names(ast.NodeTransformer):

@@ -1,4 +1,4 @@
-"""Demonstrations of tool calls by rule: a solution of GSM8K becomes a program, its output, and the answer.
+"""Demonstrates tool calls by rule: a solution of GSM8K becomes a program, its output, and the answer.
 
 A solution of GSM8K marks each calculation: "Natalia sold 48/2 = <<48/2=24>>24 clips in May". The marks become the lines
 of a program, in which a number that an earlier line computed is named rather than written again:
@@ -46,13 +46,13 @@ class NoArithmetic(ValueError):
 
 
 def gsm8k_demonstration(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """A row of GSM8K as a conversation of four messages."""
+    """Turns a row of GSM8K into a conversation of four messages."""
     fields = Fields(row)
     question, solution = fields.text("question"), fields.text("answer")
-    found = program(solution, question)
-    if isinstance(found, Dropped):
-        return found
-    code, output = found
+    made = program(solution, question)
+    if isinstance(made, Dropped):
+        return made
+    code, output = made
     answer = after_hashes(row)
     if not re.fullmatch(r"-?\d+", answer):
         return Dropped(reason="not_integer", detail=answer)
@@ -91,7 +91,7 @@ def final_turn(output: str, answer: str) -> str:
 
 
 def program(solution: str, question: str) -> tuple[str, str] | Dropped:
-    """The program of a solution's marks, and what it prints.
+    """Returns the program of a solution's marks, and what it prints.
 
     >>> program("48/2 = <<48/2=24>>24 in May, 48+24 = <<48+24=72>>72 in all", "48 in April, half of it in May")
     ('a = 48/2\\nb = 48+a\\nprint(b)', '72.0')
@@ -117,12 +117,16 @@ def program(solution: str, question: str) -> tuple[str, str] | Dropped:
 
 
 def _plain(text: str) -> str:
-    """A mark's text without what is no arithmetic: thousands separators, units of money, white space at its ends."""
+    """Returns a mark's text without what is no arithmetic: thousands separators, units of money, white space at its
+    ends.
+    """
     return re.sub(r"(?<=\d),(?=\d{3})", "", text).replace("$", "").strip()
 
 
 def _with_names(expression: str, results: Mapping[float, str], stated: set[float]) -> str:
-    """The expression with the variables of earlier results in place of numbers that the question does not state."""
+    """Returns the expression with the variables of earlier results in place of numbers that the question does not
+    state.
+    """
 
     def named(number: re.Match[str]) -> str:
         value = float(number[0])
@@ -132,7 +136,7 @@ def _with_names(expression: str, results: Mapping[float, str], stated: set[float
 
 
 def evaluate(expression: str, values: Mapping[str, int | float]) -> int | float:
-    """What Python computes for an arithmetic expression. Raises NoArithmetic.
+    """Computes an arithmetic expression as Python does. Raises NoArithmetic.
 
     >>> evaluate("2*(a+1)/4", {"a": 5})
     3.0
@@ -146,17 +150,17 @@ def evaluate(expression: str, values: Mapping[str, int | float]) -> int | float:
 def _value(node: ast.expr, values: Mapping[str, int | float]) -> int | float:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            found = number
+            value = number
         case ast.Name(id=name) if name in values:
-            found = values[name]
+            value = values[name]
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            found = -_value(inner, values)
+            value = -_value(inner, values)
         case ast.UnaryOp(op=ast.UAdd(), operand=inner):
-            found = _value(inner, values)
+            value = _value(inner, values)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            found = _OPERATORS[type(op)](_value(left, values), _value(right, values))
+            value = _OPERATORS[type(op)](_value(left, values), _value(right, values))
         case _:
             raise NoArithmetic(f"{ast.unparse(node)!r} is no arithmetic")
-    if abs(found) > _LARGEST:
+    if abs(value) > _LARGEST:
         raise NoArithmetic("a number is too large")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""The rows of mathematical data sets as problems: one function for each form that they have.
+"""Converts the rows of mathematical data sets to problems, one function for each form.
 
 DAPO, OpenMathReasoning, Project Euler, AIME 2025, HMMT and GPQA were not there to be run when this was written: their
 columns are those of their public cards. GSM8K, MAWPS, MATH-500 and AIME 2024 were run whole.
@@ -23,7 +23,7 @@ _DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 def plain_problem(
     source: str, question: Sequence[str], answer: Sequence[str], row: Mapping[str, Any], place: Place
 ) -> Problem:
-    """A row with a question and an answer in these columns (the first that it has).
+    """Converts a row with a question and an answer in these columns (the first that it has).
 
     >>> row = {"problem": "What is 6 * 7?", "answer": 42}
     >>> plain_problem("rstar_a", ["problem"], ["answer"], row, Place(id="a-3", index=3)).answer
@@ -40,7 +40,7 @@ def plain_problem(
 
 
 def gsm8k(row: Mapping[str, Any], place: Place) -> Problem | Dropped:
-    """The answer is what follows #### in the solution."""
+    """Takes what follows #### in the solution as the answer."""
     question, solution = Fields(row).text("question"), Fields(row).text("answer")
     if "####" not in solution:
         return Dropped(reason="no_answer", detail=solution[-80:])
@@ -49,7 +49,7 @@ def gsm8k(row: Mapping[str, Any], place: Place) -> Problem | Dropped:
 
 
 def dapo(row: Mapping[str, Any], place: Place) -> Problem:
-    """DAPO-Math-17k: `prompt` (text in the processed set, messages in the first one) and its reference.
+    """Converts DAPO-Math-17k: `prompt` (text in the processed set, messages in the first one) and its reference.
 
     >>> row = {"prompt": "What is 6 * 7?", "solution": "42", "reward_model": {"style": "rule", "ground_truth": "42"}}
     >>> dapo(row, Place(id="d-0", index=0)).question
@@ -75,7 +75,7 @@ def _only_user(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def openmath(row: Mapping[str, Any], place: Place) -> Problem | Dropped:
-    """OpenMathReasoning: problems of the AoPS forums whose answer the forum gave.
+    """Converts OpenMathReasoning: problems of the AoPS forums whose answer the forum gave.
 
     A converted proof has an answer that nobody gave, and where none was extracted the reference is a vote of models.
     """
@@ -89,7 +89,7 @@ def openmath(row: Mapping[str, Any], place: Place) -> Problem | Dropped:
 
 
 def gpqa(row: Mapping[str, Any], place: Place) -> Problem:
-    """GPQA: the four options in an order drawn by seed and row; the answer is the right one's letter.
+    """Asks GPQA with its four options in an order drawn by seed and row; the answer is the right one's letter.
 
     >>> row = {"Question": "2+2?", "Correct Answer": "4", **{f"Incorrect Answer {n}": str(n + 4) for n in (1, 2, 3)}}
     >>> problem = gpqa(row, Place(id="gpqa-0", index=0, seed=0))
@@ -115,7 +115,7 @@ def gpqa(row: Mapping[str, Any], place: Place) -> Problem:
 
 
 def release(row: Mapping[str, Any], place: Place) -> Problem:
-    """A row that is in the release's format already."""
+    """Takes a row that is in the release's format already."""
     fields = Fields(row)
     return Problem(
         id=place.id,

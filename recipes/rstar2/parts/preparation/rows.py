@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """By which it is compared with others."""
+        """The text by which it is compared with others."""
         return self.question
 
     @property
@@ -48,7 +48,7 @@ class Problem:
         return len(self.question)
 
     def columns(self, split: str) -> dict[str, Any]:
-        """As a row of the release."""
+        """Returns it as a row of the release."""
         query = {"query": self.question, "ground_truth": self.answer}
         return {
             "data_source": self.source,
@@ -79,7 +79,7 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """By which it is compared with others: what user and assistant write."""
+        """The text by which it is compared with others: what user and assistant write."""
         return "\n".join(message["content"] for message in self.messages if message["role"] in ("user", "assistant"))
 
     @property
@@ -126,7 +126,7 @@ class Fields:
     row: Mapping[str, Any]
 
     def value(self, *columns: str) -> Any:
-        """Of the first of these columns that the row has. "a.b" is the field b of column a."""
+        """Returns the value of the first of these columns that the row has. "a.b" is the field b of column a."""
         for column in columns:
             value: Any = self.row
             for part in column.split("."):
@@ -143,7 +143,7 @@ class Fields:
         return value
 
     def optional_text(self, *columns: str) -> str:
-        """Empty where there is none of these columns, or nothing in it."""
+        """Returns the text, empty where there is none of these columns, or nothing in it."""
         try:
             value = self.value(*columns)
         except WrongField:
@@ -151,7 +151,7 @@ class Fields:
         return self.text(*columns) if value is not None else ""
 
     def number_or_text(self, *columns: str) -> str:
-        """43.0 of a column of floats is "43"; nothing is ""."""
+        """Returns the text of a number too: 43.0 of a column of floats is "43"; nothing is ""."""
         value = self.value(*columns)
         if value is None:
             return ""
@@ -162,7 +162,7 @@ class Fields:
         return str(value)
 
     def objects(self, *columns: str) -> list[Mapping[str, Any]]:
-        """A list of objects, of messages say."""
+        """Returns a list of objects, of messages for example."""
         value = self.value(*columns)
         if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
             raise WrongField(f"{columns[0]}: must be a list of objects, got {shown(value)}")

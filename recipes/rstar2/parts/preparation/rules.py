@@ -25,7 +25,7 @@ LONGEST_INTEGER = 1000  # characters; Python itself reads none of more than 4,30
 
 
 def sifted(row: Row | Dropped, rules: Sequence[Rule]) -> Row | Dropped:
-    """The row, or why the first rule that refuses it drops it. What was dropped before stays so."""
+    """Returns the row, or why the first rule that refuses it drops it. What was dropped before stays so."""
     if isinstance(row, Dropped):
         return row
     refusals = (rule(row) for rule in rules)
@@ -45,7 +45,7 @@ _SEVERAL = re.compile(r"\b(?:or|and)\b|;|\\text\{\s*(?:or|and)\s*\}|\\pm|\\mp|±
 
 
 def integer_of(answer: str) -> int | None:
-    r"""The integer that an answer writes, if it is one.
+    r"""Returns the integer that an answer writes, if it is one.
 
     >>> [integer_of(text) for text in ("1,200", "$-7$", "\\boxed{12}", "43.0", "1/2", "1,2", "12 or 13")]
     [1200, -7, 12, 43, None, None, None]
@@ -61,18 +61,18 @@ def integer_of(answer: str) -> int | None:
 
 
 def _without_spacing(answer: str) -> str:
-    """LaTeX's ways to write a thousands separator and a minus, as plain characters."""
+    """Returns a text with LaTeX's thousands separators and minus signs as plain characters."""
     return re.sub(r"\\!\s*", "", answer.replace("{,}", ",").replace("−", "-"))
 
 
 def _outside_brackets(text: str) -> str:
-    """What stands in no brackets: a point (1, 2) and a set \\{1, 2\\} are one answer."""
+    """Returns what stands in no brackets: a point (1, 2) and a set \\{1, 2\\} are one answer."""
     shorter = _BRACKETS.sub("", text)
     return text if shorter == text else _outside_brackets(shorter)
 
 
 def canonical(answer: str) -> str:
-    """An integer plainly, another answer as it is.
+    """Returns an integer plainly, another answer as it is.
 
     >>> canonical(" 1,200 "), canonical("x^2")
     ('1200', 'x^2')
@@ -214,11 +214,11 @@ class Contamination:
                 return Dropped(reason="contaminated", detail=gram, against=self._names[gram])
         return None
 
-    def _grams(self, found: Sequence[str]) -> Iterator[str]:
-        if 0 < len(found) < self.n:
-            yield " ".join(found)
-        for at in range(len(found) - self.n + 1):
-            yield " ".join(found[at : at + self.n])
+    def _grams(self, terms: Sequence[str]) -> Iterator[str]:
+        if 0 < len(terms) < self.n:
+            yield " ".join(terms)
+        for at in range(len(terms) - self.n + 1):
+            yield " ".join(terms[at : at + self.n])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The data sets that are known: where each is, how its rows are read, and which rules it passes."""
+"""Lists the data sets that are known: where each is, how its rows are read, and which rules it passes."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _training(convert: Convert, columns: Sequence[str] | None, hub: Hub | None, 
 
 def _evaluation(source: str, hub: Hub, convert: Convert | None = None) -> DataSet:
     question, answer = ("problem", "question"), ("answer",)
-    found = convert or partial(math_sets.plain_problem, source, question, answer)
-    return DataSet(convert=found, columns=None, hub=hub, kind="evaluation")
+    read = convert or partial(math_sets.plain_problem, source, question, answer)
+    return DataSet(convert=read, columns=None, hub=hub, kind="evaluation")
 
 
 def _chat(convert: Convert, hub: Hub | None) -> DataSet:

@@ -40,7 +40,7 @@ class Shards:
 
     @property
     def done_rows(self) -> int:
-        """Of the source, in finished shards."""
+        """The rows of the source in finished shards."""
         return sum(len(rows) for shard, rows in enumerate(self.ranges) if self.is_done(shard))
 
     def is_done(self, shard: int) -> bool:
@@ -63,7 +63,7 @@ class Shards:
             yield from map(json.loads, file)
 
     def marks(self) -> Iterator[int]:
-        """The fingerprints of all rows that the finished shards keep."""
+        """Returns the fingerprints of all rows that the finished shards keep."""
         for shard in filter(self.is_done, range(len(self.ranges))):
             yield from (line["mark"] for line in self.lines(shard) if "row" in line)
 
@@ -222,7 +222,7 @@ def _conversations(pa: Any) -> Any:
 
 
 def read_report(output: Path) -> Mapping[str, Any] | None:
-    """Of a folder that is finished; None otherwise."""
+    """Returns the report of a folder that is finished, else None."""
     try:
         return json.loads((output / REPORT).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders, or a data set of the Hugging Face hub.
+"""Opens what rows come from: files, folders, or a data set of the Hugging Face hub.
 
 Promises
 - Rows are read one by one, by their number; memory does not grow with a file (CSV excepted), but for 16 bytes a row.
@@ -36,9 +36,9 @@ class Hub:
     files: tuple[str, ...]
 
     def found_in(self, folder: Path) -> list[Path]:
-        """Those of its files that a copy of the data set has."""
-        found = [path for pattern in self.files for path in sorted(folder.glob(pattern))]
-        return [path for path in dict.fromkeys(found) if not path.name.startswith((".", "dataset_info"))]
+        """Returns those of its files that a copy of the data set has."""
+        paths = [path for pattern in self.files for path in sorted(folder.glob(pattern))]
+        return [path for path in dict.fromkeys(paths) if not path.name.startswith((".", "dataset_info"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +53,14 @@ class Source:
         return len(self.table)
 
     def row(self, number: int) -> Mapping[str, Any]:
-        """Raises BadInput where the row cannot be read."""
+        """Returns a row. Raises BadInput where it cannot be read."""
         try:
             return self.table.row(number)
         except ValueError as error:
             raise BadInput(f"{error}. Fix: get the file anew, or take this row out of it") from error
 
     def sha256(self) -> str:
-        """Of the file, or of all files of the folder."""
+        """Hashes the file, or all files of the folder."""
         digest = hashlib.sha256()
         for path in _files(self.path):
             with path.open("rb") as file:
@@ -79,7 +79,7 @@ class Sources:
         return sum(map(len, self.sources))
 
     def rows(self, numbers: range) -> Iterator[tuple[Source, int, Mapping[str, Any]]]:
-        """(source, number within it, row). Raises BadInput."""
+        """Yields (source, number within it, row). Raises BadInput."""
         first = 0
         for source in self.sources:
             start, stop = max(numbers.start - first, 0), min(numbers.stop - first, len(source))
@@ -89,7 +89,7 @@ class Sources:
 
 
 def open_source(path: Path, columns: Sequence[str] | None = None) -> Source:
-    """columns: those of a parquet file that are read, where it has them; None: all.
+    """Opens a source. columns: those of a parquet file that are read, where it has them; None: all.
 
     Raises BadInput naming the path where there are no rows.
     """
@@ -110,7 +110,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _table(path: Path) -> Table:
-    """Raises ValueError where there are no rows."""
+    """Opens the rows. Raises ValueError where there are none."""
     if path.suffix == ".csv" and path.is_file():
         return CsvFile(path)
     return JsonArray(path) if _is_array(path) else open_table(path)
@@ -228,7 +228,7 @@ def _skip(text: str, at: int, characters: str) -> int:
 
 
 def find(given: Sequence[str], hub: Hub | None, set_name: str, fetch: Fetch | None = None) -> list[Path]:
-    """The files of sources as they were given on the command line, or those of the set's own data set on the hub.
+    """Returns the files of the sources that were given, or those of the set's own data set on the hub.
 
     fetch: as of `download`. Raises BadInput for a source that is not there.
     """
@@ -273,8 +273,8 @@ def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
     except Exception as error:  # of several libraries: no network, a full disk, a hub that is down
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"source: {hub.id} cannot be had from the hub ({cause}). Fix: {local}") from error
-    found = hub.found_in(Path(folder))
-    if not found:
+    paths = hub.found_in(Path(folder))
+    if not paths:
         files = ", ".join(hub.files)
         raise BadInput(f"source: the data set {hub.id} has no file {files} on the hub any more. Fix: {local}")
-    return found
+    return paths

@@ -88,15 +88,15 @@ class Conversations:
         table, row = self._tables[at], number - ([0, *self._ends][at])
         where = _Where(table, row)
         try:
-            found = table.row(row)
+            fields = table.row(row)
         except ValueError as error:
             raise BadInput(str(error)) from error
         return Conversation(
             where=where,
-            messages=_messages(found.get("messages"), where),
-            tools=_tools(found.get("tools"), where),
-            source=str(found.get("source") or self.paths[at].stem),
-            id=str(found.get("id") or f"{self.paths[at].stem}-{row}"),
+            messages=_messages(fields.get("messages"), where),
+            tools=_tools(fields.get("tools"), where),
+            source=str(fields.get("source") or self.paths[at].stem),
+            id=str(fields.get("id") or f"{self.paths[at].stem}-{row}"),
         )
 
     def order(self, seed: int, epoch: int) -> Rows:
@@ -256,7 +256,7 @@ class Lengths:
 
     def __init__(self, path: Path, conversations: Conversations, renderer: Renderer, model: Path) -> None:
         self._path, self._conversations, self._renderer = path, conversations, renderer
-        self._found = np.zeros(len(conversations), np.int32)
+        self._lengths = np.zeros(len(conversations), np.int32)
         files = [*conversations.paths, *sorted(model.glob("*token*")), *sorted(model.glob("*.jinja"))]
         marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         self._mark = zlib.crc32(json.dumps(marks).encode()) & 0x7FFFFFFF  # of these files and this tokenizer
@@ -264,19 +264,19 @@ class Lengths:
     def read(self) -> NDArray[np.int32] | None:
         """Those that `write` wrote; None where they are of other files, or of another tokenizer, or there are none."""
         try:
-            mark, *_ = found = np.load(self._path)
+            mark, *_ = kept = np.load(self._path)
         except (OSError, ValueError):
             return None
-        return found[1:] if len(found) == len(self._conversations) + 1 and mark == self._mark else None
+        return kept[1:] if len(kept) == len(self._conversations) + 1 and mark == self._mark else None
 
     def measure(self, rows: range) -> None:
         """Raises BadInput for a row that is no conversation."""
         for row in rows:
-            self._found[row] = len(self._renderer.example(self._conversations[row]).ids_T)
+            self._lengths[row] = len(self._renderer.example(self._conversations[row]).ids_T)
 
     def write(self) -> NDArray[np.int32]:
         """All of them, once they are measured."""
         content = io.BytesIO()
-        np.save(content, np.asarray([self._mark, *self._found], np.int32))
+        np.save(content, np.asarray([self._mark, *self._lengths], np.int32))
         write_whole(self._path, [content.getvalue()])
-        return self._found
+        return self._lengths

@@ -114,16 +114,16 @@ async def ask(
             finish = delta.finish
     text = chat.decode(ids)
     parser = ToolCallParser()
-    found = list(parser.feed(text))
+    parsed = list(parser.feed(text))
     if finish == "stop":  # else what is open at the end was cut off, which is not the model's form
-        found += parser.finish()
-    calls = [each for each in found if isinstance(each, ToolCall)]
+        parsed += parser.finish()
+    calls = [each for each in parsed if isinstance(each, ToolCall)]
     known = [call for call in calls if call.name in question.tools]
     return Reply(
         id=question.id,
         text=text,
         calls=len(known),
-        malformed=len(found) - len(calls),
+        malformed=len(parsed) - len(calls),
         unknown_tools=len(calls) - len(known),
         finished=finish == "stop",
     )

@@ -131,8 +131,10 @@ CHANGES = {
 
 def changes(summary: Mapping[str, Any]) -> list[str]:
     """What training changed, a line for each that was measured."""
-    found = [(title, summary[name]) for name, title in CHANGES.items() if summary[name]["after"] is not None]
-    return [f"{title}: {_figure(change['before'])} before, {_figure(change['after'])} after" for title, change in found]
+    changed = [(title, summary[name]) for name, title in CHANGES.items() if summary[name]["after"] is not None]
+    return [
+        f"{title}: {_figure(change['before'])} before, {_figure(change['after'])} after" for title, change in changed
+    ]
 
 
 def model_card(model: Path, command: Sequence[str], summary: Mapping[str, Any]) -> str:
