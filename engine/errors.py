@@ -18,7 +18,7 @@ def first_error(failures: BaseExceptionGroup) -> BaseException:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Of a group to the error that `first_error` takes out of it."""
+    """Adds a note to an error; in a group, to the error that `first_error` takes out of it."""
     (first_error(error) if isinstance(error, BaseExceptionGroup) else error).add_note(note)
 
 

@@ -49,7 +49,7 @@ class TrainingConfig:
     sandbox: SandboxConfig | None = None
     """None: no sandbox."""
     seed: int = 0
-    """Of sampling and of the learner. The recipe gives it to its prompts and to its selection too."""
+    """Seed for sampling and the learner. Recipes usually pass it to prompts and selection as well."""
     max_staleness: int = 0
     """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
     checkpoint_every: int = 4
@@ -64,9 +64,9 @@ class TrainingConfig:
     """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
     ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
     full_reward: float = 1.0
-    """Of a trajectory that has solved its prompt: where all have, nothing is left to learn."""
+    """Reward of a trajectory that solved its prompt. Where all trajectories have it, nothing is left to learn."""
     title: str = ""
-    """Of the plot."""
+    """Title of the plot."""
     record: RecordConfig = field(default_factory=RecordConfig)
     """What is written down for people who look at the run."""
 
@@ -162,7 +162,7 @@ class ServingConfig:
     sandbox: SandboxConfig | None = None
     """None: no sandbox."""
     seed: int = 0
-    """Of sampling."""
+    """Seed for sampling."""
 
     def __post_init__(self) -> None:
         if not (self.checkpoint / "config.json").is_file():
@@ -183,7 +183,7 @@ class ServingConfig:
 
     @property
     def replicas_config(self) -> ReplicaConfig:
-        """On GPUs the replicas compute in bfloat16, as they do beside a learner."""
+        """The settings of each replica. On GPUs replicas compute in bfloat16, as they do beside a learner."""
         room = self.rollout.max_tokens + BLOCK
         config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
         return dataclasses.replace(

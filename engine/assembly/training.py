@@ -208,7 +208,7 @@ class Training:
         return self._parts.sandbox
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
-        """As `Parts.rollouts`: trajectories on the run's replicas, with these tools."""
+        """Returns what makes trajectories on the run's replicas with these tools (`Parts.rollouts`)."""
         made = self._parts.rollouts(tools)
         self._rollouts.append(made)
         return made
@@ -430,7 +430,7 @@ class Training:
         )
 
     def _loop_stands(self, line: str) -> None:
-        """In a thread: the loop cannot say it."""
+        """Says that the loop stands still. It runs in a thread, since the loop cannot say it."""
         self.run_folder.note(line)
         os.write(2, f"{line}\n".encode())
 

@@ -185,7 +185,7 @@ def check_held_out(prompts: Any, note: Callable[[str], None]) -> None:
 
 
 def check_stream(prompts: Any) -> None:
-    """Of training."""
+    """Checks the stream of training prompts."""
     fix = "iter(prompts), or read_prompts(path, epochs=None), which has no end"
     require(prompts, hasattr(prompts, "__next__"), "prompts must be an iterator", fix)
 
@@ -249,7 +249,7 @@ def _check_stage(number: int, stage: Any) -> None:
 
 
 def _check_order(names: Sequence[str]) -> None:
-    """Of the stages that the job made; a recipe may have others in their place, and between them."""
+    """Checks the order of the stages that the job made; a recipe may put others between them or in their place."""
     made = [name for name in names if name in ORDER]
     wanted = [name for name in ORDER if name in made]
     if made != wanted:

@@ -387,7 +387,7 @@ class KvAware:
         return placed
 
     def _move_one(self, state: TrackedReplica) -> Place | None:
-        """Of those that run there and may move, one with much to come and little to compute again."""
+        """Moves one of those that run there and may move: one with much to come and little to compute again."""
         running = [
             trajectory
             for trajectory in state.active.values()

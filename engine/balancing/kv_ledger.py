@@ -150,8 +150,8 @@ class KvLedger:
             heapq.heappush(self._parked, (trajectory.tokens, trajectory.key, trajectory.queued))
 
     def first_in_line(self) -> TrackedTrajectory | None:
-        """Of those without a place who is next: the fresh that came before the first of the parked was parked, then the
-        smallest of the parked. Nothing that comes later goes before them, so that nobody waits for ever.
+        """Returns who gets the next place: those that came before the first parked one was parked, then the smallest
+        parked one. Nothing that comes later goes before them, so that nobody waits for ever.
         """
         fresh = next(iter(self.queues["fresh"].values()), None)
         parked = next(iter(self.queues["parked"].values()), None)

@@ -50,7 +50,7 @@ def write(folder: Path, error: BaseException) -> Path | None:
 
 
 def tell(program: str, error: BaseException, log: Path | None) -> None:
-    """On standard error."""
+    """Prints the failure on standard error."""
     if log is None:
         print(_whole(error), end="", file=sys.stderr)
         return
@@ -103,7 +103,7 @@ def _is_users(path: str) -> bool:
 
 
 def _lines(frames: list[traceback.FrameSummary]) -> list[str]:
-    """Of a deep recursion the outermost and the innermost frames."""
+    """Returns the frames' lines; a deep recursion is cut to its outermost and innermost frames."""
     left_out = len(frames) - 2 * FRAMES_SHOWN
     if left_out <= 0:
         return [line.rstrip() for frame in frames for line in traceback.format_list([frame])]

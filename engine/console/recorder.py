@@ -63,9 +63,9 @@ class RunRecorder:
                 self.progress.evaluated(step, trajectories or [])
 
     def show_on(self, display: Display) -> None:
-        """From now on what is written down is shown; at once, what a run that is resumed has measured before.
+        """Shows on this display what is written down from now on, and at once what a resumed run measured before.
 
-        That goes to the sinks too: one that failed, or was not there, may lack it.
+        The earlier rows go to the sinks too: a sink that failed, or was not there, may lack them.
         """
         self._display = display
         for row in self._state.rows:
@@ -118,7 +118,7 @@ class RunRecorder:
                 plot(path, self.progress, self._title)
 
     def draw_what_is_there(self) -> None:
-        """As `draw`, for a run that is ended by something else, which is what the user is told."""
+        """Draws as `draw` does, for a run that something else ended: the user is told of that, not of a failed plot."""
         with suppress(CannotWrite):
             self.draw()
 

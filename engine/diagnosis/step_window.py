@@ -54,7 +54,7 @@ class StepWindow:
         return sum(row.get(name, 0.0) for row in self.rows)
 
     def share(self, name: str) -> float:
-        """Of the seconds of the steps."""
+        """Returns a phase's share of the steps' seconds."""
         return self.total(name) / self.seconds
 
     def mean(self, name: str, default: float = 0.0) -> float:
@@ -84,7 +84,7 @@ class StepWindow:
         return next((key for key in self.config if key == name or key.endswith(f".{name}")), name)
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Of an option; default where config.json has none of that name."""
+        """Returns the value of an option; default where config.json has none of that name."""
         return self.config.get(self.option(name), default)
 
     @property
@@ -155,7 +155,7 @@ class StepWindow:
 
 
 def _replica_seconds(rows: Sequence[Row], summary: Mapping[str, Any]) -> dict[str, float]:
-    """Of all replicas together, by "busy" or cause: in these rows, else in the whole run."""
+    """Returns the seconds of all replicas together, by "busy" or cause: in these rows, else in the whole run."""
     found: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():

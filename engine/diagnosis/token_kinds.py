@@ -1,4 +1,4 @@
-"""Of what kind an uncertain token of a trajectory is. Pure: texts and spans in, arrays out.
+"""Sorts the uncertain tokens of a trajectory into kinds. Pure: texts and spans in, arrays out.
 
 A token has *high entropy* where the entropy of the distribution that it was drawn from is among the highest
 HIGH_SHARE. The top 20 % are the convention of "Beyond the 80/20 Rule" (arXiv 2506.01939), which rStar2-Agent's report

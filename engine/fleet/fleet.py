@@ -297,7 +297,7 @@ class Fleet:
         self._supervisor.mark_dead(replica)
 
     def _version_of(self, key: int) -> int:
-        """Of the weights that a trajectory is sampled with next."""
+        """Returns the version of the weights that a trajectory is sampled with next."""
         return self._born.get(key, self.version) if self.config.on_update == "finish" else self.version
 
     def _back_from_tool(self, key: int) -> None:

@@ -190,7 +190,7 @@ class Supervisor:
                 self._none_begins.set()
 
     async def _each(self, act: Callable[[ReplicaPort], Awaitable[None]], what: str) -> None:
-        """On all live replicas at once; one that fails is replaced."""
+        """Runs an action on all live replicas at once; a replica that fails is replaced."""
 
         async def one(replica: ReplicaPort) -> None:
             try:

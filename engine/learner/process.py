@@ -156,8 +156,8 @@ class LearnerProcess:
     async def train_noting(
         self, batch: Batch, version: int, rows: Sequence[int]
     ) -> tuple[Trained, Floats, dict[str, Floats]]:
-        """As `train`, and `logprobs`, `entropy` and `push` of the tokens of these rows of the batch, one after another
-        (`algo.learner.measure.tokens`).
+        """Trains as `train` does. Also returns `logprobs`, `entropy` and `push` of these rows' tokens, one row after
+        another (`algo.learner.measure.tokens`).
         """
         message = Train(step=batch.step, version=version, rows=tuple(rows))
         trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)

@@ -127,7 +127,7 @@ class Door:
         stack.callback(close)
 
     def attach(self, receiver: Receiver, failed: Callable[[Exception], None]) -> None:
-        """From now on messages go to `receiver`, and what it raises to `failed`."""
+        """Sends messages to `receiver` from now on, and what it raises to `failed`."""
         self._receiver, self._failed = receiver, failed
 
     def _receive(self, frames: list[bytes]) -> None:

@@ -199,7 +199,7 @@ class Lead:
             self.protocol.withdraw(key)
 
     def metrics(self) -> dict[str, float]:
-        """Of each node since this was last asked."""
+        """Returns the metrics of each node since this was last asked."""
         return self._book.metrics(self.protocol.nodes, version=self._version())
 
     async def bye(self) -> None:

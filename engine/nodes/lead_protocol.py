@@ -71,7 +71,7 @@ class LeadEvents(Protocol):
     def stop_here(self, key: Key) -> None: ...
 
     def note(self, line: str) -> None:
-        """For the user and the timeline: who came, who went, and why."""
+        """Tells the user and the timeline who came, who went, and why."""
         ...
 
 

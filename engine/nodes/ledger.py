@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def expected_tokens(self) -> float:
-        """Of a group: the mean of those that have ended."""
+        """Returns the expected tokens of a group: the mean of those that have ended."""
         return self._finished_tokens / self._finished if self._finished else self._group_tokens
 
     @property

@@ -176,7 +176,7 @@ class NodeProtocol:
         self._post(numbered)
 
     def happened(self, epoch: float, segment: bytes) -> None:
-        """For the run's record, which can do without: outside of a session it is lost."""
+        """Sends what happened to the run's record. Outside of a session it is lost: the record can do without."""
         if self.welcomed:
             self._post(Happened(session=self._link.session, epoch=epoch, segment=segment))
 

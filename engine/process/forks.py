@@ -78,7 +78,7 @@ class Forks:
         self.give_turn()
 
     def begin_child(self) -> None:
-        """In the child, before anything else."""
+        """Runs in the child, before anything else."""
         if self._ended:
             os._exit(1)
         die_with(self.parent)

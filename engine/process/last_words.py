@@ -21,7 +21,7 @@ _here = threading.local()  # words: of the thread that forks, and so of its chil
 
 
 class LastWords:
-    """Of what one thread forks. logger: the name of the one that the child logs its end with.
+    """Keeps the last words of what one thread forks. logger: the name of the logger with which the child logs its end.
 
     A child that is spawned or that is killed leaves none.
     """
@@ -58,7 +58,7 @@ class LastWords:
             self._file.close()
 
     def listen(self) -> None:
-        """In the child. By a filter: a library that configures its logging anew takes handlers away, and no filters."""
+        """Listens in the child, by a filter: a library that configures logging anew takes away handlers, no filters."""
         self._logger.addFilter(self._hear)
 
     def _hear(self, record: logging.LogRecord) -> bool:

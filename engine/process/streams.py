@@ -59,13 +59,13 @@ class LastingStream(io.TextIOWrapper):
 
 
 def prepare_descriptors() -> None:
-    """For the very start of a program, before imports open files."""
+    """Opens standard descriptors that are closed, and makes UTF-8 the encoding. Called when a program begins."""
     _open_closed_descriptors()
     _read_text_as_utf8()
 
 
 def outlive_readers() -> None:
-    """From now on a write to a standard stream never raises. Before anything is printed."""
+    """Makes writes to standard streams never raise. Called before anything is printed."""
     stdout = LastingStream.over(sys.stdout, "standard output")
     stderr = LastingStream.over(sys.stderr, "standard error")
     stdout.listeners.append(lambda line: print(line, file=stderr, flush=True))

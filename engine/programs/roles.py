@@ -114,7 +114,10 @@ def check_devices(lead: LeadConfig, devices: DevicePlan) -> None:
 async def lead_training(
     lead: LeadConfig, config: TrainingConfig, run: RunFolder, **options: Any
 ) -> AsyncIterator[Training]:
-    """On the lead (`engine.recipe.Run.opens`). Raises ListenFailed, KeysUnusable, and what `training` raises."""
+    """Opens a run as its lead (`engine.recipe.Run.opens`).
+
+    Raises ListenFailed, KeysUnusable, and what `training` raises.
+    """
     check_devices(lead, config.devices)
     lead = with_learner(lead, config, run)
     console = options["console"]
@@ -136,7 +139,7 @@ def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> Le
 def node_training(
     node: NodeConfig, keys: HostKeys | None, build: Build, config: TrainingConfig, run: RunFolder, **options: Any
 ) -> AbstractAsyncContextManager[Training]:
-    """On a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants."""
+    """Opens a run as a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants."""
 
     async def work(job: Training) -> dict[str, Any]:
         """Raises RunEnded when it is over, NodeRefused, or LeadGone."""

@@ -52,7 +52,7 @@ class ReplicaConfig:
     or as many as one sequence of max_model_len takes."""
     block_size: int = 32
     dtype: str = "float32"
-    """Of the weights and the computation; float32 on the CPU."""
+    """Type of the weights and the computation; float32 on the CPU."""
     devices: tuple[int, ...] = ()
     """The GPUs of all replicas, none for the CPU. Replica i takes `tensor_parallel` of them, from i x tensor_parallel
     on.
@@ -62,17 +62,17 @@ class ReplicaConfig:
     kv_offload_bytes: int = 0
     """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
-    """As the learner's: "shm" (one host) or "gloo"; between GPUs also "nccl". "adapter":
+    """How weights come from the learner: "shm" (one host) or "gloo"; between GPUs also "nccl". "adapter":
     only the adapter of a LoRA run leaves the learner, and its versions are served side by side."""
     lora_rank: int = 0
-    """Of these adapters, as the learner's."""
+    """Rank of these adapters, as the learner's."""
     lora_targets: tuple[str, ...] = ()
     """Names of the layers that these adapters change, as the learner's. vLLM prepares no other layer for adapters."""
     adapters: int = 1
     """Versions of them that are served at once: one more than a trajectory may be old."""
     quantization: str | None = None
-    """Of the weights that replicas on GPUs sample with, as vLLM makes it whenever weights come: "fp8_per_tensor",
-    "fp8_per_channel" or "fp8_per_block". Not yet run."""
+    """How replicas on GPUs quantise the weights whenever they come: "fp8_per_tensor", "fp8_per_channel" or
+    "fp8_per_block". Not yet run."""
     sleeps: bool = False
     """A replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     memory_share: float | None = None

@@ -33,5 +33,5 @@ class Logprobs(LogprobsProcessor):
 
 
 def install() -> None:
-    """From now on vLLM's front end in this process uses it."""
+    """Makes vLLM's front end in this process use it from now on."""
     output_processor.LogprobsProcessor = Logprobs

@@ -137,7 +137,7 @@ def repack_heads(model: nn.Module) -> None:
 
 
 def _yield_cores(niceness: int) -> None:
-    """On the CPU the engine competes with the node and with tool calls: those, being short, go first.
+    """Lets the node and tool calls go before the engine, with which they compete on the CPU: they are short.
 
     Otherwise a tool call takes half a second instead of 30 ms, and meanwhile the engine steps with little to do.
     """

@@ -179,7 +179,7 @@ class ChatTemplate:
 
     @property
     def kept_prefill(self) -> str:
-        """Of the prefill, what the content of a turn begins with where the template renders it later."""
+        """The part of the prefill that the template keeps when it renders the turn as history."""
         return self.prefill.removesuffix(self._dropped)
 
     def ids_after_turn(self, messages: Sequence[Message], said: str, new: Sequence[Message]) -> list[int]:

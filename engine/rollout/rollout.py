@@ -67,8 +67,8 @@ class RolloutConfig:
     top_p: float = 1.0
     """Another one is for evaluations and answers too."""
     deadline_s: float = 120.0
-    """From the trajectory's start to its end, without its waits for a place on a replica, for which the model can do
-    nothing.
+    """Seconds that a trajectory may take. Its waits for a place on a replica do not count: the model can do nothing
+    for them.
     """
 
     def __post_init__(self) -> None:
@@ -84,7 +84,9 @@ class RolloutConfig:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
 
     def limited_for(self, prompt: Prompt) -> RolloutConfig:
-        """With the limits of the prompt. Raises ValueError for more tokens than the run has room for.
+        """Returns this configuration with the limits of the prompt.
+
+        Raises ValueError for more tokens than the run has room for.
 
         >>> from engine.types import PromptLimits
         >>> prompt = Prompt(id="p", messages=(), answer="", limits=PromptLimits(max_turns=2))
@@ -167,7 +169,7 @@ class Rollouts:
 
     @property
     def tokens_sampled(self) -> int:
-        """With those of Rollouts that `with_config` made of it."""
+        """Tokens sampled so far, those of Rollouts that `with_config` made of it included."""
         return self._counts.tokens
 
     def with_config(self, config: RolloutConfig) -> Rollouts:

@@ -49,7 +49,7 @@ class TokenBuffer:
 
     @property
     def version(self) -> int:
-        """Of the last token that was sampled; -1 before there is one."""
+        """The weight version of the last sampled token; -1 before there is one."""
         return self._versions[-1][0] if self._versions else -1
 
     def __len__(self) -> int:

@@ -78,7 +78,7 @@ class ToolCallParser:
         return calls
 
     def finish(self) -> list[ToolCall | MalformedCall]:
-        """At the end of the turn: what is still open, as malformed calls, and what an unbalanced quote has hidden."""
+        """Ends the turn: returns what is still open, as malformed calls, and what an unbalanced quote has hidden."""
         calls: list[ToolCall | MalformedCall] = []
         while self._body is not None:
             body = "".join(self._body)

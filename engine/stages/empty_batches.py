@@ -44,7 +44,7 @@ class NothingLeft:
 
 
 def check_graded(rows: Sequence[Mapping[str, float]]) -> None:
-    """At the end of a run. rows: of all its steps. Raises NothingToTrain where nothing could be graded lately, or ever.
+    """Checks a run that has ended. rows: its steps. Raises NothingToTrain where nothing was graded lately, or ever.
 
     >>> check_graded([{"reward": 0.0}, {}, {"reward": 0.5}])
     """

@@ -160,7 +160,7 @@ class TrainStage:
         }
 
     def _counts(self) -> dict[str, int]:
-        """Of the fleet, since the run began."""
+        """Returns the fleet's counts since the run began."""
         return {"kv/preemptions": self.fleet.preemptions, "replicas/deaths": self.fleet.deaths}
 
     async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[str, Floats]]:

@@ -30,7 +30,7 @@ class Failure:
 
 
 def failures(trajectories: Sequence[Trajectory]) -> list[Failure]:
-    """By boundary, in the order of the first of each."""
+    """Returns the failures by boundary, in the order of the first of each."""
     found: dict[str, Failure] = {}
     for member in trajectories:
         if member.error is None:

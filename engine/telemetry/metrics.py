@@ -184,7 +184,7 @@ def _tool_waits(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:
-    """Of each source what of all of them is under the same names."""
+    """Returns the metrics of each source, under the names that those of all sources have."""
     of: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         if group.prompt.source:

@@ -37,7 +37,7 @@ class Occupancy:
         self._peak = self._running
 
     def change(self, now: float, running: int = 0, tools: int = 0, blocked: int = 0) -> None:
-        """By how much there are more requests that run, trajectories that wait for tools, or for a place."""
+        """Counts so many more requests that run, and trajectories that wait for tools or for a place."""
         self.advance(now)
         self._running += running
         self._tools += tools

@@ -121,7 +121,7 @@ class StallWatch:
 
 
 def _set_timers(said_s: float, silence_s: float) -> None:
-    """Of the CPU time of this process. 0 or infinite: never."""
+    """Sets timers of this process's CPU time. 0 or infinite: they never fire."""
     for timer, seconds in ((signal.ITIMER_VIRTUAL, said_s), (signal.ITIMER_PROF, silence_s)):
         signal.setitimer(timer, seconds if seconds < 1e8 else 0.0)
 

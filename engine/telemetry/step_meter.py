@@ -41,7 +41,7 @@ class StepMeter:
         }
 
     def _replica_seconds(self, now: float) -> dict[str, float]:
-        """Of all replicas, by "busy" and cause, since the run began."""
+        """Returns the seconds of all replicas, by "busy" and cause, since the run began."""
         total = dict.fromkeys(("busy", *CAUSES), 0.0)
         for causes in self._timeline.idle.seconds(now).values():
             for cause, seconds in causes.items():

@@ -144,7 +144,7 @@ class _Ending:
 
 
 class _Sigaction(ctypes.Structure):
-    """As the C libraries of Linux have it, for 64 bits."""
+    """The structure that the C libraries of 64-bit Linux use."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),

@@ -278,7 +278,7 @@ class McpSession:
         self._changed.set()
 
     async def _one_connection(self) -> None:
-        """From the server's start to its end, or until this is closed."""
+        """Serves one connection, from the server's start to its end, or until this is closed."""
         async with AsyncExitStack() as stack:
             lost = asyncio.Event()
             async with asyncio.timeout(self._server.start_s):
@@ -388,7 +388,7 @@ def _parameters(described: Any) -> Mapping[str, Any]:
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON can carry them: half a surrogate pair would end the connection, for everybody."""
+    """Returns the arguments as JSON can carry them: half a surrogate pair would end the connection for everybody."""
     found: dict[str, Any] = json.loads(json.dumps(dict(arguments), ensure_ascii=False).encode(errors="replace"))
     return found
 

@@ -74,7 +74,7 @@ def _signature(tool: Any) -> dict[str, Any]:
 
 
 def clip(text: str, limit: int) -> str:
-    """At most `limit` characters, the middle replaced by a mark.
+    """Returns at most `limit` characters of a text, the middle replaced by a mark.
 
     >>> clip("a" * 30 + "b" * 30, 20)
     'aaaaaaa [...] bbbbbb'
