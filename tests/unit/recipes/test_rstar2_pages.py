@@ -1,4 +1,4 @@
-"""The page of the 14B on eight GPUs: each of its commands has options that its program takes, for that model."""
+"""The pages of rStar2-Agent: their commands have options that the programs take, and the 14B gets the right ones."""
 
 import json
 import re
@@ -8,14 +8,22 @@ import pytest
 
 from engine.console.options import parse_all
 from engine.programs.invocation import Invocation, Machines
-from recipes.rstar2 import chat, data, evaluate, filter, fit, rl, sft, template
+from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
 from recipes.rstar2.parts.memory.model import PUBLIC
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "recipes/rstar2/eight_gpus.md").read_text()
-BLOCKS = re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+PAGES = {name: (ROOT / "recipes/rstar2" / name).read_text() for name in ("README.md", "eight_gpus.md")}
+
+
+def commands(page):
+    blocks = re.findall(r"^```\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith("python recipes/")]
+
+
 OPTIONS = {
+    "get_model": [get_model.Config],
+    "analyze": [analyze.Config],
     "template": [template.Config],
     "fit": [fit.Config],
     "data": [data.Config],
@@ -25,23 +33,24 @@ OPTIONS = {
     "evaluate": [evaluate.Config],
     "chat": [chat.Config],
 }
-RECIPES = [line for line in COMMANDS if line.startswith("python recipes/")]
+EIGHT_GPUS = commands("eight_gpus.md")
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A folder in which each file is there that some command of the page reads, with the model's configuration."""
+    """A folder in which each file is there that some command of the pages reads, with the model's configuration."""
     monkeypatch.chdir(tmp_path)
-    for name in set(re.findall(r"(?:data|runs)/[\w/-]+\.(?:parquet|jsonl)", PAGE)):
+    text = "".join(PAGES.values())
+    for name in set(re.findall(r"(?:data|runs)/[\w/-]+\.(?:parquet|jsonl)", text)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    for name in set(re.findall(r"(?:models/[\w.-]+|runs/[\w/-]+/checkpoint)", PAGE)):
-        (tmp_path / name).mkdir(parents=True)
+    for name in set(re.findall(r"(?:models/[\w.-]+|runs/[\w/-]+/checkpoint|runs/[\w-]+/stage-\d)", text)):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / "config.json").write_text(json.dumps(PUBLIC["Qwen3-14B"]))
         (tmp_path / name / "tokenizer_config.json").write_text("{}")
 
 
-@pytest.mark.parametrize("command", RECIPES)
+@pytest.mark.parametrize("command", [*commands("README.md"), *EIGHT_GPUS])
 def test_the_options_of_a_command_are_those_of_its_program(command, machine):
     _, file, *words = shlex.split(command)
     name = re.fullmatch(r"recipes/rstar2/(\w+)\.py", file)[1]
@@ -49,7 +58,7 @@ def test_the_options_of_a_command_are_those_of_its_program(command, machine):
 
 
 def test_stages_two_and_three_follow_from_the_report(machine):
-    [all_at_once] = [line for line in RECIPES if "stage=all" in line]
+    [all_at_once] = [line for line in EIGHT_GPUS if "stage=all" in line]
     _, config, _ = parse_all(OPTIONS["rl"], shlex.split(all_at_once)[2:])
     settings = [config.training(number) for number in config.numbers]
     assert [(each.steps, each.rollout.max_response_tokens, each.rollout.max_turns) for each in settings] == [
@@ -57,14 +66,14 @@ def test_stages_two_and_three_follow_from_the_report(machine):
         (85, 12288, 10),
         (125, 12288, 15),
     ]
-    alone = [parse_all(OPTIONS["rl"], shlex.split(line)[2:])[1] for line in RECIPES if re.search(r"stage=\d", line)]
+    alone = [parse_all(OPTIONS["rl"], shlex.split(line)[2:])[1] for line in EIGHT_GPUS if re.search(r"stage=\d", line)]
     assert [each.training(each.numbers[0]) for each in alone] == settings
 
 
 def test_the_options_are_those_that_fit_finds(machine):
-    [found] = [line for line in RECIPES if "fit.py" in line]
+    [found] = [line for line in EIGHT_GPUS if "fit.py" in line]
     plan = fit.fitting(parse_all(OPTIONS["fit"], shlex.split(found)[2:])[0].plan())
-    [all_at_once] = [line for line in RECIPES if "stage=all" in line]
+    [all_at_once] = [line for line in EIGHT_GPUS if "stage=all" in line]
     _, config, _ = parse_all(OPTIONS["rl"], shlex.split(all_at_once)[2:])
     assert config.training(3).devices == plan.devices
     assert config.replica.memory_share == plan.share
