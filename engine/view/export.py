@@ -1,4 +1,4 @@
-"""One HTML file of a run, for a paper or a colleague: the page with the answers that it needs."""
+"""Writes a run as one HTML file, for a paper or a colleague: the page with the answers that it needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.view.answers.trajectories import NotThere
 from engine.view.page import single_page
 from engine.view.questions import Questions
 
-STEPS = 2  # whose groups, trajectories and timeline are in the file: those of a long run are gigabytes
-TRAJECTORIES = 64  # of such a step, with texts and tokens
+STEPS = 2  # newest steps whose groups, trajectories and timeline the file has: those of a long run are gigabytes
+TRAJECTORIES = 64  # trajectories of such a step that have their texts and tokens
 
 
 def export(questions: Questions, path: Path) -> int:
@@ -23,9 +23,7 @@ def export(questions: Questions, path: Path) -> int:
     try:
         write_whole(path, [content])
     except OSError as error:
-        raise CannotWrite(
-            f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that is there"
-        ) from error
+        raise CannotWrite(f"cannot write {path}: {error.strerror}. Fix: name a file in a folder that exists") from error
     return len(content)
 
 
@@ -67,11 +65,11 @@ def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]
         yield from _asked(questions, "trajectory", run=run, step=step, group=group, sample=sample)
 
 
-def _asked(questions: Questions, name: str, **words: int) -> Iterator[tuple[str, Any]]:
-    """Yields the answer with the address that the page asks it by: the words stand in this order there too.
+def _asked(questions: Questions, name: str, **values: int) -> Iterator[tuple[str, Any]]:
+    """Yields the answer with the address that the page asks for it: the values stand in this order there too.
 
     Yields nothing where the files hold no answer: rollouts alone hold no placement, a damaged record no groups.
     """
-    query = {key: str(value) for key, value in words.items()}
+    query = {key: str(value) for key, value in values.items()}
     with suppress(NotThere):
         yield f"{name}?{urlencode(query)}", questions.answer(name, query)

@@ -1,4 +1,4 @@
-"""The page itself: index.html with its modules, as files of a server or as one file.
+"""Puts the page together: index.html with its modules, as files of a server or as one file.
 
 There is no build step. The modules of static/ import each other by bare names ("view/parts/dom"). The page's import map
 gives each name an address: that of the server, or in one file the module's own text.
@@ -23,9 +23,9 @@ class NoPlots(Exception):
 
 
 def plot_folder() -> Path:
-    """Where uPlot's files are: within a package that carries them, which is not imported. Raises NoPlots."""
-    found = importlib.util.find_spec("uplot")
-    for place in (found.submodule_search_locations or []) if found is not None else []:
+    """Returns the folder of uPlot's files, within a package that is not imported. Raises NoPlots."""
+    package = importlib.util.find_spec("uplot")
+    for place in (package.submodule_search_locations or []) if package is not None else []:
         folder = Path(place) / "static"
         if all((folder / name).is_file() for name in PLOT_FILES):
             return folder
@@ -38,7 +38,7 @@ def modules() -> dict[str, Path]:
 
 
 def served_page() -> str:
-    """index.html for a server that has the files below /static and /plots."""
+    """Returns index.html for a server that has the files below /static and /plots."""
     return _page(
         style='<link rel="stylesheet" href="/plots/uPlot.min.css">\n<link rel="stylesheet" href="/static/style.css">',
         plots='<script src="/plots/uPlot.iife.js"></script>',
@@ -48,7 +48,7 @@ def served_page() -> str:
 
 
 def single_page(answers: Mapping[str, Any]) -> str:
-    """All of it in one file. answers: what the page would ask a server, by the address that it asks."""
+    """Returns the page as one file. answers: what a server would answer, by the address that the page asks."""
     folder = plot_folder()
     styles = [(folder / "uPlot.min.css").read_text(), (STATIC / "style.css").read_text()]
     return _page(
@@ -78,5 +78,5 @@ def _inline(path: Path) -> str:
 
 
 def _within_html(value: Any) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """Encodes a value as JSON that cannot end the HTML element around it."""
     return msgspec.json.encode(value).decode().replace("<", "\\u003c")

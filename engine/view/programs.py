@@ -1,8 +1,8 @@
-"""Asks a program that computes for seconds, for a button of the page: its last line is a JSON object.
+"""Runs a program that computes for seconds, for a button of the page. Its last line is a JSON object.
 
-rivals   the simulator: what other placement policies would have made of a recorded step ("Placement")
+rivals   runs the simulator: what other placement policies would have made of a recorded step ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
-replay   an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
+replay   runs an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 async def rivals(run: Path, step: int, command: Sequence[str] = SIMULATOR) -> dict[str, Any]:
-    """Raises NotThere as `asked`."""
+    """Runs a step under other policies. Raises NotThere as `asked` does."""
     return await asked("the simulator", [*command, _path(run), "--step", str(step)])
 
 
 async def replay(run: Path, values: Mapping[str, int], command: Sequence[str] = REPLAY) -> dict[str, Any]:
-    """Samples a trajectory again from a turn on. values: step, group, sample, turn; seed for another seed than the
-    run's; start=1 for the weights that the run began with. Raises NotThere as `asked`, KeyError for a missing value.
+    """Samples a trajectory again from a turn on. Raises NotThere as `asked` does, KeyError for a missing value.
+
+    values: step, group, sample, turn; seed for another seed than the run's; start=1 for the weights that the run began
+    with.
     """
     options = [part for name in ("step", "group", "sample", "turn") for part in (f"--{name}", str(values[name]))]
     options += ["--seed", str(values["seed"])] if "seed" in values else []
@@ -40,16 +42,15 @@ async def replay(run: Path, values: Mapping[str, int], command: Sequence[str] = 
 
 
 def _path(run: Path) -> str:
-    """It is given where the page was started, which need not be the repository."""
+    """Makes the path absolute: the program runs in the repository, and the page may run elsewhere."""
     return str(run.absolute())
 
 
-async def asked(who: str, words: Sequence[str]) -> dict[str, Any]:
-    """What the program says. Raises NotThere with its last line where it fails, or says nothing for DEADLINE_S.
-
-    It runs in the repository. Its process ends with this call, also where that is cancelled.
+async def asked(who: str, command: Sequence[str]) -> dict[str, Any]:
+    """Runs the program in the repository and returns its answer. Raises NotThere with its last line if it fails, and
+    if it says nothing for DEADLINE_S. The process ends with this call, also if the call is cancelled.
     """
-    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=REPOSITORY)
+    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=REPOSITORY)
     try:
         async with asyncio.timeout(DEADLINE_S):
             output, errors = await process.communicate()
@@ -60,8 +61,8 @@ async def asked(who: str, words: Sequence[str]) -> dict[str, Any]:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        said = errors.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise NotThere(f"{who} ended with status {process.returncode}: {said[-1]}")
+        lines = errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+        raise NotThere(f"{who} ended with status {process.returncode}: {lines[-1]}")
     try:
         return msgspec.json.decode(output.strip().rpartition(b"\n")[2], type=dict[str, Any])
     except msgspec.DecodeError as error:

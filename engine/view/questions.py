@@ -1,4 +1,4 @@
-"""What the page may ask about some runs, by name. The server and the export answer from here alike."""
+"""Answers what the page asks about some runs, by name. The server and the export both answer from here."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ from engine.view.answers.tool_calls import tool_calls_of
 from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
 from engine.view.run_files import RunFiles
 
-Words = Mapping[str, str]
+Query = Mapping[str, str]
 
 
 class Questions:
-    """follow: each question about the run as a whole first reads what has come since the last."""
+    """Answers questions about runs. follow: `runs` first reads what they have written since the last time."""
 
     def __init__(self, runs: Sequence[RunFiles], *, follow: bool = False) -> None:
         self.runs, self.follow = runs, follow
         self._lock = threading.Lock()  # answers are made in threads, and runs and readers keep what they have read
-        self._names: dict[str, Callable[[Words], Any]] = {
+        self._names: dict[str, Callable[[Query], Any]] = {
             "runs": self._runs,
             "metrics": self._metrics,
             "now": self._now,
-            "groups": lambda words: groups_of(self.run(words), _number(words, "step")),
-            "trajectory": lambda words: trajectory_of(
-                self.run(words), _number(words, "step"), _number(words, "group"), _number(words, "sample")
+            "groups": lambda query: groups_of(self.run(query), _number(query, "step")),
+            "trajectory": lambda query: trajectory_of(
+                self.run(query), _number(query, "step"), _number(query, "group"), _number(query, "sample")
             ),
-            "timeline": lambda words: timeline_of(self.run(words), _number(words, "first"), _number(words, "last")),
-            "placement": lambda words: placement_of(self.run(words), _number(words, "step")),
-            "tool-calls": lambda words: tool_calls_of(self.run(words), _number(words, "first"), _number(words, "last")),
-            "tokens": lambda words: token_figures_of(self.run(words), _number(words, "step")),
-            "about": lambda words: about(self.run(words)),
+            "timeline": lambda query: timeline_of(self.run(query), _number(query, "first"), _number(query, "last")),
+            "placement": lambda query: placement_of(self.run(query), _number(query, "step")),
+            "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
+            "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
+            "about": lambda query: about(self.run(query)),
         }
 
-    def answer(self, name: str, words: Words) -> Any:
-        """words: of the query. Raises NotThere for what the run does not have, ValueError for a wrong question and for
-        a damaged row.
+    def answer(self, name: str, query: Query) -> Any:
+        """Answers the question of this name. Raises NotThere for what the run does not have, ValueError for a wrong
+        question and for a damaged row.
         """
         asked = self._names.get(name)
         if asked is None:
             raise NotThere(f"there is no question {name!r}")
         with self._lock:
             try:
-                return asked(words)
+                return asked(query)
             except (ValueError, MemoryError):
                 raise
             except Exception as error:  # files of a run are anybody's; the page goes on with the rest of it
                 cause = f"{type(error).__name__}: {error}"
                 raise ValueError(f"{name}: the run's files are damaged, or not those of a run ({cause})") from error
 
-    def run(self, words: Words) -> RunFiles:
-        """Raises NotThere."""
-        number = _number(words, "run")
+    def run(self, query: Query) -> RunFiles:
+        """Returns the run that a query names by its number. Raises NotThere."""
+        number = _number(query, "run")
         if not 0 <= number < len(self.runs):
             raise NotThere(f"there is no run {number}")
         return self.runs[number]
 
-    def _runs(self, _: Words) -> dict[str, Any]:
+    def _runs(self, _: Query) -> dict[str, Any]:
         if self.follow:
             for run in self.runs:
                 run.refresh()
@@ -90,9 +90,9 @@ class Questions:
         ]
         return {"follow": self.follow, "runs": runs}
 
-    def _metrics(self, words: Words) -> dict[str, Any]:
-        """Columns, from a row on. A row may have the numbers of a training step, of an evaluation, or of both."""
-        run, after = self.run(words), int(words.get("after", 0))
+    def _metrics(self, query: Query) -> dict[str, Any]:
+        """Returns the rows from `after` on, as columns. A row may be of a training step, an evaluation, or both."""
+        run, after = self.run(query), int(query.get("after", 0))
         rows = run.rows[after:]
         names = sorted({name for row in rows for name in row} - {"step"})
         return {
@@ -101,8 +101,8 @@ class Questions:
             "values": {name: [row.get(name) for row in rows] for name in names},
         }
 
-    def _now(self, words: Words) -> dict[str, Any]:
-        run = self.run(words)
+    def _now(self, query: Query) -> dict[str, Any]:
+        run = self.run(query)
         found: Diagnosis = diagnose(run.rows, run.config, run.summary)
         measured = not run.rows or any("replicas/busy_s" in row for row in run.rows)
         return asdict(found) | {"measured": measured}
@@ -122,8 +122,8 @@ def _family(config: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(msgspec.json.encode(values, order='sorted')):08x}"
 
 
-def _number(words: Words, name: str) -> int:
+def _number(query: Query, name: str) -> int:
     try:
-        return int(words[name])
+        return int(query[name])
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{name} must be a number, got {words.get(name)!r}") from error
+        raise ValueError(f"{name} must be a number, got {query.get(name)!r}") from error

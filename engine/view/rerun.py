@@ -14,8 +14,8 @@ WALL_S = 10.0
 
 
 async def run_again(call: Call) -> dict[str, Any]:
-    """What the program of a call does now, beside what the model read then. It runs on variables of its own, also where
-    the run's calls shared theirs. Raises NotThere for a call without a program, SandboxUnavailable where there is no
+    """Runs the program of a call again, beside what the model read then. It has variables of its own, also where the
+    run's calls shared theirs. Raises NotThere for a call without a program, SandboxUnavailable where there is no
     jail.
 
     The sandbox is open for this call only: half a second, against processes that stay about for a button.

@@ -1,4 +1,4 @@
-"""A run's folder as the page reads it: rows of metrics as they come, configuration, summary, what was recorded.
+"""Reads a run's folder for the page: rows of metrics as they come, configuration, summary, what was recorded.
 
 Invariants
 - Only files are read, and nothing is written or locked: the run does not notice. `refresh` reads what has come since.
@@ -25,15 +25,15 @@ _FLOCK = "hhqqi"  # struct flock of Linux: type, whence, start, length, process
 
 
 class NotARun(ValueError):
-    """A folder that holds no run, in one line."""
+    """The folder holds no run. One line says why."""
 
 
 class RunFiles:
-    """path: the run's folder. Raises NotARun where there is none, and where its configuration cannot be read;
-    BadInput where it holds what is no file.
+    """The files of the run in folder `path`. Raises NotARun if there is none or its configuration cannot be read, and
+    BadInput if a pipe or the like stands in the place of a file.
 
-    rows: of metrics.jsonl, in its order. epoch: grows when they are other rows than before, not just more. problems:
-    what is damaged, a line each.
+    rows: those of metrics.jsonl, in its order. epoch: grows when the rows were replaced, not just extended. problems:
+    a line for each damaged part.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """`stage-1` alone would say too little of a run of several stages."""
+        """The folder's name; `stage-1` has that of its run before it, since alone it would say too little."""
         path = self.path.resolve()
         return f"{path.parent.name}/{path.name}" if path.name.startswith("stage-") else path.name
 
@@ -83,12 +83,12 @@ class RunFiles:
         """Reads the rows that were written since the last call; all of them where a resumed run wrote the file anew."""
         try:
             with (self.path / "metrics.jsonl").open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._read_to:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._read_to:
                     self.rows, self.problems = [], []
-                    self._read_to, self._line, self._inode = 0, 0, found.st_ino
+                    self._read_to, self._line, self._inode = 0, 0, status.st_ino
                     self.epoch += 1
-                if found.st_size == self._read_to:
+                if status.st_size == self._read_to:
                     return
                 file.seek(self._read_to)
                 whole, _, _ = file.read().rpartition(b"\n")
@@ -120,7 +120,7 @@ class RunFiles:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds the lock. It is only asked about: to take it might keep a run from starting."""
+    """Returns whether another process holds the lock. It is not taken: that might keep a run from starting."""
     with suppress(OSError), path.open("rb") as file:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))

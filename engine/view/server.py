@@ -103,9 +103,9 @@ class _Answers:
         self._questions = questions
 
     async def get(self, request: web.Request) -> web.Response:
-        name, words = request.match_info["name"], dict(request.query)
+        name, query = request.match_info["name"], dict(request.query)
         try:
-            content = await asyncio.to_thread(self._encoded, name, words)
+            content = await asyncio.to_thread(self._encoded, name, query)
         except NotThere as error:
             return _problem(404, str(error))
         except ValueError as error:
@@ -140,8 +140,8 @@ class _Answers:
         except ValueError as error:
             return _problem(400, f"Bad request: {error}")
 
-    def _encoded(self, name: str, words: dict[str, str]) -> bytes:
-        return msgspec.json.encode(self._questions.answer(name, words), enc_hook=float)
+    def _encoded(self, name: str, query: dict[str, str]) -> bytes:
+        return msgspec.json.encode(self._questions.answer(name, query), enc_hook=float)
 
 
 def _problem(status: int, text: str) -> web.Response:

@@ -1,4 +1,4 @@
-"""What a run was and left, for the page "Run": configuration with its origin, versions, resume points, waste."""
+"""Answers for the page "Run": the configuration with its origin, versions, checkpoints, what became of tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 from engine.run.checkpoints import CheckpointFolder
 from engine.view.run_files import RunFiles
 
-NOTES = 200  # lines of notes.log, the newest
+NOTES = 200  # newest lines of notes.log
 
 
 def about(run: RunFiles) -> dict[str, Any]:
-    """given: names of the options that the command line set."""
+    """Describes a run as a whole. given: the options that the command line set."""
     config = {name: value for name, value in run.config.items() if name not in ("argv", "versions")}
-    argv = [str(word) for word in run.config.get("argv", [])]
+    argv = [str(part) for part in run.config.get("argv", [])]
     summary = run.summary
     return {
         "path": str(run.path),
@@ -38,33 +38,33 @@ def about(run: RunFiles) -> dict[str, Any]:
 
 
 def _given(config: dict[str, Any], argv: list[str]) -> list[str]:
-    """An option may be given by the last of its names.
+    """Returns the options that a command line sets; it may name one by its last part.
 
     >>> _given({"steps": 3, "learner.lr": 0.1, "seed": 0}, ["recipes/quickstart.py", "lr=0.1", "--seed", "0"])
     ['learner.lr', 'seed']
     """
-    words = {word.lstrip("-").partition("=")[0] for word in argv}
-    return [name for name in config if name in words or name.rpartition(".")[2] in words]
+    named = {part.lstrip("-").partition("=")[0] for part in argv}
+    return [name for name in config if name in named or name.rpartition(".")[2] in named]
 
 
 def _checkpoints(run: Path) -> list[dict[str, Any]]:
     folder = CheckpointFolder(run / "checkpoints")
-    found = []
+    checkpoints = []
     for step in folder.steps():
-        with suppress(OSError):  # the run deletes old ones while we look
+        with suppress(OSError):  # a run deletes old ones meanwhile
             files = [path.stat() for path in folder.of(step).iterdir()]
-            found.append(
+            checkpoints.append(
                 {
                     "step": step,
                     "bytes": sum(file.st_size for file in files),
                     "written_at": max((file.st_mtime for file in files), default=0.0),
                 }
             )
-    return found
+    return checkpoints
 
 
 def _journal_steps(run: Path) -> list[int]:
-    """The steps, from 1, whose rollouts the journal holds, so that they need not be made again."""
+    """Returns the steps, from 1, whose rollouts the journal holds, so that resuming does not repeat them."""
     return sorted(int(path.name[5:]) + 1 for path in (run / "journal").glob("step-*") if path.name[5:].isdecimal())
 
 
@@ -74,16 +74,16 @@ def _recording(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _waste(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Tokens of the whole run by what became of them."""
-    found: dict[str, int] = {}
+    """Counts the tokens of the whole run by what became of them."""
+    counts: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
             if name == "tokens/trained":
-                found["trained"] = found.get("trained", 0) + int(value)
+                counts["trained"] = counts.get("trained", 0) + int(value)
             elif name.startswith("waste/"):
                 reason = name.removeprefix("waste/").removesuffix("_tokens")
-                found[reason] = found.get(reason, 0) + int(value)
-    return found
+                counts[reason] = counts.get(reason, 0) + int(value)
+    return counts
 
 
 def _tail(path: Path) -> list[str]:

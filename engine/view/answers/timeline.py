@@ -1,4 +1,4 @@
-"""What the page "Where time goes" draws of some steps: idle time, spans and engine steps, in seconds of one axis."""
+"""Answers for the page "Where time goes": idle time, spans and engine steps of some steps, in seconds of one axis."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engine.telemetry.timeline import TRACKS
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
-SPANS = 60_000  # of one answer; more are not seen on any screen, and the page says how many there were
+SPANS = 60_000  # spans of one answer: no screen shows more, and the page says how many are left out
 
 
 def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
-    """The steps from first to last, both included. Raises NotThere where nothing of them was recorded."""
+    """Returns the steps from first to last, both included. Raises NotThere if nothing of them was recorded."""
     segments = list(run.recorded.timeline(first, last))
     if not segments:
         there = run.recorded.timeline_steps
@@ -42,7 +42,7 @@ def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
 
 
 def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
-    """Of each replica of each node: stretches of one cause, and its engine steps as columns."""
+    """Returns for each replica of each node its stretches of one cause, and its engine steps as columns."""
     idle: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
     steps: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for segment in segments:
@@ -61,12 +61,12 @@ def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
 
 
 def _tracks(segments: list[Segment], start: float) -> list[dict[str, Any]]:
-    """The spans by node and track, as columns. The first SPANS of them."""
-    found: dict[tuple[str, str], dict[str, list[Any]]] = {}
-    left = SPANS
+    """Returns the first SPANS spans by node and track, as columns."""
+    tracks: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    room = SPANS
     for segment in segments:
-        for span in segment.spans[:left]:
-            columns = found.setdefault(
+        for span in segment.spans[:room]:
+            columns = tracks.setdefault(
                 (segment.node, span.track), {"lane": [], "name": [], "start": [], "end": [], "args": []}
             )
             columns["lane"].append(span.lane)
@@ -74,22 +74,22 @@ def _tracks(segments: list[Segment], start: float) -> list[dict[str, Any]]:
             columns["start"].append(round(span.start - start, 5))
             columns["end"].append(round(span.end - start, 5))
             columns["args"].append(span.args)
-        left = max(0, left - len(segment.spans))
+        room = max(0, room - len(segment.spans))
     order = {track: number for number, track in enumerate(TRACKS)}
-    keys = sorted(found, key=lambda key: (key[0], order.get(key[1], len(order))))
-    return [{"node": node, "track": track, "spans": found[node, track]} for node, track in keys]
+    keys = sorted(tracks, key=lambda key: (key[0], order.get(key[1], len(order))))
+    return [{"node": node, "track": track, "spans": tracks[node, track]} for node, track in keys]
 
 
 def _step_marks(segments: list[Segment], start: float) -> list[list[float]]:
-    """[step, from, to] of each step."""
-    of: dict[int, list[Segment]] = defaultdict(list)
+    """Returns [step, from, to] for each step."""
+    by_step: dict[int, list[Segment]] = defaultdict(list)
     for segment in segments:
-        of[segment.step].append(segment)
+        by_step[segment.step].append(segment)
     return [
         [
             step,
             round(min(segment.start for segment in theirs) - start, 5),
             round(max(segment.end for segment in theirs) - start, 5),
         ]
-        for step, theirs in sorted(of.items())
+        for step, theirs in sorted(by_step.items())
     ]

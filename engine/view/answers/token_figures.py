@@ -1,6 +1,6 @@
-"""What the recorded tokens of a step say together: how old their weights were, and where learner and sampler differ.
+"""Summarizes the recorded tokens of a step: how old their weights were, and where learner and sampler differ.
 
-Over the groups whose tokens have their numbers (`record.token_groups`). Shape legend: N tokens.
+It covers the groups whose tokens have their numbers (`record.token_groups`). Shape legend: N tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from engine.recording.records import SequenceTokens
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
-BINS = 16  # of positions, with as many tokens in each
+BINS = 16  # of positions, with equally many tokens
 
 
 def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
-    """ages: sampled tokens by how many versions older their weights were than those that the step trained. positions:
-    columns over the sampled tokens in the order of their position. Raises NotThere.
+    """Returns the figures of a step. Raises NotThere if no group of it has the numbers of its tokens.
+
+    ages: sampled tokens by how many versions older their weights were than those that the step trained. positions:
+    columns over the sampled tokens in the order of their position.
     """
     sequences = _sequences(run, step)
     if not sequences:
@@ -48,7 +50,7 @@ def _sequences(run: RunFiles, step: int) -> list[SequenceTokens]:
 
 
 def _by_position(sequences: list[SequenceTokens]) -> dict[str, list[float]]:
-    """Of trained tokens: mean position, mean |learner - sampler| of the log-probability, and mean entropy."""
+    """Returns the means of trained tokens by position: |learner - sampler| of the log-probability, and entropy."""
     positions_N, mismatch_N, entropy_N = [], [], []
     for tokens in sequences:
         if tokens.learner_logprobs is None or tokens.logprobs is None or tokens.entropy is None:

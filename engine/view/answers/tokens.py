@@ -1,4 +1,4 @@
-"""The text of each token, for strips of tokens."""
+"""Gives each token its text, for strips of tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def tokenizer_of(run: RunFiles) -> Tokenizer | None:
-    """The recorded one, else that of the run's checkpoint; None where there is none that can be read."""
+    """Returns the recorded tokenizer, else that of the run's checkpoint; None if neither can be read."""
     given = run.config.get("model")
     candidates = [run.recorded.tokenizer, run.path / "checkpoint" / "tokenizer.json"]
     candidates += [Path(given) / "tokenizer.json"] if isinstance(given, str) else []
     for path in candidates:
-        if path is not None and path.is_file() and (found := _load(path)) is not None:
-            return found
+        if path is not None and path.is_file() and (tokenizer := _load(path)) is not None:
+            return tokenizer
     return None
 
 
@@ -34,19 +34,19 @@ def _load(path: Path) -> Tokenizer | None:
 
 
 def pieces(tokenizer: Tokenizer | None, ids: list[int]) -> list[str] | None:
-    """One text for each id; together they are the text. A character of several tokens stands with the last
-    of them; bytes at the end that are none have no text.
+    """Returns a text for each id; joined they are the whole text. A character of several tokens stands with the last
+    of them; bytes at the end that make no character have no text.
     """
     if tokenizer is None:
         return None
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(skip_special_tokens=False)
-    found = []
+    texts = []
     for token in ids:
         try:
-            found.append(stream.step(tokenizer, token) or "")
+            texts.append(stream.step(tokenizer, token) or "")
         except Exception:  # bytes that are no text; it raises nothing narrower
             stream = DecodeStream(skip_special_tokens=False)
-            found.append("�")
-    return found
+            texts.append("�")
+    return texts
