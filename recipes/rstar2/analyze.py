@@ -53,8 +53,8 @@ class Config:
     run: Annotated[Path, "folder of the run"] = Path("runs/quickstart")
     model: Annotated[Path | None, "Hugging Face folder; none: the run's own checkpoint/"] = None
     output: Annotated[Path | None, "folder to write to; none: analysis/ in the run's"] = None
-    steps: Annotated[tuple[int, ...], "of which rollouts are written; none: all of these"] = ()
-    rollouts: Annotated[int, "at most so many of each step, evenly spread over its groups"] = 256
+    steps: Annotated[tuple[int, ...], "steps to analyse; none: all that are there"] = ()
+    rollouts: Annotated[int, "rollouts of each step at most, evenly spread over its groups"] = 256
     batch_tokens: Annotated[int, "tokens of one forward pass; a longer trajectory goes alone"] = 8192
     high_share: Annotated[float, "share of the sampled tokens whose entropy counts as high"] = HIGH_SHARE
     after_reply: Annotated[int, "sampled tokens after a tool's reply that may be reflection tokens"] = AFTER_REPLY

@@ -38,7 +38,7 @@ BLOCK = 32  # tokens of a block of the KV cache
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     checkpoint: Annotated[Path | None, "folder of a checkpoint, or of a run that holds one"] = None
-    url: Annotated[str, "of an OpenAI-compatible server, in place of a checkpoint"] = ""
+    url: Annotated[str, "address of an OpenAI-compatible server, in place of a checkpoint"] = ""
     model: Annotated[str, "the server's name for the model; may be left out where it has one only"] = ""
     prompt: Annotated[str, "one question; by default they are typed"] = ""
     protocol: Annotated[
@@ -48,11 +48,11 @@ class Config:
     stateful: Annotated[
         bool | None, "Python keeps its variables from call to call; none: as in the checkpoint's run, with url yes"
     ] = None
-    temperature: Annotated[float | None, "of sampling, 0 is greedy; none: the evaluation's"] = None
+    temperature: Annotated[float | None, "sampling temperature, 0 is greedy; none: the evaluation's"] = None
     max_tokens: Annotated[
-        int | None, "of a conversation, all in all; none: the evaluation's, or what there is room for"
+        int | None, "tokens of a whole conversation; none: the evaluation's, or what there is room for"
     ] = None
-    turns: Annotated[int | None, "of the model until its answer; none: the evaluation's"] = None
+    turns: Annotated[int | None, "turns of the model until its answer; none: the evaluation's"] = None
     devices: Annotated[tuple[int, ...], "GPU of the replica; none: the CPU"] = ()
 
     def __post_init__(self) -> None:

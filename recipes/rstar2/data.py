@@ -70,7 +70,7 @@ class Config:
     agree: Annotated[int, "how many of a row's answers must equal its reference"] = 2
     protocol: Annotated[Literal["report", "release"], "whose Python tool conversations call"] = "report"
     limit: Annotated[int | None, "the first rows of the source only"] = None
-    seed: Annotated[int, "of the draw of held-out rows and of the order of options"] = 0
+    seed: Annotated[int, "decides which rows are held out, and the order of options"] = 0
     fresh: Annotated[bool, "anew, in place of what the output folder holds"] = False
 
     def __post_init__(self) -> None:

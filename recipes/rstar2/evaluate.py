@@ -69,25 +69,25 @@ NOT_COMPARED = {
 @dataclass(frozen=True, kw_only=True)
 class Config:
     model: Annotated[Path, "Hugging Face folder; with url: the server's name for the model"] = Path("model")
-    url: Annotated[str, "of an OpenAI-compatible server that has the model; none: it is served here"] = ""
-    server_tools: Annotated[bool, "with url: the server runs the calls, within its own budgets"] = False
+    url: Annotated[str, "address of an OpenAI-compatible server that has the model; none: it is served here"] = ""
+    server_tools: Annotated[bool, "the server behind url runs the calls, within its own budgets"] = False
     sets: Annotated[tuple[Path, ...], "JSONL, parquet or datasets folders, named by their files"]
     output: Annotated[Path, "folder of the results; the same command goes on there"] = Path("runs/evaluation")
     protocol: Annotated[ProtocolName, "how the model is asked; none: its own template, and a tool named python"] = (
         "report"
     )
     stateful: Annotated[bool, "calls of a rollout share their variables"] = False
-    samples: Annotated[int | None, "of each problem; none: the protocol's"] = None
+    samples: Annotated[int | None, "samples of each problem; none: the protocol's"] = None
     temperature: Annotated[float | None, "0 is greedy; none: the protocol's"] = None
-    max_tokens: Annotated[int | None, "of prompt and response together; none: the protocol's"] = None
-    turns: Annotated[int | None, "T; none: the protocol's"] = None
-    problems: Annotated[int | None, "the first so many of each set; none: all"] = None
+    max_tokens: Annotated[int | None, "tokens of prompt and response together; none: the protocol's"] = None
+    turns: Annotated[int | None, "turns of a rollout (T); none: the protocol's"] = None
+    problems: Annotated[int | None, "problems of each set, the first ones; none: all"] = None
     deadline_s: Annotated[float, "wall time of a rollout"] = DEADLINE_S
     in_flight: Annotated[int, "rollouts under way at once"] = 512
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs, tensor_parallel for each replica; none: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
-    seed: Annotated[int, "of sampling"] = 0
+    seed: Annotated[int, "seed of sampling"] = 0
     replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
 

@@ -69,16 +69,16 @@ class Config:
         "report"
     )
     stateful: Annotated[bool, "calls of a rollout share their variables"] = False
-    temperature: Annotated[float, "of sampling; training's is 1"] = 1.0
+    temperature: Annotated[float, "sampling temperature; training has 1"] = 1.0
     response_tokens: Annotated[int, "sampled and tool tokens; stage 2 trains with 12 K"] = 12 * 1024
-    max_tokens: Annotated[int | None, "of prompt and response together, in place of response_tokens"] = None
-    turns: Annotated[int, "T; stage 2 trains with 10"] = 10
+    max_tokens: Annotated[int | None, "tokens of prompt and response together, in place of response_tokens"] = None
+    turns: Annotated[int, "turns of a rollout (T); stage 2 trains with 10"] = 10
     deadline_s: Annotated[float, "wall time of a rollout"] = DEADLINE_S
     in_flight: Annotated[int, "rollouts under way at once"] = 512
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs, tensor_parallel for each replica; none: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
-    seed: Annotated[int, "of sampling"] = 0
+    seed: Annotated[int, "seed of sampling"] = 0
     replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
 

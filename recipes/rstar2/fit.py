@@ -42,12 +42,10 @@ from sandbox.printable import printable
 class Config:
     model: Annotated[str, "a folder, a config.json, an id of the Hugging Face hub, or a name of memory/model.py"]
     devices: Annotated[int, "GPUs"] = 8
-    memory_gb: Annotated[float, "of a GPU, as sold"] = 80.0
+    memory_gb: Annotated[float, "memory of a GPU, as sold"] = 80.0
     learner_ranks: Annotated[int | None, "GPUs of the learner; none: all, shared with the replicas by turns"] = None
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
-    max_tokens: Annotated[int, "of the longest trajectory, prompt and replies included; the report's is 2 K + 12 K"] = (
-        14336
-    )
+    max_tokens: Annotated[int, "longest trajectory, prompt and replies included; the report has 2 K + 12 K"] = 14336
     learner: LearnerConfig = LearnerConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:

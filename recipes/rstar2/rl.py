@@ -84,8 +84,8 @@ FREE_OF_A_STAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutOptions:
-    max_tokens: Annotated[int | None, "of prompt and response together; none: the stage's"] = None
-    max_turns: Annotated[int | None, "T; none: the stage's"] = None
+    max_tokens: Annotated[int | None, "tokens of prompt and response together; none: the stage's"] = None
+    max_turns: Annotated[int | None, "turns (T); none: the stage's"] = None
     deadline_s: Annotated[float, "wall time of a rollout"] = DEADLINE_S
 
 
@@ -97,20 +97,20 @@ class Config(RunOptions):
         "models/rstar2-sft"
     )
     data: Annotated[Path, "JSONL, parquet or a datasets folder: what is trained on"] = Path("data/rstar2/train.parquet")
-    steps: Annotated[tuple[int, ...], "of each stage that runs; none: the protocol's"] = ()
+    steps: Annotated[tuple[int, ...], "optimizer steps of each stage that runs; none: the protocol's"] = ()
     switch: Annotated[Literal["steps", "plateau"], "plateau: a stage before the last may end earlier"] = "steps"
     algorithm: Annotated[Literal["roc", "grpo"], "grpo: as many rollouts as are trained, for comparison"] = "roc"
     stateful: Annotated[bool, "calls of a rollout share their variables"] = False
     prompts_per_step: Annotated[int | None, "groups per step; none: the protocol's"] = None
     group_size: Annotated[int | None, "trajectories trained per group (G); none: the protocol's"] = None
-    filter_samples: Annotated[int | None, "of each problem between stages 2 and 3; none: the protocol's"] = None
+    filter_samples: Annotated[int | None, "samples of each problem between stages 2 and 3; none: the protocol's"] = None
     eval_sets: Annotated[tuple[Path, ...], "sets to evaluate on while it trains, named by their files"] = ()
     eval_every: Annotated[int | None, "steps between evaluations; none: the protocol's"] = None
-    eval_problems: Annotated[int | None, "the first so many of each set; none: all"] = None
-    eval_samples: Annotated[int | None, "of each problem; none: the protocol's"] = None
-    eval_temperature: Annotated[float | None, "none: the protocol's"] = None
-    eval_max_tokens: Annotated[int | None, "of prompt and response together; none: the protocol's"] = None
-    eval_turns: Annotated[int | None, "none: the protocol's"] = None
+    eval_problems: Annotated[int | None, "problems of each set, the first ones; none: all"] = None
+    eval_samples: Annotated[int | None, "samples of each held-out problem; none: the protocol's"] = None
+    eval_temperature: Annotated[float | None, "sampling temperature of evaluations; none: the protocol's"] = None
+    eval_max_tokens: Annotated[int | None, "tokens of prompt and response together; none: the protocol's"] = None
+    eval_turns: Annotated[int | None, "turns of a held-out rollout; none: the protocol's"] = None
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
     write_every: Annotated[int, "steps between those whose rollouts are written for people to read"] = 10
     checkpoint_every: int = 5

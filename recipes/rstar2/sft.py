@@ -89,8 +89,8 @@ class Config:
     data: Annotated[tuple[Path, ...], "files of conversations, JSONL or parquet, separated by commas"]
     held_out: Annotated[tuple[Path, ...], "files of conversations that are not trained; none: rows of data"] = ()
     held_out_rows: Annotated[int, "conversations for held-out loss and format check, at most; 0: none"] = 256
-    max_tokens: Annotated[int, "of a conversation; longer ones are left out"] = 8192
-    epochs: Annotated[float, "over the data, where steps is none"] = EPOCHS
+    max_tokens: Annotated[int, "tokens of a conversation; longer ones are left out"] = 8192
+    epochs: Annotated[float, "passes over the data, where steps is none"] = EPOCHS
     steps: Annotated[int | None, "optimizer batches; none: as many as the epochs are"] = None
     batch_size: Annotated[int, "conversations per step"] = BATCH_SIZE
     warmup: Annotated[float, "share of the steps with a rising learning rate, where learner.warmup_steps is 0"] = WARMUP
@@ -98,10 +98,10 @@ class Config:
     checkpoint_every: Annotated[int, "steps between checkpoints that a killed run goes on from"] = 100
     format_prompts: Annotated[int, "held-out prompts for the format check before and after; 0: none"] = 64
     format_tokens: Annotated[int, "longest reply of the format check"] = 512
-    format_temperature: Annotated[float, "at which its replies are sampled"] = 1.0
+    format_temperature: Annotated[float, "temperature at which its replies are sampled"] = 1.0
     devices: Annotated[tuple[int, ...], "GPUs, one for each rank; none: the CPU"] = ()
     learner_ranks: Annotated[int, "FSDP ranks on the CPU"] = 1
-    seed: Annotated[int, "of the order of conversations, what is held out, and sampling"] = 0
+    seed: Annotated[int, "seed of the order, of what is held out, and of sampling"] = 0
     learner: LearnerConfig = field(default_factory=_learner)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class Config:
         "roc",
         "grpo",
     )
-    steps: Annotated[int, "of each run"] = 40
+    steps: Annotated[int, "steps of each run"] = 40
     eval_every: Annotated[int, "steps between evaluations"] = 8
     eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
     folder: Annotated[Path, "where runs and results are written"] = Path("runs/tiny_compare")

@@ -38,15 +38,15 @@ class SandboxOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaOptions:
-    dtype: Annotated[Literal["float32", "bfloat16"], "of replicas on the CPU; on GPUs they compute in bfloat16"] = (
-        "float32"
-    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], "dtype of replicas on the CPU; on GPUs they compute in bfloat16"
+    ] = "float32"
     kv_blocks: Annotated[
         int | None, "KV cache blocks of 32 tokens; none: what a GPU holds, on the CPU four of the longest trajectories"
     ] = None
     max_num_seqs: Annotated[int, "requests that a replica runs at once"] = 256
     memory_share: Annotated[
-        float | None, "of a GPU's memory that a replica takes; none: 0.92, or 0.6 by turns (`fit.py` says what fits)"
+        float | None, "share of a GPU that a replica takes; none: 0.92, or 0.6 by turns (`fit.py` says what fits)"
     ] = None
 
     quantization: Annotated[
