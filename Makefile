@@ -47,7 +47,7 @@ $(node_modules): requirements/package-lock.json
 	@npm ci --silent --prefix requirements
 
 bench: venv ## every bench in its quick form
-	@set -e; for name in $(benches); do echo "== $$name"; $(python) -m bench $$name --quick $(ARGS); done
+	@set -e; for name in $(benches); do echo "== $$name"; .venv/bin/rocstar bench $$name --quick $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
 	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native*.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info requirements/node_modules

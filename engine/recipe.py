@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +42,13 @@ class Run:
 class Recipe:
     """config: a frozen dataclass whose fields are the options (`engine.console.options`). `steps` is one of them, and
     `model`, the folder that training begins with: a rollout node sets it to its copy. train: the recipe itself, from
-    `training(config, run)` to the list of stages.
+    `training(config, run)` to the list of stages. main: called with the command line where a recipe is more than one
+    run, and returns the exit code; None: `engine.programs.main`.
     """
 
     config: type[Any]
     train: Callable[[Any, Run], Coroutine[Any, Any, Any]]
+    main: Callable[[Sequence[str]], int] | None = None
 
     @property
     def file(self) -> Path:

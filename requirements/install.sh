@@ -54,7 +54,16 @@ native() {
     rm -f sandbox/inside/_native.so* # and what a killed build left
     "$python" -m sandbox.inside.native || true
 }
+# The command of a checkout, which may be moved: -P, as the folder that one is in may hold an `engine` of its own.
+command_rocstar() {
+    local text='#!/bin/sh
+exec "$(dirname "$(readlink -f "$0")")/python" -P -m engine.programs.rocstar "$@"'
+    if [ "$(cat .venv/bin/rocstar 2>/dev/null)" = "$text" ]; then return; fi
+    printf '%s\n' "$text" >.venv/bin/rocstar
+    chmod +x .venv/bin/rocstar
+}
 beside() { # what is built when .venv is there
+    command_rocstar
     guest
     native
     if [ "$1" = serve ]; then serve; fi

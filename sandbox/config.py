@@ -43,7 +43,7 @@ class SandboxConfig:
     Sandbox.address then names.
     """
     keys: Path | None = None
-    """Folder made by `python -m sandbox.keys`. Required if `listen` can be reached from other machines."""
+    """Folder made by `rocstar keys`. Required if `listen` can be reached from other machines."""
     session_memory_bytes: float = 4 << 30
     """Memory of all sessions of a host. Beyond it the host evicts the least recently used idle session."""
     start_s: float = 15.0
@@ -73,7 +73,7 @@ class SandboxConfig:
         if self.listen is not None and self.keys is None and not stays_here(self.listen):
             raise ValueError(
                 f"SandboxConfig.keys must be set to listen on {self.listen!r}, beyond this machine. "
-                "Fix: make keys with `python -m sandbox.keys DIR`, or listen on tcp://127.0.0.1:*"
+                "Fix: make keys with `rocstar keys FOLDER`, or listen on tcp://127.0.0.1:*"
             )
 
 

@@ -1,4 +1,4 @@
-"""Says whether this machine can jail code, what is missing, and how to fix it. `python -m sandbox.doctor`
+"""Says whether this machine can jail code, what is missing, and how to fix it: `rocstar doctor`.
 
 Invariants
 - It asks the parts themselves: it prints what the jail, the control groups and a real call report.
@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import re
@@ -40,6 +39,7 @@ MOST_PACKAGES = 20  # that are named
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
+BUILD = "get a C compiler (gcc or clang), then make venv, or install the package again"
 PROBE = Path(__file__).with_name("inside") / "doctor_probe.py"
 
 
@@ -123,7 +123,7 @@ def cgroups() -> Line:
 def snapshot() -> Line:
     if native.load() is not None:
         return Line("snapshot", "ok", "native part loaded")
-    return Line("snapshot", "note", "not built; calls cost up to twice as much", "python -m sandbox.inside.native")
+    return Line("snapshot", "note", "not built; calls cost up to twice as much", BUILD)
 
 
 def guest_python(given: str | None) -> Line:
@@ -245,13 +245,13 @@ def verdict(level: str, lines: list[Line]) -> list[str]:
     return ["level: REFUSED. No code runs here, and nothing weaker is tried in its place.", *to_do]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m sandbox.doctor", description="Can this machine jail code?")
-    parser.add_argument("--nsjail", help="path of the nsjail executable")
-    parser.add_argument("--python", help="path of the Python that runs guest code; see SandboxConfig.python")
-    options = parser.parse_args()
+def report(given: str | None = None, python: str | None = None) -> int:
+    """Prints the requirements and the level. given: path of nsjail. python: that of the Python which runs guest code.
+
+    Returns an exit code, 1 where no code can be run.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see sandbox.host
-    level, lines = examine(options.nsjail, options.python)
+    level, lines = examine(given, python)
     fixes = set()
     for line in lines:
         print(f"{line.state:8}{line.what:16}{line.found}")
@@ -259,8 +259,4 @@ def main() -> None:
             fixes.add(line.fix)
             print(f"{'':24}Fix: {line.fix}")
     print("", *verdict(level, lines), sep="\n")
-    sys.exit(level == "refused")
-
-
-if __name__ == "__main__":
-    main()
+    return int(level == "refused")

@@ -1,4 +1,4 @@
-"""Keys with which a node and its hosts know each other (ZeroMQ CURVE). `python -m sandbox.keys DIR` makes them.
+"""Keys with which a node and its hosts know each other (ZeroMQ CURVE). `rocstar keys FOLDER` makes them.
 
 Invariants
 - A node talks only to hosts whose public key is in its folder as `host*.pub`, read at each handshake; a host talks only
@@ -10,9 +10,7 @@ The node needs node.key, node.pub and the host*.pub; a host needs host.key and n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +50,10 @@ class HostKeys:
 
 
 def make(folder: Path) -> None:
-    """FileExistsError when any of the files is there. A folder that is there is left as it is."""
+    """Makes the keys of a node and of its hosts. A folder that is there is left as it is.
+
+    Raises FileExistsError when any of the files is there, PermissionError for a folder that others can write to.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o022:
         raise PermissionError(
@@ -72,9 +73,7 @@ def make(folder: Path) -> None:
 def load_node(folder: Path) -> NodeKeys:
     keys = NodeKeys(secret=_read(folder / "node.key"), folder=folder)
     if not [_read(path) for path in folder.glob("host*.pub")]:
-        raise KeysUnusable(
-            f"no {folder / 'host*.pub'}: no host could connect. Fix: see `python -m sandbox.keys --help`"
-        )
+        raise KeysUnusable(f"no {folder / 'host*.pub'}: no host could connect. Fix: see `rocstar keys --help`")
     return keys
 
 
@@ -89,14 +88,14 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise KeysUnusable(
             f"cannot read {path}: {error.strerror}. "
-            "Fix: make keys with `python -m sandbox.keys DIR` on the node and copy what a host needs"
+            "Fix: make keys with `rocstar keys FOLDER` on the node and copy what a host needs"
         ) from error
     try:
         z85.decode(key)
     except (ValueError, KeyError):
         key = b""
     if len(key) != KEY_BYTES:
-        raise KeysUnusable(f"{path} is not a key file. Fix: make keys with `python -m sandbox.keys DIR`")
+        raise KeysUnusable(f"{path} is not a key file. Fix: make keys with `rocstar keys FOLDER`")
     if path.suffix == ".key" and shared:
         raise KeysUnusable(f"{path} can be read by others. Fix: `chmod 600 {path}`")
     return key
@@ -130,19 +129,3 @@ def trust(mailbox: Mailbox, keys: HostKeys) -> None:
     mailbox.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.node_public)
     mailbox.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     mailbox.socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(keys.secret))
-
-
-def main() -> None:
-    text = "Make a key pair for a node and one for its hosts. Copy host.key and node.pub, nothing else, to each host."
-    parser = argparse.ArgumentParser(prog="python -m sandbox.keys", description=text)
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    folder = parser.parse_args().folder
-    try:
-        make(folder)
-    except OSError as error:
-        sys.exit(f"sandbox.keys: {error}")
-    print(f"{folder}: keys made; a host on another machine needs host.key and node.pub in its --keys folder")
-
-
-if __name__ == "__main__":
-    main()

@@ -72,6 +72,15 @@ class Checkout:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=heard)
 
 
+def test_the_command_is_made_and_starts_from_any_folder(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.program(".venv/bin/python", 'echo "$0 $@"')
+    checkout.install(compiler=False)
+    (tmp_path / "rocstar").symlink_to(tmp_path / ".venv" / "bin" / "rocstar")
+    done = subprocess.run([tmp_path / "rocstar", "view", "a b"], cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{tmp_path / '.venv' / 'bin' / 'python'} -P -m engine.programs.rocstar view a b\n"
+
+
 def test_without_a_compiler_one_line_says_what_is_missing_and_set_up_goes_on(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     said = checkout.install(compiler=False)

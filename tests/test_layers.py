@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.programs.rocstar import COMMANDS
+
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 PACKAGES = ("engine", "sandbox", "algo")
 MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
@@ -360,6 +362,15 @@ def imports_at_once(tree, *packages):
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in at_once]
     return any(within(each, packages) for each in names)
+
+
+def test_the_overview_of_commands_loads_none_of_them():
+    """`rocstar --help` answers at once."""
+    code = "import sys; from engine.programs.rocstar import start; start([]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"asyncio", "msgspec", "numpy", *(command.module for command in COMMANDS.values())}
 
 
 def test_no_script_shadows_the_standard_library():

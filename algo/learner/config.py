@@ -64,7 +64,7 @@ class LearnerConfig:
     """Largest mean of |learner - sampler| of log-probabilities, checked in the first minibatch on trajectories that
     were sampled by the weights under training alone (at a staleness of 1 or more these are few); a single token may be
     a hundred times as far. Beyond that the learner ends before it updates. "auto": 3e-5, or 0.1 where `dtype` or
-    `weights_dtype` is bfloat16 (`python -m bench mismatch` measures what a model has). None: measured, not judged."""
+    `weights_dtype` is bfloat16 (`rocstar bench mismatch` measures what a model has). None: measured, not judged."""
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096

@@ -51,6 +51,7 @@ Config = TypeVar("Config")
 
 _NEAR = 0.7  # of difflib: what is less alike is no typing error
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
+_WIDTH = 100  # of what `--help` prints
 _UNIONS = (typing.Union, types.UnionType)
 
 
@@ -116,8 +117,11 @@ def usage(*config_classes: type[Any], program: str = "", description: str | None
 
 
 def _described(name: str, option: _Option) -> list[str]:
-    default = "required" if option.is_required else f"default {_show(option.default)}"
-    return [f"  {name}: {type_name(option.kind)}, {default}", *([f"      {option.doc}"] if option.doc else [])]
+    doc = textwrap.wrap(option.doc, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    if isinstance(option.note, Rest):
+        return ["  field=value ...", *doc]
+    default = "required" if option.is_required else f"default {_show(option.default) or repr('')}"
+    return [f"  {name}: {type_name(option.kind)}, {default}", *doc]
 
 
 def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:

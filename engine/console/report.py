@@ -196,8 +196,8 @@ def print_report(
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("rollouts", "what the model wrote: python -m engine.programs.rollouts shows it"),
-        ("record", "the run as a page: python -m engine.programs.view shows it"),
+        ("rollouts", "what the model wrote: rocstar rollouts shows it"),
+        ("record", "the run as a page: rocstar view shows it"),
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():

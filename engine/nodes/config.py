@@ -25,7 +25,7 @@ class LeadConfig:
     listen: str
     """Address where nodes join: tcp://0.0.0.0:5700, for all of this machine's."""
     keys: Path | None
-    """Folder made by `python -m sandbox.keys`; needed for nodes on other machines."""
+    """Folder made by `rocstar keys`; needed for nodes on other machines."""
     recipe: Path
     options: tuple[str, ...]
     nodes_only: bool = False
@@ -40,7 +40,7 @@ class LeadConfig:
         if self.keys is None and not stays_here(self.listen):
             raise ValueError(
                 f"nodes_keys must be set for nodes={self.listen}, beyond this machine. "
-                "Fix: make keys with `python -m sandbox.keys DIR`, or listen on tcp://127.0.0.1:5700"
+                "Fix: make keys with `rocstar keys FOLDER`, or listen on tcp://127.0.0.1:5700"
             )
         if self.keys is not None:
             load_node(self.keys)  # its own checks, before anything starts
@@ -53,7 +53,7 @@ class NodeConfig:
     lead: str
     """Address of the lead: tcp://HOST:PORT."""
     keys: Path | None = None
-    """Folder with host.key and node.pub (`python -m sandbox.keys`)."""
+    """Folder with host.key and node.pub (`rocstar keys`)."""
     name: str = field(default_factory=socket.gethostname)
     """What the lead calls this node."""
     patience_s: float = 600.0
@@ -69,7 +69,7 @@ class NodeConfig:
 def check_name(name: str) -> None:
     """Raises ValueError unless a node can be called so in metrics, notes and on the page."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"name must be 1 to 100 letters, digits and any of . _ : -, got {name[:100]!r}. Fix: --name")
+        raise ValueError(f"name must be 1 to 100 letters, digits and any of . _ : -, got {name[:100]!r}. Fix: name=one")
 
 
 def launcher(learner: LearnerHosts, *, host: str | None = None) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ def launcher(learner: LearnerHosts, *, host: str | None = None) -> tuple[str, ..
 
 
 def node_command(listen: str, keys: Path | None) -> str:
-    """What is run on each node of a lead that listens there."""
+    """Returns what is run on each node of a lead that listens there."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     lead = f"tcp://{socket.gethostname() if host in ('0.0.0.0', '*', '[::]') else host}:{port}"
-    words = [sys.executable, "-m", "engine.programs.node", "--lead", lead, *(["--keys", str(keys)] if keys else [])]
-    return shlex.join(words)
+    rocstar = Path(sys.executable).with_name("rocstar")
+    return shlex.join([str(rocstar), "node", f"lead={lead}", *([f"keys={keys}"] if keys else [])])
 
 
 def check_address(name: str, address: str) -> None:

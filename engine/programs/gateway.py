@@ -1,6 +1,6 @@
-"""Serves a checkpoint behind OpenAI's and Anthropic's APIs, without a trainer.
+"""Serves a checkpoint behind OpenAI's and Anthropic's APIs, without a trainer: `rocstar gateway CHECKPOINT`.
 
-With --tools a chat request that brings no tools is answered by the whole agent: the server runs the Python that the
+With tools=true a chat request that brings no tools is answered by the whole agent: the server runs the Python that the
 model writes, in jails, and gives back the last message, with a field `trace` that says how it came about.
 
 It serves when its address has appeared. Ctrl-C ends it with status 0; what keeps it from serving ends it with status 2
@@ -9,7 +9,6 @@ and one line: the cause, and what to do about it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -17,13 +16,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
 import uvloop
 
 from engine.assembly.config import BLOCK, ServingConfig
 from engine.assembly.parts import Parts
 from engine.assembly.serving import serving
+from engine.console.options import Positional, parse
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.session import SessionRules
@@ -33,7 +36,6 @@ from engine.programs.gateway_tools import ToolOptions
 from engine.replica.config import ReplicaConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatConfig, TemplateError
-from engine.telemetry.watchdog import exit_process
 from sandbox import Limits, SandboxConfig, SandboxUnavailable
 from sandbox.http.listener import Address, CannotListen
 from sandbox.printable import printable
@@ -42,83 +44,57 @@ TOKEN_VARIABLE = "ROCSTAR_GATEWAY_TOKEN"
 EXPECTED = (CannotListen, ReplicaDied, SandboxUnavailable, TemplateError, ValueError)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options. SystemExit for wrong ones."""
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.programs.gateway", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--checkpoint", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument(
-        "--served-name",
-        nargs="+",
-        help="what clients call the model, the first name being what they are told (default: the folder's name)",
-    )
-    parser.add_argument("--replicas", type=int, default=1, help="vLLM engines (default: %(default)s)")
-    parser.add_argument("--devices", default="", help="GPUs, by commas (default: none, the CPU)")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of a replica (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="on the CPU")
-    parser.add_argument(
-        "--kv-blocks",
-        type=int,
-        help="of 32 tokens (default: what a GPU holds; on the CPU 8 conversations)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, help="of a conversation (default: 4096, or what the model has room for)"
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, help="where a request has none (%(default)s)")
-    parser.add_argument("--seed", type=int, help="of sampling (default: a request is sampled anew each time)")
-    parser.add_argument("--host", default="127.0.0.1", help="beyond loopback a token is required, and TLS is a proxy's")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one, which is printed")
-    parser.add_argument(
-        "--token",
-        default=os.environ.get(TOKEN_VARIABLE, "").strip(),  # a line read from a file ends in a newline
-        help=f"what clients must send; better given as {TOKEN_VARIABLE}, which other users cannot see",
-    )
-    tools = parser.add_argument_group("the agent (with --tools)")
-    tools.add_argument("--tools", action="store_true", help="run the Python that the model writes, and answer at last")
-    tools.add_argument("--stateful", action="store_true", help="calls of a request share their variables")
-    tools.add_argument("--tool-name", default="python", help="what the model calls it (default: %(default)s)")
-    tools.add_argument("--tool-schema", type=Path, help="JSON file with the tool as OpenAI's API has it, name included")
-    tools.add_argument("--turns", type=int, default=10, help="of an answer (default: %(default)s)")
-    tools.add_argument("--calls-per-turn", type=int, help="later ones are refused (default: any number)")
-    tools.add_argument("--reply-chars", type=int, default=1000, help="of a tool's output (default: %(default)s)")
-    tools.add_argument("--tool-wall-s", type=float, default=4.0, help="time limit of a call (default: %(default)s)")
-    tools.add_argument("--slots", type=int, default=8, help="calls that run at once (default: %(default)s)")
-    tools.add_argument("--system", help="a system message for conversations that have none")
-    return parser.parse_args(arguments)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    checkpoint: Annotated[Path, Positional("Hugging Face folder")]
+    served_name: Annotated[
+        tuple[str, ...], "what clients call it, the first name being what they are told; empty: the folder's name"
+    ] = ()
+    replicas: Annotated[int, "vLLM engines"] = 1
+    devices: Annotated[tuple[int, ...], "GPUs; empty: the CPU"] = ()
+    tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
+    dtype: Annotated[Literal["float32", "bfloat16"], "on the CPU"] = "float32"
+    kv_blocks: Annotated[int | None, "of 32 tokens; none: what a GPU holds, on the CPU 8 conversations"] = None
+    max_tokens: Annotated[int | None, "of a conversation; none: 4096, or what the model has room for"] = None
+    temperature: Annotated[float, "where a request has none"] = 1.0
+    seed: Annotated[int | None, "of sampling; none: a request is sampled anew each time"] = None
+    system: Annotated[str | None, "a system message for conversations that have none"] = None
+    host: Annotated[str, "beyond loopback a token is required, and TLS is a proxy's"] = "127.0.0.1"
+    port: Annotated[int, "0: any free one, which is printed"] = 8000
+    token: Annotated[str, "what clients must send; better as ROCSTAR_GATEWAY_TOKEN, which other users cannot see"] = ""
+    tools: Annotated[bool, "run the Python that the model writes, and answer at last"] = False
+    tool_wall_s: Annotated[float, "time limit of a call"] = 4.0
+    slots: Annotated[int, "calls that run at once"] = 8
+    tool: ToolOptions = field(default_factory=ToolOptions)
 
 
 def room(checkpoint: Path) -> int:
-    """Tokens that the model can read. Raises ValueError for a folder that is no checkpoint."""
+    """Returns how many tokens the model can read. Raises ValueError for a folder that is no checkpoint."""
     try:
         config = json.loads((checkpoint / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"--checkpoint {str(checkpoint)!r} has no readable config.json: {error}") from error
+        raise ValueError(f"checkpoint {str(checkpoint)!r} has no readable config.json: {error}") from error
     return int(config.get("text_config", config).get("max_position_embeddings", 1 << 20))
 
 
-def max_tokens(options: argparse.Namespace) -> int:
-    """Raises ValueError for more than the model has room for."""
+def max_tokens(options: Options) -> int:
+    """Returns the bound of a conversation. Raises ValueError for more than the model has room for."""
     most = room(options.checkpoint) - BLOCK
     if options.max_tokens is None:
         return min(4096, most)
     if options.max_tokens > most:
-        raise ValueError(f"--max-tokens must be at most {most} for this model, got {options.max_tokens}")
+        raise ValueError(f"max_tokens must be at most {most} for this model, got {options.max_tokens}")
     return options.max_tokens
 
 
-def serving_config(options: argparse.Namespace) -> ServingConfig:
+def serving_config(options: Options) -> ServingConfig:
     """Raises ValueError naming an option."""
-    numbers = [device.strip() for device in options.devices.split(",") if device.strip()]
-    if not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"--devices must be numbers with commas between them, got {options.devices!r}")
-    devices = tuple(map(int, numbers))
     tokens = max_tokens(options)
-    kv_blocks = options.kv_blocks or (None if devices else 8 * -(-tokens // BLOCK))
+    kv_blocks = options.kv_blocks or (None if options.devices else 8 * -(-tokens // BLOCK))
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)
     return ServingConfig(
         checkpoint=options.checkpoint,
-        rollout=tool_options(options).budget(max_tokens=tokens, temperature=options.temperature),
+        rollout=options.tool.budget(max_tokens=tokens, temperature=options.temperature),
         replica=ReplicaConfig(
             checkpoint=str(options.checkpoint),
             max_model_len=tokens + BLOCK,
@@ -126,7 +102,7 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
             dtype=options.dtype,
         ),
         replicas=options.replicas,
-        devices=devices,
+        devices=options.devices,
         tensor_parallel=options.tensor_parallel,
         chat=ChatConfig(system=options.system),
         sandbox=SandboxConfig(slots=options.slots, limits=limits) if options.tools else None,
@@ -134,25 +110,19 @@ def serving_config(options: argparse.Namespace) -> ServingConfig:
     )
 
 
-def tool_options(options: argparse.Namespace) -> ToolOptions:
-    """Raises ValueError."""
-    return ToolOptions(
-        name=options.tool_name,
-        schema=options.tool_schema,
-        stateful=options.stateful,
-        reply_chars=options.reply_chars,
-        turns=options.turns,
-        calls_per_turn=options.calls_per_turn,
-    )
+def server_config(options: Options) -> ServerConfig:
+    """Raises ValueError naming an option."""
+    model, *also = options.served_name or [options.checkpoint.resolve().name]
+    token = options.token or os.environ.get(TOKEN_VARIABLE, "").strip()  # a line read from a file ends in a newline
+    address = Address(host=options.host, port=options.port, token=token)
+    return ServerConfig(model=model, also=tuple(also), address=address)
 
 
-def tool_loop(options: argparse.Namespace, served: Parts) -> ToolLoop | None:
-    if not options.tools:
-        return None
-    return ToolLoop(served.rollouts([tool_options(options).tool(served.sandbox)]))
+def tool_loop(options: Options, served: Parts) -> ToolLoop | None:
+    return ToolLoop(served.rollouts([options.tool.tool(served.sandbox)])) if options.tools else None
 
 
-async def run(options: argparse.Namespace) -> str | None:
+async def run(options: Options) -> str | None:
     """Serves until SIGINT or SIGTERM; what kept it from serving, if anything did."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -163,10 +133,8 @@ async def run(options: argparse.Namespace) -> str | None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-    model, *also = options.served_name or [options.checkpoint.resolve().name]
     try:
-        address = Address(host=options.host, port=options.port, token=options.token)
-        server = ServerConfig(model=model, also=tuple(also), address=address)
+        server = server_config(options)
         config = serving_config(options)
         parts = "vLLM engine" if options.replicas == 1 else f"{options.replicas} vLLM engines"
         print(f"starting {parts} with {options.checkpoint}{' and the sandbox' if options.tools else ''}", flush=True)
@@ -178,7 +146,7 @@ async def run(options: argparse.Namespace) -> str | None:
             async with serve(gateway, server, tool_loop=tool_loop(options, served)) as url:
                 gc.collect()
                 gc.freeze()  # what was imported stays; each full collection would walk a million objects of it
-                print(f"{model} at {url}/v1 (OpenAI) and {url} (Anthropic)", flush=True)
+                print(f"{server.model} at {url}/v1 (OpenAI) and {url} (Anthropic)", flush=True)
                 await asyncio.Event().wait()  # replicas that are all dead end it too
     except EXPECTED as error:
         return str(error)
@@ -187,16 +155,13 @@ async def run(options: argparse.Namespace) -> str | None:
     return None
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 0 when it was ended, 2 for what kept it from serving."""
+    options = parse(Options, argv, program="rocstar gateway", description=__doc__)
     begin()
-    options = parse()
     with contextlib.suppress(KeyboardInterrupt):  # before the loop runs
         failed = uvloop.run(run(options))
         if failed is not None:
-            print(printable(f"engine.gateway: {' '.join(failed.split())}"), file=sys.stderr)
+            print(printable(f"rocstar gateway: {' '.join(failed.split())}"), file=sys.stderr)
             return 2
     return 0
-
-
-if __name__ == "__main__":
-    exit_process(main())

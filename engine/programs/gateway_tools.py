@@ -27,7 +27,7 @@ class ToolOptions:
     cut: Annotated[str, "inside: the mark of a cut counts; outside: it does not"] = "inside"
     feedback: Annotated[FeedbackName, "of an error: traceback, message, or as rStar2-Agent's judge"] = "traceback"
     turns: Annotated[int, "of the model in an answer"] = 10
-    calls_per_turn: Annotated[int | None, "none: as many as the model writes"] = 8
+    calls_per_turn: Annotated[int | None, "later ones are surplus; none: as many as the model writes"] = None
     surplus_calls: Annotated[SurplusCalls, "refuse: answered with an error; drop: not noticed"] = "refuse"
     response_tokens: Annotated[int | None, "of all turns and replies of an answer; none: what a prompt leaves"] = None
     deadline_s: Annotated[float, "wall time of an answer"] = 600.0

@@ -56,5 +56,5 @@ def commands(here: str, lead: LeadConfig | None) -> list[str]:
     node = node_command(lead.listen, lead.keys)
     lines = [f"lead:           {here}", f"each node:      {node}"]
     if lead.learner is not None:
-        lines.append(f"each of {lead.learner.hosts - 1} learner hosts: {node} --learner")
+        lines.append(f"each of {lead.learner.hosts - 1} learner hosts: {node} learner=true")
     return lines

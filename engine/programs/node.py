@@ -1,7 +1,7 @@
-"""A rollout node: makes groups for a run that is led on another machine. Run this on each machine that is to help:
+"""Makes groups for a run that is led on another machine, as a rollout node of it, or runs ranks of its learner.
 
-    python -m engine.programs.node --lead tcp://LEAD:5700 --keys DIR [field=value ...]
-    python -m engine.programs.node --lead tcp://LEAD:5700 --keys DIR --learner      # ranks of the learner instead
+    rocstar node lead=tcp://LEAD:5700 keys=DIR [field=value ...]
+    rocstar node lead=tcp://LEAD:5700 keys=DIR learner=true
 
 The lead says which recipe to run with which options, and gives the checkpoint's files; field=value changes an option
 for this machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join and leave at any time.
@@ -9,20 +9,21 @@ for this machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shlex
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvloop
 
 from engine.assembly.expected import EXPECTED
-from engine.console.options import parse_all
+from engine.console.options import Rest, parse, parse_all
 from engine.errors import BadInput
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig
@@ -37,27 +38,37 @@ from engine.programs.roles import RunEnded, node_training
 from engine.recipe import ROOT, Recipe, Run, load_recipe
 from engine.run.run_folder import RunFolder
 from engine.run.workspace import workspace
-from engine.telemetry.watchdog import end_on_signals, exit_process
+from engine.telemetry.watchdog import end_on_signals
 from sandbox.keys import HostKeys, load_host
 from sandbox.printable import printable
 
-PROGRAM = "engine.nodes"
+PROGRAM = "rocstar node"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    lead: Annotated[str, "address of the lead, tcp://HOST:PORT"]
+    keys: Annotated[Path | None, "folder with host.key and node.pub of `rocstar keys`"] = None
+    name: Annotated[str, "what the lead calls this node"] = field(default_factory=socket.gethostname)
+    patience_s: Annotated[float, "seconds without the lead before it ends"] = 600.0
+    learner: Annotated[bool, "run ranks of the learner here, and make no groups"] = False
+    dry_run: Annotated[bool, "ask the lead, print what would be run here, and end"] = False
+    here: Annotated[tuple[str, ...], Rest("options of the recipe that differ on this machine")] = ()
+
+
+def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 when the run has ended, 2 for what the user has to change, 1 for a part that failed or a
     lead that is gone, 130 when it was interrupted.
     """
+    options = parse(Options, argv, program=PROGRAM, description=__doc__)
     begin()
-    words = _parser().parse_args(argv)
     try:
-        fields = {"name": words.name} if words.name else {}
-        config = NodeConfig(lead=words.lead, keys=words.keys, patience_s=words.patience_s, **fields)
-        keys = load_host(words.keys) if words.keys is not None else None
+        config = NodeConfig(lead=options.lead, keys=options.keys, name=options.name, patience_s=options.patience_s)
+        keys = load_host(options.keys) if options.keys is not None else None
         with workspace(Path(tempfile.gettempdir())) as folder:  # not in memory: it gets the whole checkpoint
-            if words.learner:
-                return _train(config, keys, folder, dry_run=words.dry_run)
-            return _join(config, keys, words.fields, folder, dry_run=words.dry_run)
+            if options.learner:
+                return _train(config, keys, folder, dry_run=options.dry_run)
+            return _join(config, keys, options.here, folder, dry_run=options.dry_run)
     except (BadInput, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
@@ -67,20 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{PROGRAM}: interrupted; the lead gives what this node had to others", file=sys.stderr)
         return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {PROGRAM}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--lead", required=True, help="address of the lead, tcp://HOST:PORT")
-    parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub of `python -m sandbox.keys`")
-    parser.add_argument("--name", help="what the lead calls this node (default: the name of this machine)")
-    parser.add_argument("--patience-s", type=float, default=600.0, help="seconds without the lead before it ends")
-    parser.add_argument("--learner", action="store_true", help="run ranks of the learner here, and make no groups")
-    parser.add_argument("--dry-run", action="store_true", help="ask the lead, print what would be run here, and end")
-    parser.add_argument("fields", nargs="*", metavar="field=value", help="options that differ on this machine")
-    return parser
 
 
 def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: bool) -> int:
@@ -102,7 +99,7 @@ async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, fo
         await learner_host.serve(config, keys, job, folder, lambda line: print(printable(line), flush=True))
 
 
-def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: Path, *, dry_run: bool) -> int:
+def _join(config: NodeConfig, keys: HostKeys | None, given: Sequence[str], folder: Path, *, dry_run: bool) -> int:
     job = asyncio.run(_job(config, keys))
     recipe = (ROOT / job.recipe).resolve()
     if not recipe.is_file():
@@ -112,7 +109,7 @@ def _join(config: NodeConfig, keys: HostKeys | None, fields: list[str], folder: 
         raise BadInput(f"this node cannot take part: {reason}")
     checkpoint = folder / "checkpoint"
     here = [f"model={checkpoint}", f"runs={folder}", "name=node"]
-    options = _options(job.options, [*fields, *here])
+    options = _options(job.options, [*given, *here])
     if dry_run:
         print(printable(shlex.join([sys.executable, str(recipe), *options])))
         return 0
@@ -157,14 +154,10 @@ def _options(lead: Sequence[str], here: Sequence[str]) -> list[str]:
     >>> _options(["steps=3", "learner.lr=0.1"], ["lr=0.2", "replicas=4"])
     ['steps=3', 'lr=0.2', 'replicas=4']
     """
-    names = [word.removeprefix("--").partition("=")[0] for word in here]
+    names = [word.partition("=")[0] for word in here]
 
     def is_given(word: str) -> bool:
         name = word.partition("=")[0]
         return any(name == given or name.endswith(f".{given}") for given in names)
 
     return [*(word for word in lead if not is_given(word)), *here]
-
-
-if __name__ == "__main__":
-    exit_process(main())

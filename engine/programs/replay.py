@@ -1,19 +1,18 @@
 """Runs a recorded trajectory on from one of its turns, in the jail: with the same seed or another, the same weights or
 others.
 
-    python -m engine.programs.replay RUN --step 8 --group 0 --sample 3 --turn 1 [--seed 7] [--start | --checkpoint DIR]
+    rocstar replay RUN step=8 group=0 sample=3 turn=1 [seed=7] [start=true | checkpoint=DIR]
 
 The turns before are taken as they were recorded, token by token, with what their tools answered; turn N is sampled
 anew, and what follows it. The recipe's own `train` does it, with the run's options, so that tools, sessions, budget,
 chat and reward are the recorded ones: config.json names its file, which is run. One that is not of this checkout is run
-only if --recipe names it, as the run may be somebody else's. The weights are those in the run's `checkpoint/`; with
---start, those that it began with. With the weights that sampled the turn and the run's seed, the tokens on the CPU are
-the recorded ones. An agent of its own begins anew. The last line is one JSON object.
+only if `recipe` names it, as the run may be somebody else's. The weights are those in the run's `checkpoint/`; with
+start=true, those that it began with. With the weights that sampled the turn and the run's seed, the tokens on the CPU
+are the recorded ones. An agent of its own begins anew. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import uvloop
@@ -32,7 +31,7 @@ from tokenizers import Tokenizer
 from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
 from engine.assembly.training import Training, opened
-from engine.console.options import parse
+from engine.console.options import Positional, parse
 from engine.errors import BadInput
 from engine.gateway.agent import AgentRollouts
 from engine.ports import GroupReward
@@ -151,11 +150,11 @@ def recipe_of(name: str) -> Path:
     """The file of a recipe of this checkout. Raises CannotGoOn for any other: to read a run is not to trust it."""
     path = (ROOT / name).resolve()
     if not path.is_file():
-        raise CannotGoOn(f"the run's recipe {name!r} is not there. Fix: give it as --recipe FILE")
+        raise CannotGoOn(f"the run's recipe {name!r} is not there. Fix: give it as recipe=FILE")
     if not path.is_relative_to(RECIPES):
         raise CannotGoOn(
             f"the run was made by {str(path)!r}, which is no recipe of this checkout, and to go on runs that file. "
-            "Fix: if you trust it, python -m engine.programs.replay with --recipe FILE"
+            "Fix: if you trust it, rocstar replay with recipe=FILE"
         )
     return path
 
@@ -198,7 +197,7 @@ async def go_on(
     def opens(config: TrainingConfig, folder: RunFolder, **given: Any) -> AbstractAsyncContextManager[Training]:
         weights = checkpoint or (config.checkpoint if start else run / "checkpoint")
         if not (weights / "config.json").is_file():
-            raise CannotGoOn(f"there are no weights in {weights}. Fix: --start, or --checkpoint DIR")
+            raise CannotGoOn(f"there are no weights in {weights}. Fix: start=true, or checkpoint=DIR")
         return opened(alone(config, weights, seed), folder, **{**given, "sinks": ()}, work=work)
 
     with workspace(Path(tempfile.gettempdir())) as scratch, RunFolder.open(scratch, "replay") as folder:
@@ -248,28 +247,29 @@ def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
     return told | {"reward": trajectory.reward}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.programs.replay", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="folder of a recorded run")
-    for name, what in (
-        ("step", "of the run, from 1"),
-        ("group", "of the step, from 0"),
-        ("sample", "of the group"),
-        ("turn", "the first that is sampled anew, from 0"),
-    ):
-        parser.add_argument(f"--{name}", type=int, required=True, help=what)
-    parser.add_argument("--seed", type=int, help="none: the run's")
-    parser.add_argument("--checkpoint", type=Path, help="Hugging Face folder; none: what the run has made")
-    parser.add_argument("--start", action="store_true", help="the weights that the run began with")
-    parser.add_argument("--recipe", type=Path, help="the file to run; none: the run's, if it is of this checkout")
-    options = parser.parse_args(argv)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    run: Annotated[Path, Positional("folder of a recorded run")]
+    step: Annotated[int, "of the run, from 1"]
+    group: Annotated[int, "of the step, from 0"]
+    sample: Annotated[int, "of the group"]
+    turn: Annotated[int, "the first that is sampled anew, from 0"]
+    seed: Annotated[int | None, "none: the run's"] = None
+    checkpoint: Annotated[Path | None, "Hugging Face folder; none: what the run has made"] = None
+    start: Annotated[bool, "take the weights that the run began with"] = False
+    recipe: Annotated[Path | None, "the file to run; none: the run's, if it is of this checkout"] = None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 2 where the trajectory cannot be replayed, 130 when it was interrupted."""
+    options = parse(Options, argv, program="rocstar replay", description=__doc__)
     place = Place(step=options.step, group=options.group, sample=options.sample, turn=options.turn)
     try:
         run, ran = options.run.absolute(), begun(options.run, options.recipe)
-        weights = {"checkpoint": options.checkpoint and options.checkpoint.absolute(), "start": options.start}
+        checkpoint = options.checkpoint and options.checkpoint.absolute()
         if ran.directory.is_dir():  # paths among the recipe's options may be relative
             os.chdir(ran.directory)
-        found = uvloop.run(go_on(run, place, ran, seed=options.seed, **weights))
+        found = uvloop.run(go_on(run, place, ran, seed=options.seed, checkpoint=checkpoint, start=options.start))
     except (CannotGoOn, ReplicaDied, SandboxUnavailable, TemplateError, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
@@ -277,9 +277,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(json.dumps(found))
     return 0
-
-
-if __name__ == "__main__":
-    from engine.telemetry.watchdog import exit_process
-
-    exit_process(main())

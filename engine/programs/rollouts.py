@@ -1,9 +1,9 @@
-"""Shows the rollouts that a run has written: `python -m engine.programs.rollouts runs/quickstart step=8 only=wrong`."""
+"""Shows the rollouts that a run has written: `rocstar rollouts runs/quickstart step=8 only=wrong`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from rich.console import Console, Group
 from rich.panel import Panel
 
-from engine.console.options import parse
+from engine.console.options import Positional, parse
 from engine.console.shown import shown
 from engine.recording.files import check_files
 from engine.rollout.tool_call_parser import CLOSE
@@ -22,26 +22,26 @@ from sandbox.printable import printable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    run: Annotated[Path, "folder of the run"] = Path("runs/quickstart")
+class Options:
+    run: Annotated[Path, Positional("folder of the run")] = Path("runs/quickstart")
     step: Annotated[int | None, "none: the last one that was written"] = None
     only: Annotated[Literal["all", "right", "wrong", "kept"], "which trajectories"] = "all"
     prompt: Annotated[str, "only of this prompt's id"] = ""
     first: Annotated[int, "at most so many"] = 20
 
 
-def rollouts(config: Config) -> Iterator[Rollout]:
+def rollouts(options: Options) -> Iterator[Rollout]:
     """Those that are asked for. Raises ValueError when the run has written none of the step, or a row is damaged."""
-    check_files(config.run)
-    steps = steps_of(config.run)
-    step = config.step if config.step is not None else max(steps, default=0)
+    check_files(options.run)
+    steps = steps_of(options.run)
+    step = options.step if options.step is not None else max(steps, default=0)
     if step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise ValueError(f"{config.run / 'rollouts'} has no rollouts of step {step} (there: {there})")
-    for row in read_rollouts(path_of(config.run, step)):
+        raise ValueError(f"{options.run / 'rollouts'} has no rollouts of step {step} (there: {there})")
+    for row in read_rollouts(path_of(options.run, step)):
         right = (row.reward or 0.0) > 0
-        wanted = {"all": True, "right": right, "wrong": not right, "kept": row.kept}[config.only]
-        if wanted and config.prompt in ("", row.prompt_id):
+        wanted = {"all": True, "right": right, "wrong": not right, "kept": row.kept}[options.only]
+        if wanted and options.prompt in ("", row.prompt_id):
             yield row
 
 
@@ -74,18 +74,14 @@ def _text(row: Rollout) -> Iterator[str]:
     yield from replies[len(rest) :]
 
 
-def main(argv: list[str]) -> int:
-    words = [f"run={argv[0]}", *argv[1:]] if argv and "=" not in argv[0] and not argv[0].startswith("-") else argv
-    config = parse(Config, words)
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 1 where the run has written none of them."""
+    options = parse(Options, argv, program="rocstar rollouts", description=__doc__)
     console = Console()
     try:
-        for row in islice(rollouts(config), config.first):
+        for row in islice(rollouts(options), options.first):
             console.print(panel(row))
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from engine.atomic_files import CannotWrite
 from engine.console.options import Positional, parse
+from engine.programs import rocstar
 from engine.view.export import export
 from engine.view.page import NoPlots
 from engine.view.questions import Questions
@@ -46,7 +47,7 @@ class Options:
 
 async def view(questions: Questions, port: int) -> None:
     """Serves until it is cancelled."""
-    async with serve(questions, port) as url:
+    async with serve(questions, port, (sys.executable, "-m", rocstar.__name__)) as url:
         print(printable(f"{', '.join(run.name for run in questions.runs)} at {url}/"), flush=True)
         here = urlsplit(url)
         tunnel = f"{here.port}:{here.hostname}:{here.port}"
@@ -79,7 +80,3 @@ def main(argv: Sequence[str]) -> int:
         print(printable(f"rocstar view: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """The stage that writes rollouts down: one JSON line per trajectory, for people to read and for later analysis.
 
-`python -m engine.programs.rollouts RUN` shows them; `read_rollouts` gives them to a program, with the exact token ids.
+`rocstar rollouts RUN` shows them; `read_rollouts` gives them to a program, with the exact token ids.
 Nothing of a run depends on these files.
 """
 

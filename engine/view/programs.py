@@ -1,14 +1,15 @@
-"""Runs a program that computes for seconds, for a button of the page. Its last line is a JSON object.
+"""Runs a command that computes for seconds, for a button of the page. Its last line is a JSON object.
 
-rivals   runs the simulator: what other placement policies would have made of a recorded step ("Placement")
+rivals   runs `rocstar bench rivals`: what other placement policies would have made of a recorded step ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
-replay   runs an engine: a trajectory from one of its turns on ("Trajectory"; `engine.programs.replay`)
+replay   runs `rocstar replay`: a trajectory from one of its turns on ("Trajectory")
+
+Each is given what starts `rocstar`, since programs are above the page.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,27 +19,25 @@ import msgspec
 
 from engine.view.answers.trajectories import NotThere
 
-SIMULATOR = (sys.executable, "-m", "bench", "rivals")  # bench/ is not part of the engine
-REPLAY = (sys.executable, "-m", "engine.programs.replay")
 DEADLINE_S = 300.0
 REPOSITORY = Path(__file__).parents[2]
 
 
-async def rivals(run: Path, step: int, command: Sequence[str] = SIMULATOR) -> dict[str, Any]:
+async def rivals(rocstar: Sequence[str], run: Path, step: int) -> dict[str, Any]:
     """Runs a step under other policies. Raises NotThere as `asked` does."""
-    return await asked("the simulator", [*command, _path(run), "--step", str(step)])
+    return await asked("the simulator", [*rocstar, "bench", "rivals", _path(run), "--step", str(step)])
 
 
-async def replay(run: Path, values: Mapping[str, int], command: Sequence[str] = REPLAY) -> dict[str, Any]:
+async def replay(rocstar: Sequence[str], run: Path, values: Mapping[str, int]) -> dict[str, Any]:
     """Samples a trajectory again from a turn on. Raises NotThere as `asked` does, KeyError for a missing value.
 
     values: step, group, sample, turn; seed for another seed than the run's; start=1 for the weights that the run began
     with.
     """
-    options = [part for name in ("step", "group", "sample", "turn") for part in (f"--{name}", str(values[name]))]
-    options += ["--seed", str(values["seed"])] if "seed" in values else []
-    options += ["--start"] if values.get("start") else []
-    return await asked("the engine", [*command, _path(run), *options])
+    options = [f"{name}={values[name]}" for name in ("step", "group", "sample", "turn")]
+    options += [f"seed={values['seed']}"] if "seed" in values else []
+    options += ["start=true"] if values.get("start") else []
+    return await asked("the engine", [*rocstar, "replay", _path(run), *options])
 
 
 def _path(run: Path) -> str:

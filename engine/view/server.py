@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,19 +46,19 @@ Action = Callable[[RunFiles, dict[str, int]], Awaitable[dict[str, Any]]]
 
 
 @asynccontextmanager
-async def serve(questions: Questions, port: int) -> AsyncIterator[str]:
-    """Serves the page and yields its URL. port 0: any free one.
+async def serve(questions: Questions, port: int, rocstar: Sequence[str]) -> AsyncIterator[str]:
+    """Serves the page and yields its URL. port 0: any free one. rocstar: for `make_app`.
 
     Raises NoPlots and `sandbox.http.listener.CannotListen`.
     """
-    async with listening(make_app(questions), Address(port=port)) as url:
+    async with listening(make_app(questions, rocstar), Address(port=port)) as url:
         yield url
 
 
-def make_app(questions: Questions) -> web.Application:
-    """Raises NoPlots."""
+def make_app(questions: Questions, rocstar: Sequence[str]) -> web.Application:
+    """Returns the page. rocstar: what starts that command, for buttons that compute. Raises NoPlots."""
     app = web.Application(middlewares=[bodies_end, _guarded])
-    answers = _Answers(questions)
+    answers = _Answers(questions, rocstar)
     app.add_routes(
         [
             web.get("/", _page),
@@ -99,8 +99,8 @@ async def _page(request: web.Request) -> web.Response:
 
 
 class _Answers:
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
+    def __init__(self, questions: Questions, rocstar: Sequence[str]) -> None:
+        self._questions, self._rocstar = questions, rocstar
 
     async def get(self, request: web.Request) -> web.Response:
         name, query = request.match_info["name"], dict(request.query)
@@ -123,10 +123,10 @@ class _Answers:
         return await self._do(request, run_call)
 
     async def rivals(self, request: web.Request) -> web.Response:
-        return await self._do(request, lambda run, values: rivals(run.path, values["step"]))
+        return await self._do(request, lambda run, values: rivals(self._rocstar, run.path, values["step"]))
 
     async def replay(self, request: web.Request) -> web.Response:
-        return await self._do(request, lambda run, values: replay(run.path, values))
+        return await self._do(request, lambda run, values: replay(self._rocstar, run.path, values))
 
     async def _do(self, request: web.Request, action: Action) -> web.Response:
         try:

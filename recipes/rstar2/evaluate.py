@@ -9,7 +9,7 @@ evaluation.json and the rows of each set into `output`. The same command goes on
 interrupted, and shows one that is complete.
 
 With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` the server runs it too
-(`python -m engine.programs.gateway --tools`). The server's key is taken from the environment (OPENAI_API_KEY).
+(`rocstar gateway CHECKPOINT tools=true`). The server's key is taken from the environment (OPENAI_API_KEY).
 """
 
 from __future__ import annotations

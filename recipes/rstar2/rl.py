@@ -388,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-recipe = Recipe(config=Config, train=train)
+recipe = Recipe(config=Config, train=train, main=main)
 
 if __name__ == "__main__":
     exit_process(main(sys.argv[1:]))

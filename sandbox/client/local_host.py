@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from sandbox.config import SandboxConfig, SandboxUnavailable
@@ -125,12 +126,16 @@ class LocalHost:
 
     async def _spawn(self, address: str, place: int) -> Process:
         config = self._config
-        command = [sys.executable, "-P", "-m", "sandbox.host", "--child", "--connect", address]
-        command += ["--slots", str(config.slots), "--isolation", config.isolation]
-        command += ["--session-memory-bytes", str(config.session_memory_bytes)]
-        command += [word for tier in config.tiers for word in ("--tier", write_tier(tier))]
-        command += ["--nsjail", config.nsjail] if config.nsjail else []
-        command += ["--python", config.python] if config.python else []
+        given = {  # a HostConfig: the module of that class is the host's alone
+            "connect": address,
+            "slots": config.slots,
+            "tiers": " ".join(map(write_tier, config.tiers)),
+            "session_memory_bytes": config.session_memory_bytes,
+            "nsjail": config.nsjail,
+            "python": config.python,
+            "isolation": config.isolation,
+        }
+        command = [sys.executable, "-P", "-m", "sandbox.host", msgspec.json.encode(given).decode()]
         root = str(Path(__file__).parents[2])
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL

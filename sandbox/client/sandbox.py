@@ -27,7 +27,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from sandbox import wire
+from sandbox import keys, wire
 from sandbox.client.dispatch import Action, Cancel, Deliver, Dispatcher, Failed, Forget, Lost, Send
 from sandbox.client.local_host import LocalHost, Peer
 from sandbox.client.session import Session
@@ -247,8 +247,6 @@ class Sandbox:
     def _listen(self, address: str) -> None:
         mailbox = self._open_mailbox()
         if self._config.keys is not None:
-            from sandbox import keys  # not above: `python -m sandbox.keys` is to be imported as __main__ only
-
             self._mailboxes.append(keys.guard(mailbox, keys.load_node(self._config.keys)))
         try:
             mailbox.bind(address)
@@ -352,7 +350,7 @@ class Sandbox:
         except TimeoutError:
             raise SandboxUnavailable(
                 f"no host came within {self._config.start_s:g} s. Fix: start one with "
-                f"`python -m sandbox.host --connect {self.address}`, or raise SandboxConfig.start_s"
+                f"`rocstar sandbox-host connect={self.address}`, or raise SandboxConfig.start_s"
             ) from None
 
     async def _run_local_host(self, local_host: LocalHost) -> None:
@@ -387,5 +385,5 @@ class Sandbox:
             if max(waiting.since, self._served_until.get(tier, 0.0)) < since:
                 present = ", ".join(sorted({name for peer in self._peers.values() for name in peer.tiers})) or "none"
                 cause = f"no host of tier {tier!r} came within {self._config.start_s:g} s (present: {present})"
-                waiting.error = SandboxUnavailable(f"{cause}. Fix: start one, see `python -m sandbox.host --help`")
+                waiting.error = SandboxUnavailable(f"{cause}. Fix: start one, see `rocstar sandbox-host --help`")
                 self._act(self._dispatcher.fail(call))

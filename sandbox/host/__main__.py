@@ -1,5 +1,9 @@
-"""`python -m sandbox.host`: see sandbox/host/host.py."""
+"""A node's own host, a child of it: `python -m sandbox.host CONFIG`, a HostConfig as JSON (client/local_host.py)."""
 
-from sandbox.host.host import main
+import sys
 
-main()
+import msgspec
+
+from sandbox.host.host import HostConfig, run
+
+sys.exit(run(msgspec.json.decode(sys.argv[1], type=HostConfig), is_child=True))

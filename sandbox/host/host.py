@@ -1,10 +1,10 @@
-"""A sandbox host: serves the pool of this machine to a node over ZeroMQ. `python -m sandbox.host --help`
+"""A sandbox host: serves the pool of this machine to a node over ZeroMQ. `rocstar sandbox-host --help`
 
 Invariants
 - Every call is answered once, to the node that sent it. It is not answered if that node is gone or the host ends; the
   node then runs it elsewhere. An answer never reaches another node, although its calls may have the same ids.
-- A node's own host (--child) ends with the node: at the end of its stdin, or when the node dies.
-- Any other host survives its node. If it hears no ping for --silence-s, it drops the node's calls and sessions and says
+- A node's own host, a child of it, ends with the node: at the end of its stdin, or when the node dies.
+- Any other host survives its node. If it hears no ping for silence_s, it drops the node's calls and sessions and says
   hello on a new connection until a node answers. If the node restarted, or sent an undecodable message, it does so at
   once; the node resubmits the calls.
 - A host lives as long as its pool. SIGTERM and SIGINT end both.
@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -21,9 +20,9 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import uvloop
@@ -105,7 +104,11 @@ class Host:
         self._mailbox = Mailbox(zmq.DEALER, self._from_node)
         if self._node.keys is not None:
             keys.trust(self._mailbox, self._node.keys)
-        self._mailbox.connect(self._node.address)
+        try:
+            self._mailbox.connect(self._node.address)
+        except zmq.ZMQError:
+            self._mailbox.close()  # what collects an open one waits without end
+            raise
         self._silent = 0  # our beats since the node was heard; none pass while this process is stopped
         self._greeted = False
 
@@ -186,22 +189,64 @@ class Host:
             self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
 
 
-async def serve(options: argparse.Namespace) -> int | str | None:
-    """Serve until told to leave; what to exit with."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostConfig:
+    connect: str
+    """The node's `Sandbox.address`, for example tcp://node:5555."""
+    keys: Path | None = None
+    """Folder with host.key and node.pub (`rocstar keys`), required beyond this machine."""
+    slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
+    """Calls that run at once."""
+    tiers: str = ""
+    """What each warmed interpreter imports, "NAME=MODULE,MODULE? NAME=MODULE", with a question mark where it need not
+    be installed; empty: those of sandbox/tiers.py.
+    """
+    session_memory_bytes: float = 4 << 30
+    """Memory of all sessions, beyond which idle ones end."""
+    recycle_calls: int = RECYCLE_CALLS
+    """Calls after which a jail is replaced."""
+    silence_s: float = 15.0
+    """A node that was not heard of for so long is gone."""
+    nsjail: str | None = None
+    """Path of the nsjail executable."""
+    python: str | None = None
+    """Path of the Python that runs guest code; see SandboxConfig.python."""
+    isolation: Literal["nsjail", "none"] = "nsjail"
+    """"none" runs code with all rights of this user."""
+
+    def __post_init__(self) -> None:
+        if "://" not in self.connect:
+            raise ValueError(f"connect must be like tcp://node:5555, got {self.connect!r}")
+        if self.keys is None and not stays_here(self.connect):
+            raise ValueError(f"keys must be set to connect to {self.connect}, beyond this machine")
+        if not 1 <= self.slots <= wire.MAX_SLOTS:
+            raise ValueError(f"slots must be between 1 and {wire.MAX_SLOTS}, got {self.slots}")
+        for name in ("session_memory_bytes", "recycle_calls", "silence_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        self.read_tiers()
+
+    def read_tiers(self) -> tuple[Tier, ...]:
+        """Raises ValueError."""
+        return tuple(map(read_tier, self.tiers.split())) or TIERS
+
+
+async def serve(config: HostConfig, *, is_child: bool = False) -> int | str | None:
+    """Serves until it is told to leave. Returns what to exit with."""
     node = Node(
-        address=options.connect,
-        keys=None if options.keys is None else keys.load_host(options.keys),
-        silence_s=None if options.child else options.silence_s,
+        address=config.connect,
+        keys=None if config.keys is None else keys.load_host(config.keys),
+        silence_s=None if is_child else config.silence_s,
     )
-    tiers = tuple(options.tier or TIERS)
+    tiers = config.read_tiers()
     refusal: str | None
     try:
         # before ZeroMQ: namespaces want a single thread
-        template = jail.build(options.nsjail, options.python, tiers, options.isolation)
+        template = jail.build(config.nsjail, config.python, tiers, config.isolation)
     except jail.JailUnavailable as error:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)
-        if options.child:
+        if is_child:
             mailbox.connect(node.address)
             mailbox.send(wire.Refused(refusal))
         mailbox.close()
@@ -215,58 +260,30 @@ async def serve(options: argparse.Namespace) -> int | str | None:
                 make_jail=lambda tier: TierJail(template, tier, oom),
                 level=template.level,
                 tiers=template.tiers,
-                slots=options.slots,
-                session_memory_bytes=options.session_memory_bytes,
-                recycle_calls=options.recycle_calls,
+                slots=config.slots,
+                session_memory_bytes=config.session_memory_bytes,
+                recycle_calls=config.recycle_calls,
                 answer=answer,
             )
 
-        host = Host(node, options.slots, tiers, make_pool)
-        if options.child:
-            host.stop_at_end_of(0)
         try:
+            host = Host(node, config.slots, tiers, make_pool)
+            if is_child:
+                host.stop_at_end_of(0)
             refusal = await host.serve()
         finally:
             template.close()
     if refusal is None:
         return None
-    return 1 if options.child else f"sandbox.host: {refusal}"  # the node of a child has got the reason
+    return 1 if is_child else f"sandbox.host: {refusal}"  # the node of a child has got the reason
 
 
-def positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError
-    return value
+def run(config: HostConfig, *, is_child: bool = False) -> int | str | None:
+    """Serves as this process, whose standard input is a pipe that the node holds where it is a child of it.
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sandbox.host", description="Serve sandboxed calls to a node.")
-    parser.add_argument("--connect", required=True, help="the node's Sandbox.address, for example tcp://node:5555")
-    parser.add_argument("--keys", type=Path, help="folder with host.key and node.pub; see `python -m sandbox.keys`")
-    parser.add_argument(
-        "--slots", type=int, choices=range(1, wire.MAX_SLOTS + 1), metavar="N", default=4 * (os.cpu_count() or 1)
-    )
-    tier = "what a warmed interpreter imports, MODULE? only where it is installed; may be repeated"
-    parser.add_argument("--tier", type=read_tier, action="append", metavar="NAME=MODULE,...", help=tier)
-    parser.add_argument("--session-memory-bytes", type=positive, default=4 << 30, help="beyond it idle sessions end")
-    parser.add_argument("--recycle-calls", type=positive, default=RECYCLE_CALLS, help="after so many a jail is new")
-    parser.add_argument("--silence-s", type=positive, default=15.0, help="a node not heard of for so long is gone")
-    parser.add_argument("--nsjail", help="path of the nsjail executable")
-    parser.add_argument("--python", help="path of the Python that runs guest code; see SandboxConfig.python")
-    parser.add_argument("--isolation", choices=("nsjail", "none"), default="nsjail")
-    parser.add_argument("--child", action="store_true", help="end with standard input, a pipe that the node holds")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
-    options = parser.parse_args()
-    if "://" not in options.connect:
-        parser.error(f"--connect must be like tcp://node:5555, got {options.connect!r}")
-    if options.keys is None and not stays_here(options.connect):
-        parser.error(f"--keys is required to connect to {options.connect}, beyond this machine")
-    if options.isolation == "none" and not options.child:  # for a child the node has printed it
+    Returns what to exit with.
+    """
+    if config.isolation == "none" and not is_child:  # for a child the node has printed it
         print(NO_JAIL, file=sys.stderr, flush=True)
     os.environ.pop("PYTHONPATH", None)  # it was set to find this package; without a jail guest code would find it too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no child could be waited for
@@ -280,10 +297,9 @@ def main() -> None:
     # guest code inherits this. At 0 the kernel still pipes a crashed process to the machine's core handler, as root
     # (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel).
     guest.limit(resource.RLIMIT_CORE, 1, 1)
-    if options.child:
+    if is_child:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
-        status = uvloop.run(serve(options))
+        return uvloop.run(serve(config, is_child=is_child))
     except (keys.KeysUnusable, zmq.ZMQError) as error:  # the second: an address that cannot be
-        status = f"sandbox.host: {error}"
-    sys.exit(status)
+        return f"sandbox.host: {error}"

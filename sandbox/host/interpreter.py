@@ -18,7 +18,7 @@ from sandbox.tiers import Tier
 
 OLDEST, NEWEST_TESTED = (3, 11), (3, 13)
 ANSWER_S = 30.0  # of a machine that is very busy; else 50 ms
-FIX = "set SandboxConfig.python (or --python) to a CPython from 3.11 on, best of a virtual environment of its own"
+FIX = "set SandboxConfig.python (or python=) to a CPython from 3.11 on, best of a virtual environment of its own"
 # Runs in the interpreter that is asked, whatever its version; the last line that it prints is the answer. A `.pth` file
 # may add any folder of the machine to sys.path: only those that hold installed packages are taken.
 PROBE = """
@@ -70,7 +70,7 @@ class Interpreter:
             if _top(name) not in self.modules:
                 raise InterpreterUnusable(
                     f"cannot preload: ModuleNotFoundError: No module named {name!r} (tier {tier.name!r}, "
-                    f"{self.executable}). Fix: install it there, or set SandboxConfig.python (or --python)"
+                    f"{self.executable}). Fix: install it there, or set SandboxConfig.python (or python=)"
                 )
         there = tuple(name for name in tier.optional if _top(name) in self.modules)
         return replace(tier, preload=tier.preload + there, optional=())

@@ -74,7 +74,7 @@ def limits_of(request: RunCode, limits: Limits) -> Limits:
     wall_s = wall_s_of("run_timeout", request.run_timeout, limits.wall_s)
     memory_bytes = limits.memory_bytes if request.memory_limit_mb <= 0 else request.memory_limit_mb * (1 << 20)
     if not 1 <= memory_bytes <= limits.memory_bytes:
-        most = f"{limits.memory_bytes >> 20} (start the server with a larger --memory-mb)"
+        most = f"{limits.memory_bytes >> 20} (start the server with a larger memory_mb)"
         raise Refused(422, f"memory_limit_MB must be at most {most}, got {request.memory_limit_mb:g}")
     return msgspec.structs.replace(
         limits, wall_s=wall_s, cpu_s=wall_s, memory_bytes=int(memory_bytes), output_bytes=OUTPUT_BYTES
@@ -122,7 +122,5 @@ class Fusion:
                 result = await self._gateway.call("fusion", request.code, request.stdin or "", limits)
             answer = make_result(result, limits)
         except TimeoutError:
-            answer = CodeResult(
-                status="SandboxError", message="all slots are taken: send it again, or use more --slots"
-            )
+            answer = CodeResult(status="SandboxError", message="all slots are taken: send it again, or use more slots")
         return json_response(answer, 504 if answer.status == "SandboxError" else 200)

@@ -1,4 +1,4 @@
-"""`python -m sandbox.http --port 8088`: the sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions.
+"""The sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions: `rocstar sandbox-http port=8088`.
 
 GET / lists what can be asked; sessions are described in sessions.py.
 
@@ -13,12 +13,11 @@ Invariants
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
 import signal
-import sys
+from dataclasses import dataclass, field
 
 import uvloop
 from aiohttp import web
@@ -32,11 +31,56 @@ from sandbox.http.incoming import authorized, bodies_end, hear
 from sandbox.http.listener import Address, CannotListen, listening
 from sandbox.http.sandbox_fusion import Fusion
 from sandbox.http.sessions import Sessions
-from sandbox.printable import print_logs
 from sandbox.wire import Limits
 
 TOKEN_VARIABLE = "ROCSTAR_SANDBOX_TOKEN"
 MAX_IDLE_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback a token is required."""
+    port: int = 8088
+    """0: any free one, which is printed."""
+    token: str = ""
+    """What clients must send; better given as ROCSTAR_SANDBOX_TOKEN, which other users cannot see."""
+    slots: int = field(default_factory=lambda: SandboxConfig().slots)
+    """Programs that run at once."""
+    wall_s: float = 10.0
+    """Limit of time if a request has none."""
+    memory_mb: int = Limits().memory_bytes >> 20
+    """The most memory for a program."""
+    output_chars: int = 1000
+    """What /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH."""
+    session_idle_s: float = 600.0
+    """A session without a cell for so long ends."""
+    python: str | None = None
+    """Path of the Python that runs the programs; see SandboxConfig.python."""
+    nsjail: str | None = None
+    """Path of the nsjail executable."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "wall_s": MAX_WALL_S,
+            "memory_mb": 1 << 20,
+            "output_chars": 1 << 20,
+            "slots": 1000,
+            "session_idle_s": MAX_IDLE_S,
+        }
+        for name, most in bounds.items():
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(f"{name} must be above 0 and at most {most:g}, got {getattr(self, name):g}")
+        self.address()
+
+    def address(self) -> Address:
+        """Raises ValueError."""
+        token = self.token or os.environ.get(TOKEN_VARIABLE, "").strip()  # a line read from a file ends in a newline
+        return Address(host=self.host, port=self.port, token=token)
+
+    def sandbox(self) -> SandboxConfig:
+        limits = Limits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_bytes=self.memory_mb << 20)
+        return SandboxConfig(slots=self.slots, limits=limits, python=self.python, nsjail=self.nsjail)
 
 
 def make_app(
@@ -75,8 +119,8 @@ def make_app(
     return app
 
 
-async def serve(options: argparse.Namespace) -> str | None:
-    """Serve until SIGINT or SIGTERM; return None, or what kept it from serving."""
+async def serve(config: ServerConfig) -> str | None:
+    """Serves until SIGINT or SIGTERM. Returns None, or what kept it from serving."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -87,8 +131,8 @@ async def serve(options: argparse.Namespace) -> str | None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     try:
-        async with Sandbox(options.config) as box:
-            await _serve_box(box, options)
+        async with Sandbox(config.sandbox()) as box:
+            await _serve_box(box, config)
     except (SandboxUnavailable, CannotListen) as error:
         return str(error)
     except asyncio.CancelledError:  # by `stop`
@@ -96,74 +140,25 @@ async def serve(options: argparse.Namespace) -> str | None:
     return None
 
 
-async def _serve_box(box: Sandbox, options: argparse.Namespace) -> None:
-    """Serve until cancelled."""
-    config: SandboxConfig = options.config
-    connections = Connections.within_limits()
+async def _serve_box(box: Sandbox, config: ServerConfig) -> None:
+    """Serves until it is cancelled."""
+    connections, address = Connections.within_limits(), config.address()
     app = make_app(
         box,
-        limits=config.limits,
+        limits=config.sandbox().limits,
         slots=config.slots,
-        output_chars=options.output_chars,
-        session_idle_s=options.session_idle_s,
-        token=options.address.token,
+        output_chars=config.output_chars,
+        session_idle_s=config.session_idle_s,
+        token=address.token,
         connections=connections,
     )
-    async with listening(app, options.address, connections) as url:
+    async with listening(app, address, connections) as url:
         print(f"sandbox at {url}, isolation {box.stats.level}, {config.slots} slots", flush=True)
         await asyncio.Event().wait()
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options, with `config` made of them. SystemExit for wrong ones."""
-    limits, slots = Limits(), SandboxConfig().slots
-    parser = argparse.ArgumentParser(prog="python -m sandbox.http", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is required")
-    parser.add_argument("--port", type=int, default=8088, help="0: any free one, which is printed")
-    parser.add_argument("--python", help="path of the Python that runs the programs; see SandboxConfig.python")
-    parser.add_argument("--slots", type=int, default=slots, help="programs that run at once (default: %(default)s)")
-    parser.add_argument(
-        "--token",
-        default=os.environ.get(TOKEN_VARIABLE, "").strip(),  # a line read from a file ends in a newline
-        help=f"what clients must send; better given as {TOKEN_VARIABLE}, which other users cannot see",
-    )
-    parser.add_argument("--wall-s", type=float, default=10.0, help="limit if a request has none (default: %(default)s)")
-    parser.add_argument(
-        "--memory-mb", type=int, default=limits.memory_bytes >> 20, help="the most for a program (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output-chars",
-        type=int,
-        default=1000,
-        help="what /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--session-idle-s", type=float, default=600.0, help="a session without a cell for so long ends (%(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        options.address = Address(host=options.host, port=options.port, token=options.token)
-    except ValueError as error:
-        sys.exit(f"--{error}")
-    bounds = {
-        "wall_s": MAX_WALL_S,
-        "memory_mb": 1 << 20,
-        "output_chars": 1 << 20,
-        "slots": 1000,
-        "session_idle_s": MAX_IDLE_S,
-    }
-    for name, most in bounds.items():
-        if not 0 < getattr(options, name) <= most:
-            value = getattr(options, name)
-            sys.exit(f"--{name.replace('_', '-')} must be above 0 and at most {most:g}, got {value:g}")
-    limits = Limits(wall_s=options.wall_s, cpu_s=options.wall_s, memory_bytes=options.memory_mb << 20)
-    options.config = SandboxConfig(slots=options.slots, limits=limits, python=options.python)
-    return options
-
-
-def main() -> None:
-    print_logs()
-    options = parse()
+def run(config: ServerConfig) -> str | None:
+    """Serves as this process until SIGINT or SIGTERM. Returns None, or what kept it from serving."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each; the usual 1024 are too few
-    sys.exit(uvloop.run(serve(options)))
+    return uvloop.run(serve(config))

@@ -228,7 +228,7 @@ async def test_attacks_without_the_native_part(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     async with (
-        host_process(address, "--slots", str(SLOTS), root=tmp_path),
+        host_process(address, f"slots={SLOTS}", root=tmp_path),
         Sandbox(SandboxConfig(slots=0, listen=address, start_s=30)) as sandbox,
     ):
         complaints = await storm(sandbox, order)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 
 from sandbox import Limits, Sandbox, SandboxConfig, ToolResult, wire
 from sandbox.mailbox import Mailbox
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 from tests.support.sandbox_honest import CLEAN, PATIENT
 from tests.support.sandbox_messages import TO_HOST, TO_NODE, frames
 
@@ -174,7 +173,7 @@ class RealHost:
         self._mailbox.socket.bind("tcp://127.0.0.1:*")
         address = self._mailbox.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sandbox.host", "--connect", address, "--slots", "2", cwd=ROOT
+            *ROCSTAR, "sandbox-host", f"connect={address}", "slots=2", cwd=ROOT
         )
         while not self.tiers:
             await self._hear()

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.conversations import chat_row, installed, sum_row, write_rows
 from tests.support.listeners import Listener, Watch
-from tests.support.paths import ROOT, TINY
+from tests.support.paths import ROCSTAR, ROOT, TINY
 from tests.support.runs import QUICKSTART, Run
 from tests.support.viewed_runs import write_viewed_run
 
@@ -144,10 +144,10 @@ def test_several_machines(start: Start, tmp_path: Path) -> None:
     """Rollout nodes, and ranks of the learner on another host; here they are processes of one machine."""
     nodes, meet = free_ports(2)
     fields = [f"nodes=tcp://127.0.0.1:{nodes}", "learner_hosts=2", f"learner_at=127.0.0.1:{meet}", f"runs={tmp_path}"]
-    join = [sys.executable, "-u", "-m", "engine.programs.node", "--lead", f"tcp://127.0.0.1:{nodes}"]
+    join = [*ROCSTAR, "node", f"lead=tcp://127.0.0.1:{nodes}"]
     with ExitStack() as stack:
         lead = start(*QUICKSTART, *fields, *SMALL, "nodes_only=true")
-        others = [start(*join, "--learner"), start(*join, "replicas=1", "slots=2")]
+        others = [start(*join, "learner=true"), start(*join, "replicas=1", "slots=2")]
         names = ("run", "node", "node")
         pids = [run.process.pid for run in (lead, *others)]
         watches = [stack.enter_context(Watch(pid, name)) for pid, name in zip(pids, names, strict=True)]
@@ -159,33 +159,21 @@ def test_several_machines(start: Start, tmp_path: Path) -> None:
 
 def test_a_checkpoint_behind_an_api(start: Start) -> None:
     [port] = free_ports(1)
-    words = [
-        "-m",
-        "engine.gateway",
-        "--checkpoint",
-        TINY,
-        "--port",
-        port,
-        "--max-tokens",
-        "200",
-        "--tools",
-        "--slots",
-        "2",
-    ]
-    check("engine.gateway", serving(start(sys.executable, "-u", *words), "engine.gateway"), {port: "--port"})
+    words = ["gateway", TINY, f"port={port}", "max_tokens=200", "tools=true", "slots=2"]
+    check("rocstar gateway", serving(start(*ROCSTAR, *words), "rocstar gateway"), {port: "port"})
 
 
 def test_the_page_of_a_run(start: Start, tmp_path: Path) -> None:
     [port] = free_ports(1)
     write_viewed_run(tmp_path / "run")
-    words = ["-u", "-m", "engine.programs.view", tmp_path / "run", f"port={port}"]
-    check("rocstar view", serving(start(sys.executable, *words), "rocstar view"), {port: "port"})
+    words = ["view", tmp_path / "run", f"port={port}"]
+    check("rocstar view", serving(start(*ROCSTAR, *words), "rocstar view"), {port: "port"})
 
 
 def test_the_sandbox_over_http(start: Start) -> None:
     [port] = free_ports(1)
-    words = ["-u", "-m", "sandbox.http", "--port", port, "--slots", "2"]
-    check("sandbox.http", serving(start(sys.executable, *words), "sandbox.http"), {port: "--port"})
+    words = ["sandbox-http", f"port={port}", "slots=2"]
+    check("rocstar sandbox-http", serving(start(*ROCSTAR, *words), "rocstar sandbox-http"), {port: "port"})
 
 
 SANDBOX = """
@@ -205,7 +193,7 @@ def test_hosts_of_the_sandbox(start: Start, loopback: str) -> None:
     [port] = free_ports(1)
     address = f"tcp://{loopback}:{port}"
     node = start(sys.executable, "-c", SANDBOX, address)
-    host = start(sys.executable, "-m", "sandbox.host", "--connect", address, "--slots", "1")
+    host = start(*ROCSTAR, "sandbox-host", f"connect={address}", "slots=1")
     with Watch(host.process.pid, "sandbox host") as of_host:
         seen = finished(node, "sandbox")
     assert node.text() == "ok\n\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from bench.benches.nodes.network import address, network
 from sandbox import keys
+from tests.support.paths import ROCSTAR
 from tests.support.runs import Run, command, numbers
 
 FIELDS = ["eval_problems=8", "prompts_per_step=8", "group_size=4", "steps=4", "eval_every=4", "checkpoint_every=2"]
@@ -44,11 +44,9 @@ class Hosts:
         return self._start([*self._words("lead"), *command(self.folder / "runs", *FIELDS, *nodes, *learner, *fields)])
 
     def other(self) -> Run:
-        where = ["--lead", f"tcp://{address(0)}:5700", "--keys", str(self._other_keys), "--learner"]
+        where = [f"lead=tcp://{address(0)}:5700", f"keys={self._other_keys}", "learner=true"]
         environment = ["env", f"TMPDIR={self.folder / 'tmp'}"]
-        return self._start(
-            [*self._words("other"), *environment, sys.executable, "-u", "-m", "engine.programs.node", *where]
-        )
+        return self._start([*self._words("other"), *environment, *ROCSTAR, "node", *where])
 
     @property
     def run_folder(self) -> Path:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ import pytest
 from bench.benches.nodes.network import address, network
 from engine.run.workspace import workspace
 from sandbox import keys
+from tests.support.paths import ROCSTAR
 from tests.support.runs import Run, command, numbers
 
 # Steps of some seconds, to be in the middle of one.
@@ -77,8 +77,8 @@ class Cluster:
         return self._start([*self._on("lead"), *command(self.folder / "runs", *FIELDS, *nodes, *fields)])
 
     def node(self, name: str, lead: str = "127.0.0.1") -> Run:
-        where = ["--lead", f"tcp://{lead}:{self._port}", "--keys", str(self._node_keys), "--name", name]
-        return self._start([*self._on(name), sys.executable, "-u", "-m", "engine.programs.node", *where])
+        where = [f"lead=tcp://{lead}:{self._port}", f"keys={self._node_keys}", f"name={name}"]
+        return self._start([*self._on(name), *ROCSTAR, "node", *where])
 
     def _start(self, words: list[str]) -> Run:
         run = Run(words)

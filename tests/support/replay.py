@@ -2,17 +2,16 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from engine.recording.reader import RecordedRun
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 
 
 def replayed(run: Path, *words: str) -> dict[str, Any]:
     """What the program says of a trajectory."""
-    program = [sys.executable, "-m", "engine.programs.replay", str(run), *words]
+    program = [*ROCSTAR, "replay", str(run), *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -26,4 +25,4 @@ def one_of_several_turns(run: Path) -> list[str]:
         for member in group.trajectories
         if len(member.sequences[0]) > 1
     )
-    return ["--step", "1", "--group", str(group), "--sample", str(sample)]
+    return ["step=1", f"group={group}", f"sample={sample}"]

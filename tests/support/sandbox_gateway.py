@@ -1,4 +1,4 @@
-"""`python -m sandbox.http` as a process, and requests to it."""
+"""`rocstar sandbox-http` as a process, and requests to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 
 JSON = {"Content-Type": "application/json"}
 
@@ -51,7 +50,7 @@ class Server:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "sandbox.http", "--port", "0", *arguments]
+    return [*ROCSTAR, "sandbox-http", "port=0", *arguments]
 
 
 @asynccontextmanager

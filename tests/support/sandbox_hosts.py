@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import zmq
 
 from sandbox import ToolResult, wire
 from sandbox.mailbox import Mailbox
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 
 Reply = Callable[[wire.RunRequest], ToolResult | None]
 
@@ -74,8 +73,8 @@ class FakeHost:
 
 @asynccontextmanager
 async def host_process(address: str, *options: str, root: Path = ROOT) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`python -m sandbox.host --connect address ...` from `root`, killed at the end if it is still there."""
-    words = [sys.executable, "-m", "sandbox.host", "--connect", address, *options]
+    """`rocstar sandbox-host connect=address ...` from `root`, killed at the end if it is still there."""
+    words = [*ROCSTAR, "sandbox-host", f"connect={address}", *options]
     null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, cwd=root, stdin=null, stderr=pipe, start_new_session=True)
     try:

@@ -6,7 +6,7 @@ CPU of the front end alone, per sampled token and per turn, at 256 conversations
 process is not counted, nor are the clients, which have a process of their own and are the same for both servers.
 
 built_in  `Rollouts`: no HTTP at all
-gateway   `python -m engine.programs.gateway`, each conversation under a key of its own
+gateway   `rocstar gateway`, each conversation under a key of its own
 vllm      `vllm serve` (`make serve-env`), without logs and statistics; it parses tool calls too
 
 agent: problems of the tiny agent, some 15 tokens a turn. long: one turn of some 350 tokens, by a model of that shape

@@ -21,6 +21,7 @@ from urllib.request import urlopen
 
 from bench.benches.gateway.script import KV_BLOCKS, WORKLOADS
 from bench.measuring.meter import threads_cpu_s
+from engine.programs import rocstar
 
 START_S = 400.0  # on busy cores; else half a minute
 STOP_S = 20.0
@@ -117,8 +118,16 @@ def built_in(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
 @contextmanager
 def gateway(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
     port = _free_port()
-    command = [sys.executable, "-m", "engine.programs.gateway", "--checkpoint", str(checkpoint), "--port", str(port)]
-    command += ["--served-name", NAME, "--max-tokens", str(WORKLOADS[workload]), "--kv-blocks", str(KV_BLOCKS)]
+    command = [
+        sys.executable,
+        "-m",
+        rocstar.__name__,
+        "gateway",
+        str(checkpoint),
+        f"port={port}",
+        f"served_name={NAME}",
+    ]
+    command += [f"max_tokens={WORKLOADS[workload]}", f"kv_blocks={KV_BLOCKS}"]
     with _serving(command, port) as process:
         yield Server(process.pid, port, sessions=sessions, workload=workload, keyed=True)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import ROOT
+from engine.programs import rocstar
 
 LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # of the row on a GPU: 14,288 tokens; a tenth on the CPU
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
@@ -26,7 +27,7 @@ HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
 
 def doctor(_options: argparse.Namespace) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "sandbox.doctor"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", rocstar.__name__, "doctor"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     lines = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
     return {"said": lines[-1], "whole": lines, "exit_code": done.returncode}

@@ -40,10 +40,10 @@ def about(run: RunFiles) -> dict[str, Any]:
 def _given(config: dict[str, Any], argv: list[str]) -> list[str]:
     """Returns the options that a command line sets; it may name one by its last part.
 
-    >>> _given({"steps": 3, "learner.lr": 0.1, "seed": 0}, ["recipes/quickstart.py", "lr=0.1", "--seed", "0"])
+    >>> _given({"steps": 3, "learner.lr": 0.1, "seed": 0}, ["recipes/quickstart.py", "lr=0.1", "seed=0"])
     ['learner.lr', 'seed']
     """
-    named = {part.lstrip("-").partition("=")[0] for part in argv}
+    named = {part.partition("=")[0] for part in argv}
     return [name for name in config if name in named or name.rpartition(".")[2] in named]
 
 

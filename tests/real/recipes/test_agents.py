@@ -45,6 +45,6 @@ def test_the_openai_agent_trains_on_what_the_built_in_loop_trains_on(tmp_path):
     losses = [[row["learner/loss"] for row in steps] for steps in (built_steps, agent_steps)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     run = tmp_path / "recipes-agents-openai_agent.py" / "run"
-    again = replayed(run, *one_of_several_turns(run), "--turn", "0", "--start")
+    again = replayed(run, *one_of_several_turns(run), "turn=0", "start=true")
     assert again["first_difference"] is None, "a replay runs the agent"
     assert again["again"]["reward"] == again["recorded"]["reward"]

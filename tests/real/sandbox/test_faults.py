@@ -435,7 +435,7 @@ async def test_a_recycled_jail_ends_when_its_last_session_does() -> None:
     bare = Tier(name="bare", preload=("math",))
     async with AsyncExitStack() as stack, asyncio.timeout(40):
         address = f"tcp://127.0.0.1:{free_port()}"
-        options = ("--slots", "1", "--tier", "bare=math", "--recycle-calls", "5")
+        options = ("slots=1", "tiers=bare=math", "recycle_calls=5")
         host = await stack.enter_async_context(host_process(address, *options))
         config = SandboxConfig(slots=0, listen=address, tiers=(bare,))
         box = await stack.enter_async_context(Sandbox(config))

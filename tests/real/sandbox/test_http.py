@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -33,7 +32,7 @@ LONG = MAX_CODE_BYTES + 1
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with serving("--slots", "2", "--memory-mb", "512") as running_server:
+    async with serving("slots=2", "memory_mb=512") as running_server:
         yield running_server
 
 
@@ -48,7 +47,7 @@ async def test_says_where_it_serves_and_how(server: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it_with_all_its_processes(number: signal.Signals) -> None:
-    async with started("--slots", "1", stderr=asyncio.subprocess.PIPE) as server, asyncio.TaskGroup() as group:
+    async with started("slots=1", stderr=asyncio.subprocess.PIPE) as server, asyncio.TaskGroup() as group:
         process = server.process
         request = group.create_task(_failing_post(server), name="busy")
         await server.until_metric("calls_in_flight", 1)
@@ -68,13 +67,7 @@ async def _failing_post(server: Server) -> None:
 
 
 async def test_without_a_jail_it_ends_with_the_reason() -> None:
-    code = (
-        "import dataclasses, sys, uvloop\nfrom sandbox.http.server import parse, serve\n"
-        "options = parse(['--port', '0'])\n"
-        "options.config = dataclasses.replace(options.config, nsjail='/bin/false')\n"
-        "sys.exit(uvloop.run(serve(options)))"
-    )
-    status, stderr = await output_of(sys.executable, "-c", code)
+    status, stderr = await output_of(*command("nsjail=/bin/false"))
     assert status == 1
     assert "nsjail" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
@@ -100,20 +93,20 @@ async def test_a_sandbox_that_is_gone_is_503() -> None:
 
 
 async def test_options_that_cannot_be_are_one_line() -> None:
-    for arguments, words in (
-        (("--host", "0.0.0.0"), ("--host 0.0.0.0", "token")),
-        (("--host", "192.0.2.1", "--token", "t"), ("192.0.2.1", "port")),
-        (("--wall-s", "0"), ("--wall-s", "got 0")),
-        (("--slots", "1001"), ("--slots", "got 1001")),
+    for arguments, code, words in (
+        (("host=0.0.0.0",), 2, ("host 0.0.0.0", "token")),
+        (("host=192.0.2.1", "token=t"), 1, ("192.0.2.1", "port")),
+        (("wall_s=0",), 2, ("wall_s", "got 0")),
+        (("slots=1001",), 2, ("slots", "got 1001")),
     ):
         status, stderr = await output_of(*command(*arguments))
-        assert status == 1
+        assert status == code
         [line] = news(stderr)
         assert all(word in line for word in words)
 
 
 async def test_a_token_is_required_when_there_is_one() -> None:
-    async with serving("--host", "0.0.0.0", "--slots", "1", ROCSTAR_SANDBOX_TOKEN="s3cret\n") as server:
+    async with serving("host=0.0.0.0", "slots=1", ROCSTAR_SANDBOX_TOKEN="s3cret\n") as server:
         port = server.url.rsplit(":", 1)[1]
         for path in ("/health", "/metrics", "/status", "/ping"):
             assert (await server.get(path))[0] == 401
@@ -171,7 +164,7 @@ async def test_where_a_token_is_looked_for() -> None:
         ("/run_code", b'{"code": "1", "run_timeout": "1"}', 422, ("$.run_timeout", ": '1'")),
         ("/run_code", b'{"code": "1", "run_timeout": 0}', 422, ("run_timeout", "got 0")),
         ("/run_code", b'{"code": "1", "run_timeout": 1e9}', 422, ("run_timeout", "got 1e+09")),
-        ("/run_code", b'{"code": "1", "memory_limit_MB": 513}', 422, ("memory_limit_MB", "--memory-mb", "got 513")),
+        ("/run_code", b'{"code": "1", "memory_limit_MB": 513}', 422, ("memory_limit_MB", "memory_mb", "got 513")),
         ("/run_code", b'{"code": "1", "language": "cpp"}', 422, ("language", "'cpp'", "['python']")),
         ("/run_code", b'{"code": "1", "files": {"a": "YQ=="}}', 422, ("files", "['a']")),
         ("/run_code", b'{"code": "1", "fetch_files": ["a"]}', 422, ("fetch_files", "['a']")),
@@ -267,7 +260,7 @@ async def test_metrics(server: Server) -> None:
 
 async def test_lost_calls_are_the_servers_fault() -> None:
     """The host is killed under a call, and again under the call's second try."""
-    async with serving("--slots", "2", "--wall-s", "60") as server:
+    async with serving("slots=2", "wall_s=60") as server:
         pid = server.process.pid
 
         def guests() -> int:  # each has an init above it

@@ -22,7 +22,7 @@ RAN = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with serving("--slots", "4", "--wall-s", "1") as running_server:
+    async with serving("slots=4", "wall_s=1") as running_server:
         yield running_server
 
 
@@ -217,7 +217,7 @@ async def test_an_output_that_was_cut_is_not_the_expected_one() -> None:
 
 async def test_fusion_answers_before_verl_gives_up() -> None:
     """All slots taken: a request is answered within the time that verl waits, in the one way that it sends again."""
-    async with serving("--slots", "1") as busy, asyncio.TaskGroup() as group:
+    async with serving("slots=1") as busy, asyncio.TaskGroup() as group:
         long = group.create_task(
             busy.post("/run_code", {"code": "import time; time.sleep(60)", "run_timeout": 60}), name="long"
         )

@@ -19,7 +19,7 @@ DEADLINE_S = 20.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    async with serving("--slots", "2", "--memory-mb", "256") as running_server:
+    async with serving("slots=2", "memory_mb=256") as running_server:
         yield running_server
 
 
@@ -82,7 +82,7 @@ async def test_an_ended_session_is_known_no_more_and_its_cell_ends_with_it(serve
 
 
 async def test_a_session_without_cells_ends_and_one_with_a_long_cell_does_not() -> None:
-    async with serving("--slots", "2", "--session-idle-s", "0.5", ROCSTAR_SANDBOX_TOKEN="t") as server:
+    async with serving("slots=2", "session_idle_s=0.5", ROCSTAR_SANDBOX_TOKEN="t") as server:
         assert (await server.post("/session/start", {}))[0] == 401
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer t"}) as http:
             owner = Server(url=server.url, line=server.line, process=server.process, http=http)
@@ -111,7 +111,7 @@ async def test_bad_requests_name_field_and_value(
 
 
 async def test_the_number_of_sessions_is_bounded() -> None:
-    async with serving("--slots", "1") as server:
+    async with serving("slots=1") as server:
         names = [await start(server) for _ in range(SESSIONS)]
         status, answer = await server.post("/session/start", {})
         assert (status, str(SESSIONS) in answer["detail"]) == (429, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import zmq
 from sandbox import SandboxConfig, config, keys, wire
 from sandbox.keys import KeysUnusable
 from sandbox.mailbox import Mailbox
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 from tests.support.sandbox_processes import until
 
 
@@ -55,13 +54,13 @@ def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path, mode: int, refu
 
 
 def test_the_command(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "sandbox.keys", str(tmp_path / "new")]
+    words = [*ROCSTAR, "keys", str(tmp_path / "new")]
     done = [subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60) for _ in range(2)]
     assert [run.returncode for run in done] == [0, 1]
     assert "keys made" in done[0].stdout
     assert (
         done[1].stderr
-        == f"sandbox.keys: {tmp_path / 'new' / 'node.key'} exists. Fix: remove it, or name another folder\n"
+        == f"rocstar keys: {tmp_path / 'new' / 'node.key'} exists. Fix: remove it, or name another folder\n"
     )
     assert keys.load_host(tmp_path / "new").secret
 
@@ -87,7 +86,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(folder: Path) -> None:
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.0.2.1:*", "tcp://eth0:5555"])
 def test_nobody_listens_beyond_this_machine_without_keys(address: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"SandboxConfig\.keys must be set to listen on .*sandbox\.keys"):
+    with pytest.raises(ValueError, match=r"SandboxConfig\.keys must be set to listen on .*rocstar keys"):
         SandboxConfig(listen=address)
     SandboxConfig(listen=address, keys=folder)
     with pytest.raises(ValueError, match=r"SandboxConfig\.keys must be a Path, got 'keys'"):
@@ -104,21 +103,21 @@ def test_the_example_in_the_docstring() -> None:
 
 
 def test_a_host_without_keys_stays_on_its_machine() -> None:
-    words = [sys.executable, "-m", "sandbox.host", "--connect", "tcp://192.0.2.1:5555"]
+    words = [*ROCSTAR, "sandbox-host", "connect=tcp://192.0.2.1:5555"]
     done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "--keys is required to connect to tcp://192.0.2.1:5555, beyond this machine" in done.stderr
+    assert "keys must be set to connect to tcp://192.0.2.1:5555" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("127.0.0.1:5555", "error: --connect must be like tcp://node:5555, got '127.0.0.1:5555'\n"),
+        ("127.0.0.1:5555", "error: connect must be like tcp://node:5555, got '127.0.0.1:5555'\n"),
         ("tcp://127.0.0.1:http", "sandbox.host: Invalid argument (addr='tcp://127.0.0.1:http')\n"),
     ],
 )
 def test_an_address_that_cannot_be_is_said(address: str, said: str) -> None:
-    words = [sys.executable, "-m", "sandbox.host", "--connect", address]
+    words = [*ROCSTAR, "sandbox-host", f"connect={address}"]
     done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert done.stderr.endswith(said)

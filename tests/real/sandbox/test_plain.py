@@ -36,7 +36,7 @@ async def test_it_says_so_at_each_start_and_has_a_level_of_its_own(capfd: pytest
 
 async def test_a_host_of_its_own_says_so_too() -> None:
     async with (
-        host_process("tcp://127.0.0.1:9", "--isolation", "none", "--silence-s", "60") as host,
+        host_process("tcp://127.0.0.1:9", "isolation=none", "silence_s=60") as host,
         asyncio.timeout(10),
     ):
         assert host.stderr is not None

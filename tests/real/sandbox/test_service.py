@@ -159,7 +159,7 @@ async def test_a_call_of_a_tier_without_host_waits_then_fails_and_holds_up_no_ot
 
 async def test_without_any_host_entering_fails_in_time() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"no host came within 0\.2 s\. Fix: start one with `python -m sandbox\.host"
+        SandboxUnavailable, match=r"no host came within 0\.2 s\. Fix: start one with `rocstar sandbox-host"
     ):
         async with node(start_s=0.2):
             raise AssertionError("entered")
@@ -337,7 +337,7 @@ async def test_real_hosts_over_tcp_with_keys(tmp_path: Path) -> None:
     """Beside the local one, with curve; one leaves by SIGTERM, one by SIGKILL."""
     keys.make(tmp_path / "keys")
     box = Sandbox(SandboxConfig(slots=1, tiers=(BARE,), listen=LOOPBACK, keys=tmp_path / "keys"))
-    options = ("--keys", str(tmp_path / "keys"), "--slots", "2", "--tier", "bare=math")
+    options = (f"keys={tmp_path / 'keys'}", "slots=2", "tiers=bare=math")
     async with box, host_process(box.address, *options) as one, host_process(box.address, *options) as two:
         await until(lambda: box.stats.hosts == 3, deadline_s=20)
         code = "import time\ntime.sleep(0.3)\nprint(input())"
@@ -358,7 +358,7 @@ async def test_a_host_with_the_wrong_key_says_what_may_be_wrong_and_gets_no_call
         keys.make(tmp_path / name)
     (tmp_path / "other" / "node.pub").write_bytes((tmp_path / "keys" / "node.pub").read_bytes())
     async with Sandbox(SandboxConfig(slots=1, tiers=(BARE,), listen=LOOPBACK, keys=tmp_path / "keys")) as box:
-        options = ("--keys", str(tmp_path / "other"), "--slots", "1", "--tier", "bare=math", "--silence-s", "2")
+        options = (f"keys={tmp_path / 'other'}", "slots=1", "tiers=bare=math", "silence_s=2")
         async with host_process(box.address, *options) as wrong:
             async with asyncio.timeout(20):
                 line = await next_news(wrong.stderr)
@@ -377,7 +377,7 @@ async def test_a_host_outlives_its_node_ends_its_calls_and_serves_the_next() -> 
     async with Entered({}) as entered:
         address = entered.box.address  # a port that is free again in a moment
     first = node(listen=address)
-    async with host_process(address, "--slots", "1", "--tier", "bare=math", "--silence-s", "60") as host:
+    async with host_process(address, "slots=1", "tiers=bare=math", "silence_s=60") as host:
 
         async def orphan() -> None:
             with pytest.raises(SandboxUnavailable, match="was closed"):
@@ -419,7 +419,7 @@ async def test_a_host_whose_node_fell_silent_ends_its_calls_and_answers_only_who
     """Two nodes number their calls alike, and the one slot is free for the second."""
     node = FakeNode()
     code = b"import time\ntime.sleep(float(input()))\nprint('done')"
-    async with host_process(node.address, "--slots", "1", "--tier", "bare=math", "--silence-s", "1.5"):
+    async with host_process(node.address, "slots=1", "tiers=bare=math", "silence_s=1.5"):
         for i, wait in enumerate((b"60", b"0.5")):
             await until(lambda i=i: len(node.hosts) == i + 1, deadline_s=20)
             node.mailbox.send(wire.Run([wire.RunRequest(5, code, wait, LONG, "bare")]), node.hosts[i])
@@ -433,7 +433,7 @@ async def test_a_host_whose_node_fell_silent_ends_its_calls_and_answers_only_who
 async def test_two_calls_of_one_number_are_two_calls() -> None:
     """As when a node tries a call again on the same host before the host has ended the first try."""
     node = FakeNode()
-    async with host_process(node.address, "--slots", "1", "--tier", "bare=math"):
+    async with host_process(node.address, "slots=1", "tiers=bare=math"):
         await until(lambda: node.hosts, deadline_s=20)
         node.mailbox.send(
             wire.Run([wire.RunRequest(5, b"print(%d)" % i, b"", LONG, "bare") for i in range(2)]), node.hosts[0]
@@ -482,7 +482,7 @@ async def test_a_node_that_says_what_is_no_message_gets_a_new_connection_and_no_
     """Its calls in that message are unknown: it shall find its host gone and try them again."""
     node = FakeNode()
     code = b"import time\ntime.sleep(float(input()))\nprint('done')"
-    async with host_process(node.address, "--slots", "1", "--tier", "bare=math") as host:
+    async with host_process(node.address, "slots=1", "tiers=bare=math") as host:
         for i, (wait, bad) in enumerate([(b"60", b"\xc1"), (b"60", b"\x91" * 4000), (b"0", b"")]):
             await until(lambda i=i: len(node.hosts) == i + 1, deadline_s=20)
             node.mailbox.send(wire.Run([wire.RunRequest(5, code, wait, LONG, "bare")]), node.hosts[i])
@@ -495,7 +495,7 @@ async def test_a_node_that_says_what_is_no_message_gets_a_new_connection_and_no_
 
 
 async def test_a_host_that_cannot_serve_says_why_on_stderr() -> None:
-    async with host_process("tcp://127.0.0.1:9", "--nsjail", "/nowhere/nsjail") as host, asyncio.timeout(20):
+    async with host_process("tcp://127.0.0.1:9", "nsjail=/nowhere/nsjail") as host, asyncio.timeout(20):
         _, errors = await host.communicate()
         assert errors.startswith(b"sandbox.host: no nsjail at /nowhere/nsjail. Fix: install it with")
         assert host.returncode == 1

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.packages import environment_with
-from tests.support.paths import ROOT, TINY
+from tests.support.paths import ROCSTAR, ROOT, TINY
 
 BFCL = ("bfcl-eval==2026.3.23", "soundfile==0.14.0")
 LM_EVAL = ("lm-eval[ifeval,api]==0.4.13",)
@@ -40,8 +39,7 @@ def checkpoint(tmp_path_factory):
 @contextmanager
 def gateway(checkpoint, log):
     """Its address."""
-    command = [sys.executable, "-u", "-m", "engine.programs.gateway", "--checkpoint", str(checkpoint), "--port", "0"]
-    command += ["--served-name", str(checkpoint), "--max-tokens", "8000"]
+    command = [*ROCSTAR, "gateway", str(checkpoint), "port=0", f"served_name={checkpoint}", "max_tokens=8000"]
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
     try:

@@ -148,7 +148,7 @@ async function timeline({ run, runs, query, set }, steps) {
       lanes.element,
       note(
         "All events of these steps, for ui.perfetto.dev: ",
-        h("code", {}, `python -m engine.programs.trace ${runs[run].path} --steps ${span}`),
+        h("code", {}, `rocstar trace ${runs[run].path} steps=${span}`),
       ),
       answer.left_out
         ? note(`${whole(answer.left_out)} spans of these steps are left out. Fewer steps show all.`)

@@ -1,7 +1,7 @@
 """Rolls problems out on a model behind an OpenAI-compatible server, with the statistics of `engine.rollout`.
 
 The calls are run here, with the texts that a rollout has for wrong ones; or on the server, where it answers as a whole
-agent (`python -m engine.programs.gateway --tools`) and says in a trace how it came to the answer.
+agent (`rocstar gateway CHECKPOINT tools=true`) and says in a trace how it came to the answer.
 
 Invariants
 - A request that the server refuses or fails is a typed error, never a wrong answer. A server that is gone is

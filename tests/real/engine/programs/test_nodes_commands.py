@@ -4,37 +4,42 @@ import dataclasses
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from engine.console.options import parse
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig, launcher, node_command
 from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import LearnerHosts
 from engine.programs import learner_host
 from engine.programs.invocation import Machines
-from engine.programs.node import _options, _parser
+from engine.programs.node import Options, _options
 from engine.recipe import name_of
 from recipes.quickstart import Config
 from sandbox import keys
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
+
+RECIPE = str(ROOT / "recipes" / "quickstart.py")
 
 
-def quickstart(*words):
-    command = [sys.executable, str(ROOT / "recipes" / "quickstart.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def quickstart(*words, start=(sys.executable,)):
+    return subprocess.run([*start, RECIPE, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_dry_run_prints_a_command_for_each_machine_that_it_can_run(tmp_path):
+@pytest.mark.parametrize("start", [(sys.executable,), (*ROCSTAR, "run")], ids=["python", "rocstar"])
+def test_dry_run_prints_a_command_for_each_machine_that_it_can_run(tmp_path, start):
     keys.make(tmp_path / "keys")
     words = ["nodes=tcp://0.0.0.0:5700", f"nodes_keys={tmp_path / 'keys'}", "steps=3", f"runs={tmp_path / 'runs'}"]
-    done = quickstart(*words, "dry_run=true")
+    done = quickstart(*words, "dry_run=true", start=start)
     assert done.returncode == 0, done.stderr
     lead, node = (shlex.split(line.partition(":")[2]) for line in done.stdout.splitlines())
+    assert lead[:2] == [sys.executable, RECIPE]
     assert set(words) <= set(lead)
     assert not any(word.startswith("dry_run") for word in lead)
-    assert node[:3] == [sys.executable, "-m", "engine.programs.node"]
-    parsed = _parser().parse_args(node[3:])
+    assert node[:2] == [str(Path(sys.executable).with_name("rocstar")), "node"]
+    parsed = parse(Options, node[2:])
     assert parsed.lead.endswith(":5700")
     assert parsed.keys == tmp_path / "keys"
     assert not (tmp_path / "runs").exists()
@@ -47,7 +52,7 @@ def test_dry_run_says_what_the_other_hosts_of_the_learner_run(tmp_path):
     _, _, learner = done.stdout.splitlines()
     label, _, command = learner.partition(": ")
     assert "2" in label
-    assert _parser().parse_args(shlex.split(command)[3:]).learner
+    assert parse(Options, shlex.split(command)[2:]).learner
 
 
 @pytest.mark.parametrize(
@@ -102,10 +107,10 @@ def test_options_for_nodes_need_an_address(fields):
 
 def test_what_a_machine_gives_takes_the_place_of_what_the_lead_says():
     lead = ["steps=3", "learner.lr=0.1", "checkpoint=/there", "replicas=2"]
-    assert _options(lead, ["lr=0.2", "--replicas=4", "checkpoint=/here"]) == [
+    assert _options(lead, ["lr=0.2", "replicas=4", "checkpoint=/here"]) == [
         "steps=3",
         "lr=0.2",
-        "--replicas=4",
+        "replicas=4",
         "checkpoint=/here",
     ]
 

@@ -17,9 +17,9 @@ def test_with_the_same_weights_and_seed_it_is_what_was_recorded_and_with_another
     run = tmp_path / "quickstart"
     where = one_of_several_turns(run)
     for turn in ("0", "1"):
-        again = replayed(run, *where, "--turn", turn, "--start")
+        again = replayed(run, *where, f"turn={turn}", "start=true")
         assert again["first_difference"] is None
         assert again["again"] == again["recorded"]
-    other = replayed(run, *where, "--turn", "0", "--start", "--seed", "12345")
+    other = replayed(run, *where, "turn=0", "start=true", "seed=12345")
     assert other["again"]["error"] is None
     assert other["again"]["turns"]

@@ -15,6 +15,7 @@ from engine.view.run_files import RunFiles
 from engine.view.server import serve
 from tests.support import browser
 from tests.support.browser import chromium
+from tests.support.paths import ROCSTAR
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason=browser.MISSING)
@@ -41,7 +42,7 @@ STRUCTURE = {
 @asynccontextmanager
 async def viewed(*paths, follow=False):
     """The address of a page over these runs."""
-    async with serve(Questions([RunFiles(path) for path in paths], follow=follow), 0) as url:
+    async with serve(Questions([RunFiles(path) for path in paths], follow=follow), 0, ROCSTAR) as url:
         yield f"{url}/"
 
 

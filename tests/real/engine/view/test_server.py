@@ -25,7 +25,7 @@ def questions(tmp_path):
 
 
 async def test_the_page_and_its_files_are_served(questions):
-    async with TestClient(TestServer(make_app(questions))) as client:
+    async with TestClient(TestServer(make_app(questions, ()))) as client:
         page = await (await client.get("/")).text()
         for address in re.findall(r'"(/(?:static|plots)/[^"]+)"', page):
             assert (await client.get(address)).status == 200, address
@@ -35,7 +35,7 @@ async def test_the_page_and_its_files_are_served(questions):
 
 
 async def test_another_sites_name_for_this_machine_is_refused(questions):
-    async with TestClient(TestServer(make_app(questions))) as client:
+    async with TestClient(TestServer(make_app(questions, ()))) as client:
         for host, status in (("evil.example", 403), ("evil.example:8010", 403), ("localhost:8010", 200)):
             assert (await client.get("/api/runs", headers={"Host": host})).status == status
 
@@ -43,7 +43,7 @@ async def test_another_sites_name_for_this_machine_is_refused(questions):
 async def test_a_program_is_run_again_for_the_page_alone(questions):
     """The call that is asked for has none, so that nothing runs here."""
     asked = {"run": 0, "step": 1, "group": 1, "sample": 0, "call": 99}
-    async with TestClient(TestServer(make_app(questions))) as client:
+    async with TestClient(TestServer(make_app(questions, ()))) as client:
         own = f"http://127.0.0.1:{client.port}"
         for origin, status in ((own, 404), ("http://evil.example", 403), ("", 403)):
             answer = await client.post("/api/run-again", json=asked, headers={"Origin": origin})
@@ -51,7 +51,7 @@ async def test_a_program_is_run_again_for_the_page_alone(questions):
 
 
 async def test_what_is_not_there_is_a_line_and_no_failure_of_the_server(questions):
-    async with TestClient(TestServer(make_app(questions))) as client:
+    async with TestClient(TestServer(make_app(questions, ()))) as client:
         for address, status in (("groups?run=0&step=77", 404), ("groups?run=0&step=x", 400), ("nonsense", 404)):
             answer = await client.get(f"/api/{address}")
             assert answer.status == status
@@ -71,7 +71,7 @@ def test_a_run_runs_as_long_as_a_process_holds_its_folder(tmp_path):
 
 async def test_a_recorded_program_is_run_again_in_a_jail(questions):
     asked = {"run": 0, "step": 1, "group": 1, "sample": 0, "call": 0}
-    async with TestClient(TestServer(make_app(questions))) as client:
+    async with TestClient(TestServer(make_app(questions, ()))) as client:
         own = {"Origin": f"http://127.0.0.1:{client.port}"}
         answer = await client.post("/api/run-again", json=asked, headers=own)
         found = await answer.json()
@@ -86,14 +86,14 @@ def simulator(tmp_path, text):
 
 async def test_the_simulator_is_asked_about_a_step_and_its_last_line_is_the_answer(tmp_path):
     command = simulator(tmp_path, "import sys, json; print('progress'); print(json.dumps({'rows': sys.argv[1:]}))")
-    assert await rivals(tmp_path, 7, command) == {"rows": [str(tmp_path), "--step", "7"]}
+    assert await rivals(command, tmp_path, 7) == {"rows": ["bench", "rivals", str(tmp_path), "--step", "7"]}
 
 
 async def test_a_simulator_that_fails_is_quoted(tmp_path):
     with pytest.raises(NotThere, match="status 1: nothing recorded"):
-        await rivals(tmp_path, 7, simulator(tmp_path, "print('{}'); raise SystemExit('nothing recorded')"))
+        await rivals(simulator(tmp_path, "print('{}'); raise SystemExit('nothing recorded')"), tmp_path, 7)
     with pytest.raises(NotThere, match="JSON"):
-        await rivals(tmp_path, 7, simulator(tmp_path, "print('nothing recorded')"))
+        await rivals(simulator(tmp_path, "print('nothing recorded')"), tmp_path, 7)
 
 
 async def test_a_simulator_ends_with_the_question(tmp_path):
@@ -101,7 +101,7 @@ async def test_a_simulator_ends_with_the_question(tmp_path):
     said = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     text = f"import os, time; {said}; time.sleep(60)"
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(rivals(tmp_path, 7, simulator(tmp_path, text)))
+        asked = group.create_task(rivals(simulator(tmp_path, text), tmp_path, 7))
         process = int(await asyncio.to_thread((tmp_path / "pid").read_text))
         asked.cancel()
     with pytest.raises(ProcessLookupError):

@@ -91,7 +91,7 @@ def test_a_recipe_that_comes_with_the_run_is_named_and_not_run(run, tmp_path, by
     link.symlink_to(theirs)
     name = {"its path": str(theirs), "a relative path": os.path.relpath(theirs, ROOT), "a link": str(link)}[by]
     begin(run, name)
-    with pytest.raises(CannotGoOn, match=r"theirs\.py.*--recipe"):
+    with pytest.raises(CannotGoOn, match=r"theirs\.py.*recipe=FILE"):
         begun(run)
     assert not ran.exists()
     with pytest.raises(SystemExit):  # asked for by name
@@ -107,7 +107,7 @@ def test_only_recipes_of_the_checkout_run_unasked(run):
 
 def test_a_run_without_weights_of_its_own_is_named_in_one_line(run, capsys):
     begin(run, "recipes/quickstart.py")
-    words = ["--step", "1", "--group", "1", "--sample", "0", "--turn", "1"]
+    words = ["step=1", "group=1", "sample=0", "turn=1"]
     assert main([str(run), *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "checkpoint" in line

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.errors import BadInput
 from engine.numbered_files import numbered
 from engine.programs.replay import Place, recorded
-from engine.programs.rollouts import Config, rollouts
+from engine.programs.rollouts import Options, rollouts
 from engine.recording import files
 from engine.recording.as_run import group_of
 from engine.recording.reader import RecordedRun
@@ -113,7 +113,7 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_by_name_and_not_read(r
     make(run / name)
     for reads in (
         lambda: RunFiles(run),
-        lambda: next(rollouts(Config(run=run))),
+        lambda: next(rollouts(Options(run=run))),
         lambda: recorded(run, Place(step=1, group=0, sample=0, turn=0)),
     ):
         with pytest.raises(BadInput, match=name):

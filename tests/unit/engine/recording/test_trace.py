@@ -131,13 +131,13 @@ def test_a_machine_has_tracks_of_its_own_and_its_trajectories_are_others(tmp_pat
 def test_a_record_and_its_copy_on_the_disk_give_the_same_file(tmp_path):
     write_recorded_run(tmp_path / "run", steps=2)
     write_trace(tmp_path / "direct.json", [made_segment(1), made_segment(2)])
-    assert main([str(tmp_path / "run"), "--output", str(tmp_path / "read.json")]) == 0
+    assert main([str(tmp_path / "run"), f"output={tmp_path / 'read.json'}"]) == 0
     assert (tmp_path / "read.json").read_bytes() == (tmp_path / "direct.json").read_bytes()
 
 
 def test_the_command_writes_the_steps_that_it_is_asked_for(tmp_path):
     write_recorded_run(tmp_path, steps=4)
-    assert main([str(tmp_path), "--steps", "2-3"]) == 0
+    assert main([str(tmp_path), "steps=2-3"]) == 0
     events = msgspec.json.decode((tmp_path / "timeline-2-3.json").read_bytes())["traceEvents"]
     assert {event["name"] for event in events if event["name"].startswith("step ")} == {"step 2", "step 3"}
 
@@ -145,9 +145,9 @@ def test_the_command_writes_the_steps_that_it_is_asked_for(tmp_path):
 @pytest.mark.parametrize("steps", ["x", "3-2", "0", "9-12", "-1"])
 def test_steps_that_are_not_there_are_one_line_and_exit_code_2(tmp_path, capsys, steps):
     write_recorded_run(tmp_path, steps=2)
-    assert main([str(tmp_path), f"--steps={steps}"]) == 2
+    assert main([str(tmp_path), f"steps={steps}"]) == 2
     said = capsys.readouterr().err
-    assert "--steps" in said
+    assert "steps" in said
     assert steps in said
     assert said.count("\n") == 1
 

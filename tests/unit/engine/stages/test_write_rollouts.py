@@ -8,7 +8,7 @@ import pytest
 
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Pipeline, Stage
-from engine.programs.rollouts import Config, main, rollouts
+from engine.programs.rollouts import Options, main, rollouts
 from engine.stages.write_rollouts import Call, path_of, read_rollouts, rows, steps_of, write_rollouts
 from engine.types import Group
 from tests.support.algo_fakes import tool_use
@@ -61,9 +61,9 @@ async def test_each_nth_step_is_written_and_every_step_goes_on(tmp_path):
 
 async def test_the_reader_shows_what_is_asked_for(tmp_path, capsys):
     await write(tmp_path / "rollouts", steps=2, every=1)
-    assert [row.step for row in rollouts(Config(run=tmp_path))] == [2] * 4, "the last one unless a step is given"
-    assert [row.reward for row in rollouts(Config(run=tmp_path, step=1, only="wrong"))] == [0.0]
-    assert [row.kept for row in rollouts(Config(run=tmp_path, only="kept"))] == [True, True]
+    assert [row.step for row in rollouts(Options(run=tmp_path))] == [2] * 4, "the last one unless a step is given"
+    assert [row.reward for row in rollouts(Options(run=tmp_path, step=1, only="wrong"))] == [0.0]
+    assert [row.kept for row in rollouts(Options(run=tmp_path, only="kept"))] == [True, True]
     assert main([str(tmp_path), "first=1", "prompt=problem-3"]) == 0
     assert "problem-3" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""`python -m sandbox`: a program from a file or from stdin, its output, and how it ended."""
+"""`rocstar sandbox`: a program from a file or from stdin, its output, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import json
 import os
 import pty
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROCSTAR, ROOT
 from tests.support.sandbox_level import news
 
 DEADLINE_S = 40.0
@@ -27,7 +26,7 @@ class Ended(NamedTuple):
 async def sandboxed(*arguments: str, stdin: bytes = b"") -> Ended:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sandbox", *arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT
+        *ROCSTAR, "sandbox", *arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT
     )
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -51,8 +50,8 @@ async def test_a_file_is_run_and_gets_stdin(tmp_path: Path) -> None:
     [
         ("print(1)", (), 0, ()),
         ("print(1)\n1 / 0", (), 1, ("ZeroDivisionError",)),
-        ("print(1)\nwhile True: pass", ("--wall-s", "0.3"), 124, ("timeout",)),
-        ("print(1)\nx = bytearray(1 << 30)", ("--memory-mb", "100"), 137, ("MemoryError", "memory")),
+        ("print(1)\nwhile True: pass", ("wall_s=0.3",), 124, ("timeout",)),
+        ("print(1)\nx = bytearray(1 << 30)", ("memory_mb=100",), 137, ("MemoryError", "memory")),
     ],
 )
 async def test_stdin_is_run_and_its_end_is_the_exit_status(
@@ -65,7 +64,7 @@ async def test_stdin_is_run_and_its_end_is_the_exit_status(
 
 
 async def test_the_whole_result_can_be_had_as_json() -> None:
-    ended = await sandboxed("-", "--json", stdin=b"print(1)\nexit(5)")
+    ended = await sandboxed("-", "json=true", stdin=b"print(1)\nexit(5)")
     result = json.loads(ended.stdout)
     assert (ended.status, result["outcome"], result["exit_code"], result["stdout"]) == (0, "error", 5, "1\n")
     assert result["jailed"]
@@ -75,8 +74,8 @@ async def test_the_whole_result_can_be_had_as_json() -> None:
     ("arguments", "status", "words"),
     [
         (("nowhere.py",), 125, ("nowhere.py",)),
-        (("-", "--wall-s", "0"), 2, ("wall_s", "0")),
-        ((), 2, ("file",)),
+        (("-", "wall_s=0"), 2, ("wall_s", "0")),
+        ((), 2, ("FILE",)),
     ],
 )
 async def test_what_cannot_be_run_is_said_in_one_line(
@@ -90,9 +89,7 @@ async def test_what_cannot_be_run_is_said_in_one_line(
 async def test_help_names_the_exit_codes() -> None:
     ended = await sandboxed("--help")
     assert ended.status == 0
-    assert [
-        word for word in ("124", "125", "137", "--wall-s", "--memory-mb", "--json") if word not in ended.stdout
-    ] == []
+    assert [word for word in ("124", "125", "137", "wall_s", "memory_mb", "json") if word not in ended.stdout] == []
 
 
 async def test_a_terminal_gets_no_orders_and_a_pipe_gets_what_was_written() -> None:
@@ -102,8 +99,7 @@ async def test_a_terminal_gets_no_orders_and_a_pipe_gets_what_was_written() -> N
     ours, terminal = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
+            *ROCSTAR,
             "sandbox",
             "-",
             stdin=asyncio.subprocess.PIPE,

@@ -1,21 +1,24 @@
-"""`python -m sandbox FILE`: run a Python program in the jail, and end as it did.
+"""Runs a Python program in the jail, and ends as it did: `rocstar sandbox FILE`. The exit status is the program's own;
+124 after a time limit, 137 when another limit or a signal ended it, 125 when it could not be run.
 
 The program's output comes when it has ended. On a terminal, what one would obey (control characters) is shown as
-escapes; in a file or a pipe the output is as it was. The exit status is the program's own; 124 after a time limit, 137
-when another limit or a signal ended it, 125 when it could not be run. A line on stderr says so in these cases.
+escapes; in a file or a pipe the output is as it was. A line on stderr says why a program was ended or not run.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from engine.console.options import Positional, parse
 from sandbox.client.sandbox import Sandbox
 from sandbox.config import SandboxConfig, SandboxUnavailable
 from sandbox.printable import printable
@@ -31,33 +34,23 @@ STATUS: dict[Outcome, int] = {
 }
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options, with `limits` made of them. SystemExit for wrong ones."""
-    default = Limits()
-    parser = argparse.ArgumentParser(
-        prog="python -m sandbox",
-        description="Run a Python program in the jail, and end as it did.",
-        epilog="Exit status: the program's own; 124 after a time limit, 137 when another limit or a signal ended it, "
-        "125 when it could not be run.",
-    )
-    parser.add_argument("file", help="the program, which gets this command's stdin; -: stdin is the program")
-    parser.add_argument("--wall-s", type=float, default=default.wall_s, help="limit of time (default: %(default)s)")
-    parser.add_argument(
-        "--memory-mb", type=int, default=default.memory_bytes >> 20, help="limit of memory (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the whole result as JSON instead, and exit with 0")
-    options = parser.parse_args(arguments)
-    try:
-        options.limits = Limits(
-            wall_s=options.wall_s, cpu_s=options.wall_s, memory_bytes=options.memory_mb << 20, output_bytes=1 << 20
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    return options
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    file: Annotated[str, Positional("the program, which gets this command's stdin; -: stdin is the program")]
+    wall_s: Annotated[float, "limit of time"] = Limits().wall_s
+    memory_mb: Annotated[int, "limit of memory"] = Limits().memory_bytes >> 20
+    json: Annotated[bool, "print the whole result as JSON instead, and end with status 0"] = False
+
+    def __post_init__(self) -> None:
+        self.limits()
+
+    def limits(self) -> Limits:
+        """Raises ValueError."""
+        return Limits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_bytes=self.memory_mb << 20, output_bytes=1 << 20)
 
 
 def read(file: str) -> tuple[str, str]:
-    """The program and its stdin. OSError, SyntaxError or UnicodeDecodeError when it cannot be read as Python."""
+    """Returns the program and its stdin. Raises OSError, SyntaxError or UnicodeDecodeError for what is no Python."""
     on_terminal = sys.stdin is None or (file != "-" and sys.stdin.isatty())
     given = b"" if on_terminal else sys.stdin.buffer.read()
     if file == "-":
@@ -71,7 +64,7 @@ async def run(code: str, stdin: str, limits: Limits) -> ToolResult:
 
 
 def show(result: ToolResult) -> int:
-    """Print what the program printed, on a terminal with escapes for what one would obey; its exit status."""
+    """Prints what the program printed, on a terminal with escapes for what one would obey. Returns its exit status."""
     for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
         stream.write(printable(text) if stream.isatty() else text)
         stream.flush()
@@ -83,11 +76,12 @@ def show(result: ToolResult) -> int:
     return result.exit_code or 0
 
 
-def main() -> int:
-    options = parse()
+def main(argv: Sequence[str]) -> int:
+    """Returns the program's exit status, or what is said above of it."""
+    options = parse(Options, argv, program="rocstar sandbox", description=__doc__)
     try:
         code, stdin = read(options.file)
-        result = asyncio.run(run(code, stdin, options.limits))
+        result = asyncio.run(run(code, stdin, options.limits()))
     except OSError as error:
         print(printable(f"sandbox: cannot read {options.file}: {error.strerror}"), file=sys.stderr)
         return NOT_RUN
@@ -98,7 +92,3 @@ def main() -> int:
         print(json.dumps(msgspec.to_builtins(result)))
         return 0
     return show(result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The command `rocstar`: one name for what is started from a shell, `rocstar view runs/quickstart`.
+
+A command is named by its module, which is imported only when it is asked for: `rocstar --help` loads none of them, and
+bench/ lies above the engine. Each module has `main(argv) -> int`, which returns the exit code, and answers `--help`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn
+
+from engine.process import streams
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """module: where it is. arguments: as the overview shows them. does: what, in a line."""
+
+    module: str
+    arguments: str
+    does: str
+
+
+COMMANDS = {
+    "run": Command("engine.programs.run", "RECIPE", "train by a recipe file, as `python RECIPE` does"),
+    "view": Command("engine.programs.view", "RUN...", "show what runs do and did, and what limits them, as a page"),
+    "rollouts": Command("engine.programs.rollouts", "RUN", "show what the model wrote in a step"),
+    "trace": Command("engine.programs.trace", "RUN", "write the timeline of some steps for ui.perfetto.dev"),
+    "replay": Command("engine.programs.replay", "RUN", "run a recorded trajectory on from one of its turns"),
+    "gateway": Command("engine.programs.gateway", "CHECKPOINT", "serve a checkpoint by OpenAI's and Anthropic's APIs"),
+    "node": Command("engine.programs.node", "lead=...", "help a run that is led on another machine"),
+    "keys": Command("engine.programs.keys", "FOLDER", "make the keys by which machines know each other"),
+    "doctor": Command("engine.programs.doctor", "", "say whether this machine can jail code, and if not, what to do"),
+    "sandbox": Command("engine.programs.sandbox", "FILE", "run a Python program in the jail"),
+    "sandbox-host": Command("engine.programs.sandbox_host", "connect=...", "run sandboxed calls for another machine"),
+    "sandbox-http": Command("engine.programs.sandbox_http", "", "serve the sandbox over HTTP"),
+    "bench": Command("bench.__main__", "NAME", "measure a part of rocstar, or compare two runs"),
+}
+
+
+def overview() -> str:
+    """Returns what `rocstar --help` prints."""
+    shown = {name: f"{name} {command.arguments}".strip() for name, command in COMMANDS.items()}
+    width = max(map(len, shown.values()))
+    lines = ["usage: rocstar COMMAND [arguments] [field=value ...]", ""]
+    lines += [f"  {shown[name]:{width}}  {command.does}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "rocstar COMMAND --help lists the options of a command."])
+
+
+def start(argv: Sequence[str]) -> int:
+    """Runs a command. Returns its exit code, 2 where there is no such command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    name, *arguments = argv
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; {near[0]!r} may be meant" if near else ""
+        print(f"error: there is no command {name!r}{hint} (rocstar --help lists all)", file=sys.stderr)
+        return 2
+    code: int = import_module(COMMANDS[name].module).main(arguments)
+    return code
+
+
+def main() -> NoReturn:
+    """Is the command that `pip install` and `make venv` put beside python."""
+    streams.prepare_descriptors()  # before other imports open files
+    from engine.telemetry.watchdog import exit_process
+
+    exit_process(start(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
