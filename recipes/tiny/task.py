@@ -1,4 +1,4 @@
-"""The tiny word-problem task: seeded problems, and demonstrations for its cold start.
+"""Makes the tiny word-problem task: seeded problems, and demonstrations for its cold start.
 
 Promises
 - `problems(split, seed)` is endless and depends on its arguments only.
@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        """About one arithmetic in ten is for testing."""
+        """The split: about one arithmetic in ten is for testing."""
         digest = hashlib.md5(repr((self.first, self.steps)).encode(), usedforsecurity=False).digest()
         return "test" if digest[0] < 26 else "train"
 
@@ -85,7 +85,7 @@ class Problem:
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of problems of one split."""
+    """Yields problems of one split without end."""
     rng = random.Random(f"{split}-{seed}")
     while True:
         problem = _draw(rng)
@@ -95,7 +95,7 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
 
 
 def prompts(split: Split, seed: int) -> Iterator[Prompt]:
-    """The same stream as prompts for the engine; ids count within (split, seed)."""
+    """Yields the same problems as prompts for the engine; ids count within (split, seed)."""
     for index, problem in enumerate(problems(split, seed)):
         yield problem.prompt(f"{split}-{seed}-{index}")
 
@@ -112,7 +112,7 @@ def _draw(rng: random.Random) -> Problem:
 
 
 def _apply(first: int, steps: tuple[tuple[str, int], ...]) -> list[int]:
-    """Every intermediate value, the last one being the answer."""
+    """Returns every intermediate value, the last one being the answer."""
     values = [first]
     for operator, n in steps:
         x = values[-1]
@@ -146,7 +146,7 @@ _MALFORMED_SHARE = 0.15
 
 
 def demonstrations(mix: Mix, seed: int) -> Iterator[list[Message]]:
-    """An endless stream of demonstrations on training problems."""
+    """Yields demonstrations on training problems without end."""
     rng = random.Random(f"demonstrations-{seed}")
     for problem in problems("train", seed):
         (kind,) = rng.choices(("head", "clean", "err"), (mix.head, mix.clean, mix.err))
@@ -177,12 +177,15 @@ def _answer(reason: str, result: str) -> Message:
 
 
 def python_tool(sandbox: ToolRunner) -> PythonTool:
-    """The agent's tool. It tells an error without its traceback, which would fill the trajectory's few tokens."""
+    """Returns the agent's tool.
+
+    It reports an error without its traceback, which would fill the trajectory's few tokens.
+    """
     return PythonTool(sandbox, TOOL_NAME, feedback=message_feedback)
 
 
 def tool_call(code: str) -> str:
-    """A hermes tool call of the Python tool."""
+    """Returns a hermes call of the Python tool."""
     return "<tool_call>" + json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}) + "</tool_call>"
 
 
@@ -196,7 +199,7 @@ def _code(problem: Problem, rng: random.Random) -> str:
 
 
 def _broken_code(problem: Problem, rng: random.Random) -> str:
-    """Code that certainly raises: an open bracket, or `y` where `x` is meant."""
+    """Returns code that certainly raises: an open bracket, or `y` where `x` is meant."""
     code, kind = _code(problem, rng), rng.random()
     if kind < 0.35:
         return code.removesuffix(")")
@@ -209,7 +212,7 @@ def _broken_code(problem: Problem, rng: random.Random) -> str:
 
 
 def _trusted_reply(call: str) -> str:
-    """The tool's reply to a call written above; the code runs in this process, so never pass what a model wrote."""
+    """Returns the tool's reply to a call written above. It runs in this process: never pass what a model wrote."""
     try:
         code = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]["code"]
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""The tiny agent's tokenizer: 512 byte-level tokens, and the chat template.
+"""Trains the tiny agent's tokenizer: 512 byte-level tokens, and the chat template.
 
 Promises
 - Any text survives encoding and decoding unchanged.
@@ -77,7 +77,7 @@ def train_tokenizer(mix: Mix, conversations: int, seed: int) -> PreTrainedTokeni
 
 
 def _corpus(mix: Mix, conversations: int, seed: int) -> Iterator[str]:
-    """Texts between the tags: no merge may contain a piece of a tag."""
+    """Yields texts between the tags: no merge may contain a piece of a tag."""
     tags = re.compile("|".join(TAGS))
     for _, demonstration in zip(range(conversations), demonstrations(mix, seed), strict=False):
         yield from ("user\n", "assistant\n")

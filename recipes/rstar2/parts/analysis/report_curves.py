@@ -1,4 +1,4 @@
-"""The curves of a run beside those of rStar2-Agent's report, and the plots of its entropies, as PNGs.
+"""Draws the curves of a run beside those of rStar2-Agent's report, and its entropies, as PNGs.
 
 What the report says (arXiv 2508.20722) stands here as constants. It is drawn where it is on the scale of the run, else
 it stands below the plot as text: a tiny agent's hundred tokens would vanish beside eight thousand.
@@ -30,7 +30,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def on_scale(ours: Points, theirs: Points) -> bool:
-    """Whether a curve of the report can be compared with the run's by eye.
+    """Returns whether a curve of the report can be compared with the run's by eye.
 
     >>> on_scale([(0, 110.0), (40, 90.0)], RESPONSE_TOKENS)
     False
@@ -45,13 +45,13 @@ def on_scale(ours: Points, theirs: Points) -> bool:
 
 
 def series(rows: Rows, name: str, per: str = "") -> list[tuple[float, float]]:
-    """(step, value) of the rows that have it. per: a metric to divide by."""
-    found = [(row["step"], row[name] / max(1, row[per]) if per else row[name]) for row in rows if name in row]
-    return sorted(found)
+    """Returns (step, value) of the rows that have the metric. per: a metric to divide by."""
+    points = [(row["step"], row[name] / max(1, row[per]) if per else row[name]) for row in rows if name in row]
+    return sorted(points)
 
 
 def plot_curves(path: Path, rows: Rows) -> list[str]:
-    """Tool errors, length, truncation and accuracy over the steps; returns what of the report is not drawn, as text."""
+    """Draws tool errors, length, truncation and accuracy. Returns what of the report is not drawn, as sentences."""
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     axes = figure.subplots(2, 2)
     notes = [
@@ -123,7 +123,7 @@ def _truncated(axes: Axes, rows: Rows) -> str:
 
 
 def _accuracy(axes: Axes, rows: Rows) -> str:
-    """Of AIME the report has curves; other data sets are drawn alone."""
+    """Draws held-out accuracy, for AIME beside the report's curves."""
     axes.set_title("held-out accuracy", fontsize=10)
     _line(axes, series(rows, "eval/accuracy"), "all", BLUE, marker="o")
     names = sorted({name for row in rows for name in row if name.startswith("eval/accuracy/")})
@@ -139,7 +139,10 @@ def _accuracy(axes: Axes, rows: Rows) -> str:
 
 
 def plot_entropies(path: Path, steps: Sequence[Mapping[str, Any]], policy: Points) -> None:
-    """steps: `token_entropy.shares` with their "step". policy: the learner's own mean entropy by step."""
+    """Draws the entropies.
+
+    steps: `token_entropy.shares` with their "step". policy: the learner's own mean entropy by step.
+    """
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     axes = figure.subplots(2, 2)
     last = steps[-1]

@@ -1,4 +1,4 @@
-"""Which tokens of a rollout are uncertain, and of what kind they are. Pure: arrays in, numbers out.
+"""Computes which tokens of rollouts are uncertain, and of what kind they are. Pure: arrays in, numbers out.
 
 A token has *high entropy* where its entropy is above the quantile 1 - HIGH_SHARE of all sampled tokens of its step.
 `engine.diagnosis.token_kinds` defines forking and reflection tokens. Shape legend: T tokens of a trajectory, N sampled
@@ -39,7 +39,7 @@ class Scored:
 
 
 def threshold(scored: Sequence[Scored], high_share: float = HIGH_SHARE) -> float:
-    """The entropy above which a token is one of the `high_share` most uncertain ones. Raises ValueError for none."""
+    """Returns the entropy above which a token is one of the most uncertain `high_share`. Raises ValueError for none."""
     entropies_N = np.concatenate([each.entropy_T[each.marks.sampled_T] for each in scored] or [np.zeros(0, np.float32)])
     if not len(entropies_N):
         raise ValueError("no sampled token")
@@ -82,7 +82,7 @@ def _flat(scored: Sequence[Scored], above: float, after_reply: int) -> _Flat:
 def shares(
     scored: Sequence[Scored], *, high_share: float = HIGH_SHARE, after_reply: int = AFTER_REPLY
 ) -> dict[str, Any]:
-    """The figures of a step, as JSON has them. Raises ValueError where nothing was sampled.
+    """Returns the figures of a step, as JSON has them. Raises ValueError where nothing was sampled.
 
     of_high: shares of the high-entropy tokens by kind (`both` is in forking and reflection too). high_among: share of
     high-entropy tokens among the tokens of a kind; `all` is `high_share` but for ties. by_position: ten parts of each
@@ -114,7 +114,7 @@ def shares(
 
 
 def _mean(values: NDArray[Any], least: int = 1) -> float | None:
-    """None of fewer than `least`."""
+    """Returns the mean, or None of fewer than `least` values."""
     return float(values.mean()) if len(values) >= least else None
 
 
@@ -145,13 +145,13 @@ def _after_reply(flat: _Flat, last: int) -> Iterator[dict[str, Any]]:
 
 
 def _phrases(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
-    """Of the first token of each phrase: with it the model decides to say the phrase."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Returns the figures of each phrase's first token, with which the model decides to say it."""
+    entropies: dict[str, list[float]] = defaultdict(list)
     for each in scored:
         for phrase, entropy in zip(each.marks.phrase_T, each.entropy_T.tolist(), strict=True):
             if phrase:
-                found[phrase].append(entropy)
-    by_count = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+                entropies[phrase].append(entropy)
+    by_count = sorted(entropies.items(), key=lambda item: (-len(item[1]), item[0]))
     return [
         {
             "phrase": phrase,
@@ -164,7 +164,7 @@ def _phrases(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
 
 
 def _words(scored: Sequence[Scored], above: float) -> list[dict[str, Any]]:
-    """The tokens that are most often above the threshold, as they are; without those whose character ends later."""
+    """Returns the tokens that are most often above the threshold, without those whose character ends later."""
     high: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for each in scored:

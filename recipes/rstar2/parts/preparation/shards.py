@@ -1,4 +1,4 @@
-"""The work on a set, kept in pieces so that an interrupted one goes on: shards, and the files made of them.
+"""Keeps the work on a set in shards, so that it goes on after an interruption, and makes files of them.
 
 Promises
 - A shard is whole or not there. The rows of a finished shard are not read again.
@@ -135,7 +135,7 @@ def assemble(shards: Shards, output: Path, *, train_rows: int | None, conversati
 
 
 def split(draws: NDArray[np.uint64], train_rows: int | None) -> NDArray[np.bool_]:
-    """Which rows are for training: those with the smallest draws. The order of the rows decides nothing.
+    """Returns which rows are for training: those with the smallest draws. The order of the rows decides nothing.
 
     >>> split(np.asarray([7, 1, 5], np.uint64), 2)
     array([False,  True,  True])

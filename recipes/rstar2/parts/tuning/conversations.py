@@ -1,4 +1,4 @@
-"""The conversations of supervised fine-tuning: rows of data files, what is learnt of them, and their order.
+"""Reads the conversations of supervised fine-tuning, and says what is learnt of them, in which order.
 
 A row has `messages` (OpenAI's form: assistant messages may have `tool_calls`), and perhaps `tools` (JSON text: a list
 of OpenAI's tool schemas, which are shown), `source` and `id`.
@@ -50,19 +50,19 @@ class Conversation:
 
     @property
     def first_answer(self) -> int:
-        """Number of the first message of the assistant; of all messages where there is none."""
+        """The number of the first message of the assistant, or of all messages where there is none."""
         roles = [message["role"] for message in self.messages]
         return roles.index("assistant") if "assistant" in roles else len(roles)
 
     @property
     def begins_with_call(self) -> bool:
-        """The first turn of the assistant calls a tool."""
+        """True where the first turn of the assistant calls a tool."""
         first = self.messages[self.first_answer : self.first_answer + 1]
         return any(message.get("tool_calls") or OPEN in message["content"] for message in first)
 
 
 class Conversations:
-    """The rows of several files, numbered one after the other. Raises BadInput for a file that has none."""
+    """Reads the rows of several files, numbered one after the other. Raises BadInput for a file that has none."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -115,7 +115,7 @@ class Conversations:
 
 
 class _Where:
-    """File and row; found out when it is asked for, since that takes long in a large file."""
+    """File and row, which are looked up when they are asked for: that takes long in a large file."""
 
     def __init__(self, table: Any, row: int) -> None:
         self._table, self._row = table, row
@@ -153,7 +153,7 @@ def _is_schema(tool: Any) -> bool:
 
 
 class Renderer:
-    """Conversations as the tokens that a model reads and learns, by the chat template of its checkpoint.
+    """Renders conversations to the tokens that a model reads and learns, by the chat template of its checkpoint.
 
     A template may open each turn of the assistant, with <reason> say. Conversations in which the assistant never begins
     so are no problems to solve; they are rendered with reason=false where the template knows that.
@@ -190,7 +190,7 @@ class Renderer:
             raise BadInput(f"{conversation.where}: messages: {error}. {advice}") from error
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        """What the assistant's first turn follows."""
+        """Returns the tokens that the assistant's first turn follows."""
         return self.chat(conversation).prompt_ids(conversation.messages[: conversation.first_answer])
 
     def _unusable(self, error: TemplateError) -> BadInput:
@@ -199,7 +199,7 @@ class Renderer:
 
 
 class Plan:
-    """Which conversations are trained, and when.
+    """Decides which conversations are trained, and when.
 
     Those longer than max_tokens are left out (too_long: how many), and `held_out_rows` others, drawn by seed. trained
     and held_out: numbers of conversations, ascending. Raises BadInput when fewer than a batch are left.
@@ -233,15 +233,15 @@ class Plan:
             )
 
     def steps(self, epochs: float) -> int:
-        """How many batches so many epochs are."""
+        """Returns how many batches so many epochs are."""
         return max(1, round(epochs * len(self.trained) / self.batch_size))
 
     def epochs(self, step: int) -> float:
-        """How many epochs are trained after a step."""
+        """Returns how many epochs are trained after a step."""
         return step * self.batch_size / len(self.trained)
 
     def rows(self, step: int) -> list[int]:
-        """The conversations of a step, counted from 1. The epochs go on without end."""
+        """Returns the conversations of a step, counted from 1. The epochs go on without end."""
         first = (step - 1) * self.batch_size
         places = (divmod(position, len(self.trained)) for position in range(first, first + self.batch_size))
         return [int(self._order(epoch)[at]) for epoch, at in places]
@@ -252,7 +252,7 @@ class Plan:
 
 
 class Lengths:
-    """How many tokens each conversation has, kept in a file, since finding that out takes a while."""
+    """Counts the tokens of each conversation once and keeps the counts in a file."""
 
     def __init__(self, path: Path, conversations: Conversations, renderer: Renderer, model: Path) -> None:
         self._path, self._conversations, self._renderer = path, conversations, renderer
@@ -262,7 +262,7 @@ class Lengths:
         self._mark = zlib.crc32(json.dumps(marks).encode()) & 0x7FFFFFFF  # of these files and this tokenizer
 
     def read(self) -> NDArray[np.int32] | None:
-        """Those that `write` wrote; None where they are of other files, or of another tokenizer, or there are none."""
+        """Returns what `write` wrote, or None where there is nothing, or counts of other files or another tokenizer."""
         try:
             mark, *_ = kept = np.load(self._path)
         except (OSError, ValueError):
@@ -270,12 +270,12 @@ class Lengths:
         return kept[1:] if len(kept) == len(self._conversations) + 1 and mark == self._mark else None
 
     def measure(self, rows: range) -> None:
-        """Raises BadInput for a row that is no conversation."""
+        """Counts the tokens of these rows. Raises BadInput for a row that is no conversation."""
         for row in rows:
             self._lengths[row] = len(self._renderer.example(self._conversations[row]).ids_T)
 
     def write(self) -> NDArray[np.int32]:
-        """All of them, once they are measured."""
+        """Writes all counts, once they are measured, and returns them."""
         content = io.BytesIO()
         np.save(content, np.asarray([self._mark, *self._lengths], np.int32))
         write_whole(self._path, [content.getvalue()])

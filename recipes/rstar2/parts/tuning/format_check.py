@@ -1,4 +1,4 @@
-"""Whether a checkpoint calls tools in the right form: replies sampled on a replica, read as a rollout reads them."""
+"""Checks whether a checkpoint calls tools in the right form: samples replies and reads them as a rollout does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What was sampled, and its calls. finished: it ended by itself."""
+    """A sampled reply and its calls. finished: it ended by itself."""
 
     id: str
     text: str
@@ -43,7 +43,8 @@ class Reply:
 
 
 def shares(replies: Sequence[Reply]) -> dict[str, float]:
-    """Shares of the replies: those with a call that could be run, with a malformed one, with a call of a tool that is
+    """Returns shares of the replies: those with a call that could be run, with a malformed one, with a call of a tool
+    that is
     not there, and those that did not end by themselves.
     """
     n = len(replies)
@@ -66,7 +67,7 @@ async def check_format(
     seed: int,
     device: int | None,
 ) -> list[Reply]:
-    """One reply to each question, sampled on a replica of its own. device: its GPU; None: the CPU.
+    """Samples one reply to each question on a replica of its own. device: its GPU; None: the CPU.
 
     Raises ReplicaDied.
     """
@@ -130,5 +131,5 @@ async def ask(
 
 
 def names(tools: Sequence[Any]) -> frozenset[str]:
-    """Of tool schemas."""
+    """Returns the names of tools by their schemas."""
     return frozenset(tool["function"]["name"] for tool in tools)

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning shows while it goes on and at its end: a bar, a curve, the model's card."""
+"""Shows how supervised fine-tuning goes: a bar, a curve, and the card of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class LossCurve:
-    """The metrics of a run so far. losses and held_out: (step, loss)."""
+    """Collects the metrics of a run. losses and held_out: (step, loss)."""
 
     def __init__(self, rows: Sequence[Mapping[str, float]] = ()) -> None:
         self.rows: list[dict[str, float]] = []
@@ -34,7 +34,7 @@ class LossCurve:
         return max((seconds for _, seconds in self.of("time/train_total_s")), default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        """Before and after are None where nothing was measured."""
+        """Returns the figures before and after training; they are None where nothing was measured."""
         tokens = sum(value for _, value in self.of("tokens"))
         return {
             "steps": len(self.losses),
@@ -58,7 +58,7 @@ class LossCurve:
 
 
 def plot(path: Path, curve: LossCurve) -> None:
-    """Loss of the batches, held-out loss and learning rate over the steps, as a PNG."""
+    """Draws loss, held-out loss and learning rate over the steps, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
@@ -78,7 +78,7 @@ def plot(path: Path, curve: LossCurve) -> None:
 
 
 class Meter:
-    """A progress bar on a terminal; elsewhere a line for each step, or none. `with Meter(...) as meter`."""
+    """Shows a progress bar on a terminal, elsewhere a line for each step, or none. `with Meter(...) as meter`."""
 
     def __init__(
         self, console: Console, title: str, total: int, *, unit: str, begin: int = 0, lines: bool = True
@@ -130,7 +130,7 @@ CHANGES = {
 
 
 def changes(summary: Mapping[str, Any]) -> list[str]:
-    """What training changed, a line for each that was measured."""
+    """Returns what training changed, a line for each figure that was measured."""
     changed = [(title, summary[name]) for name, title in CHANGES.items() if summary[name]["after"] is not None]
     return [
         f"{title}: {_figure(change['before'])} before, {_figure(change['after'])} after" for title, change in changed
@@ -138,7 +138,7 @@ def changes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def model_card(model: Path, command: Sequence[str], summary: Mapping[str, Any]) -> str:
-    """README.md of the trained model: what it is, how it was made, and what was measured."""
+    """Returns README.md of the trained model: what it is, how it was made, and what was measured."""
     packages = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     trained = f"Trained from `{model}` on {summary['conversations']} conversations in {summary['steps']} steps"
     lines = ["# A model taught to call tools", "", f"{trained} with rocstar:", "", f"    {shlex.join(command)}", ""]
