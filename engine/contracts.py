@@ -37,6 +37,7 @@ from engine.ports import (
 from engine.replica.port import Delta, Generator, KvSample, ReplicaPort, Sampling
 from engine.tools.python_tool import schema
 from engine.types import Trajectory
+from engine.user_parts import call
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
 ODD_ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"code": None}, {"code": [1]}, {"": {}}, {"unexpected": "x" * 9999})
@@ -119,8 +120,8 @@ async def check_tool_runner(runner: ToolRunner) -> None:
     """Code's own failures are results; each call gets one; calls run at once; a call can be cancelled."""
     programs = [*(f"print({number})" for number in range(4)), "1/0"]
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(runner.run(program), name=program) for program in programs]
-    for result in (call.result() for call in calls):
+        started = [group.create_task(runner.run(program), name=program) for program in programs]
+    for result in (each.result() for each in started):
         assert isinstance(result, ToolResult), f"a runner answers with a ToolResult, not {result!r}"
         assert result.outcome in get_args(Outcome), result
     assert await runner.run("print(input())", "x", Limits(wall_s=2)), "stdin and limits can be given"
@@ -134,7 +135,7 @@ async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> No
     for trajectory in trajectories:
         before = _content(trajectory)
         try:
-            grades = [await reward(trajectory) for _ in range(2)]
+            grades = [await call("reward", reward, trajectory) for _ in range(2)]
         except GraderUnavailable:
             continue
         for grade in grades:
@@ -152,7 +153,7 @@ async def check_group_reward(reward: GroupReward, groups: Sequence[Sequence[Traj
     for group in [*groups, *(group[:1] for group in groups)]:
         before = [_content(member) for member in group]
         try:
-            answers = [await reward(group) for _ in range(2)]
+            answers = [await call("reward", reward, group) for _ in range(2)]
         except GraderUnavailable:
             continue
         for grades in answers:

@@ -51,6 +51,11 @@ class Recipe:
     main: Callable[[Sequence[str]], int] | None = None
 
     @property
+    def is_file(self) -> bool:
+        """Whether the recipe is defined in a file, and not in a notebook's cell: only a file can be run elsewhere."""
+        return getattr(sys.modules[self.train.__module__], "__file__", None) is not None
+
+    @property
     def file(self) -> Path:
         """Where the recipe is defined: what another machine runs, and a replay."""
         path = sys.modules[self.train.__module__].__file__

@@ -64,7 +64,7 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]
         )
-        talk = shlex.join([sys.executable, "recipes/tiny/chat.py", "--checkpoint", str(run.folder.path)])
+        talk = shlex.join([sys.executable, "recipes/tiny/chat.py", f"checkpoint={run.folder.path}"])
         say(job.console, f"  talk to the trained agent: {talk}")
         return summary
 

@@ -135,6 +135,7 @@ MAY_IMPORT = {
         "engine.ports",
         "engine.replica.port",
         "engine.tools",
+        "engine.user_parts",
         "sandbox.wire",
     ),
     "engine/ports": ("engine.types", "sandbox.wire"),

@@ -6,28 +6,37 @@ import ast
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
 
 from algo.contracts import check_loss
+from engine.assembly.named_parts import load_reward, load_tool
+from engine.assembly.parts import Parts
 from engine.contracts import check_group_reward, check_reward, check_selector, check_stateful_tool, check_tool
 from engine.gateway.agent import Endpoint
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
+from engine.recipe import Recipe
 from engine.telemetry import metrics
 from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
+from engine.tools.function_tool import FunctionTool
 from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
+from sandbox import Sandbox
 from tests.support.fakes import a_prompt, a_trajectory
-from tests.support.node import served
+from tests.support.node import CHAT, Setup, served
+from tests.support.paths import TINY
 from tests.support.recorded_run import write_recorded_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,7 +189,7 @@ def test_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sandbox_alone() -> None:
-    [block] = [block for block in BLOCKS if "asyncio.run(" in block]
+    [block] = [block for block in BLOCKS_OF["sandbox/README.md"] if "asyncio.run(" in block]
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout == "ok 42\n\n21\n", done.stderr
 
@@ -199,6 +208,49 @@ def test_the_losses_of_the_algorithms_page_are_losses() -> None:
     exec(compile(block, "algo/README.md", "exec"), {})
 
 
+async def test_the_reward_and_the_tool_for_train_on_file(tmp_path: Path) -> None:
+    [block] = [block for block in BLOCKS if block.startswith("# my.py:")]
+    (tmp_path / "my.py").write_text(block)
+    tool, reward = load_tool(f"{tmp_path}/my.py:lookup"), load_reward(f"{tmp_path}/my.py:score")
+    assert tool.parameters["properties"]["word"]["description"] == "what to look up"
+    await check_tool(tool, {"word": "Roc"})
+    await check_reward(reward, [solved("42"), solved("41")])
+
+
+async def test_the_evaluation_of_a_recipe_without_a_learner(tmp_path: Path) -> None:
+    """The whole program runs in tests/real/recipes/test_pages.py."""
+    async with Setup(["<answer>\\boxed{42}</answer><|im_end|>"]) as node:
+        parts = Parts(
+            rollout=node.config,
+            seed=3,
+            chat=CHAT,
+            fleet=node.fleet,
+            timeline=node.timeline,
+            sandbox_if_any=cast(Sandbox, node.runner),
+        )
+        found, [right, wrong] = await defined("evaluate")["evaluate"](
+            parts, [a_prompt(1), replace(a_prompt(2), answer="41")]
+        )
+    assert (found["eval/accuracy"], right.reward, wrong.reward) == (0.5, 1.0, 0.0)
+    shutil.copytree(TINY, tmp_path / "checkpoint")
+    config = defined("evaluate a recipe")["serving_config"](tmp_path)
+    assert (config.rollout.max_tokens, config.sandbox.slots) == (230, 8)
+
+
+async def test_the_cells_of_the_notebooks_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them run in a real kernel in tests/real/recipes/test_pages.py."""
+    names = {"__name__": "a_cell"}
+    monkeypatch.setitem(sys.modules, "a_cell", ModuleType("a_cell"))
+    exec(compile(example("notebook recipe"), "a cell", "exec"), names)
+    assert isinstance(names["mine"], Recipe)
+    await check_tool(FunctionTool(names["python"]), {"code": "print(1)"})
+    await check_reward(names["calls"], [solved("42")])
+    (tmp_path / "runs/notebook").mkdir(parents=True)
+    (tmp_path / "runs/notebook/metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "reward": 0.5}\n')
+    monkeypatch.chdir(tmp_path)
+    assert defined("notebook results")["curve"] == {1: 0.5}
+
+
 async def test_the_agents_of_the_recipes_page_are_agents() -> None:
     async with served(["42<|im_end|>"]) as node:
         url = f"{node.address}/sessions/a"
@@ -211,7 +263,8 @@ async def test_the_agents_of_the_recipes_page_are_agents() -> None:
 def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
-    assert found == {"README.md": 1, "algo/README.md": 1, "recipes/README.md": 16, "sandbox/README.md": 3}
+    pages = {"README.md": 1, "algo/README.md": 1, "sandbox/README.md": 3}
+    assert found == pages | {"recipes/README.md": 17, "recipes/evaluating.md": 2, "recipes/notebook.md": 3}
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:

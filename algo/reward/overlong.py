@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from engine.ports import Grade, Reward
 from engine.types import Trajectory
+from engine.user_parts import call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +36,11 @@ class OverlongPenalty:
 
     async def __call__(self, trajectory: Trajectory) -> float | Grade:
         """Raises GraderUnavailable."""
-        found = await self.reward(trajectory)
+        found = await call("reward", self.reward, trajectory)
         penalty = self._penalty(trajectory.sampled_tokens)
         if isinstance(found, Grade):
             return replace(found, reward=found.reward + penalty)
-        return found + penalty
+        return float(found) + penalty
 
     def _penalty(self, length: int) -> float:
         return overlong_penalty(length, longest=self.longest, buffer=self.buffer, factor=self.factor)

@@ -147,8 +147,8 @@ async def _train(config: Any, values: Mapping[str, Any], run: Run, recipe: Recip
 def written(recipe: Recipe, config: Any) -> dict[str, Any]:
     """What config.json says beside the options: how the run was begun, and what a replay needs to load its recipe."""
     options = overrides(recipe.config, flat(config))
-    begun = {"argv": sys.argv, "directory": str(Path.cwd()), "recipe": name_of(recipe.file), "options": options}
-    return {**begun, "versions": versions()}
+    begun = {"argv": sys.argv, "directory": str(Path.cwd()), "options": options, "versions": versions()}
+    return {**begun, "recipe": name_of(recipe.file)} if recipe.is_file else begun
 
 
 def _another(unfinished: Unfinished, path: Path, values: Mapping[str, Any], config_class: type[Any]) -> str:

@@ -36,6 +36,11 @@ async def test_a_reward_loses_for_the_tokens_that_were_sampled(sampled, expected
         OverlongPenalty(reward=Right(), longest=16, buffer=17)
 
 
+async def test_a_plain_function_is_a_reward_to_take_from():
+    reward = OverlongPenalty(reward=lambda trajectory: True, longest=16, buffer=8)
+    assert await reward(replace(trajectory(), sampled_T=np.asarray([True] * 12))) == 0.5
+
+
 async def test_the_scores_of_a_reward_stay():
     class Scored:
         async def __call__(self, trajectory):
