@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from engine.console.options import parse_all
+from engine.programs import gateway
 from engine.programs.invocation import Invocation, Machines
 from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
 from recipes.rstar2.parts.memory.model import PUBLIC
+from recipes.rstar2.parts.sampling.protocol import REPORT
 from tests.support.paths import ROOT
 
 PAGES = {name: (ROOT / "recipes/rstar2" / name).read_text() for name in ("README.md", "eight_gpus.md")}
@@ -18,7 +21,7 @@ PAGES = {name: (ROOT / "recipes/rstar2" / name).read_text() for name in ("README
 def commands(page):
     blocks = re.findall(r"^```\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("python recipes/")]
+    return [line for line in lines if line.startswith(("python recipes/", "rocstar "))]
 
 
 OPTIONS = {
@@ -32,6 +35,7 @@ OPTIONS = {
     "rl": [rl.ChainInvocation, rl.Config, Machines],
     "evaluate": [evaluate.Config],
     "chat": [chat.Config],
+    "gateway": [gateway.Options],
 }
 EIGHT_GPUS = commands("eight_gpus.md")
 
@@ -48,13 +52,13 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / "config.json").write_text(json.dumps(PUBLIC["Qwen3-14B"]))
         (tmp_path / name / "tokenizer_config.json").write_text("{}")
+        (tmp_path / name / "tool.json").write_text(json.dumps(REPORT.schema(stateful=False)))
 
 
 @pytest.mark.parametrize("command", [*commands("README.md"), *EIGHT_GPUS])
 def test_the_options_of_a_command_are_those_of_its_program(command, machine):
-    _, file, *words = shlex.split(command)
-    name = re.fullmatch(r"recipes/rstar2/(\w+)\.py", file)[1]
-    parse_all(OPTIONS[name], words)  # ends the program for a wrong option
+    _, program, *words = shlex.split(command)
+    parse_all(OPTIONS[Path(program).stem], words)  # ends the program for a wrong option
 
 
 def test_stages_two_and_three_follow_from_the_report(machine):
