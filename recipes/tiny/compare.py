@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal
 
 from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
+from engine.run.identity import Identity, describe
 from recipes.tiny.task import METHODS
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart.py"
@@ -113,13 +114,12 @@ def finished(folder: Path, options: dict[str, Any]) -> bool:
     """
     if (folder / "config.json").is_file():
         made = json.loads((folder / "config.json").read_text())
-        for name, value in options.items():
-            if made[name] != value:
-                raise ValueError(f"{folder} was made with {name}={made[name]}, not {value}; give another folder")
+        if differences := Identity(options).differences(made):
+            raise ValueError(f"{folder} differs in {describe(differences)}. Fix: give another folder=")
     if (folder / "summary.json").is_file():
         return True
     if _under_way(folder):  # of another comparison, or of one that was killed
-        raise ValueError(f"{folder} is being written by another process; wait for its end, or end it")
+        raise ValueError(f"{folder} is written by another process. Fix: wait for its end, or end it")
     return False
 
 

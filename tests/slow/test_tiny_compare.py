@@ -64,7 +64,7 @@ def test_a_comparison_is_made_and_continued(config: Config) -> None:
     assert said[-6] == "[4/6] GRPO, seed 1: running"
     assert said[-1] == "[6/6] GRPO, seed 2: 0 s, accuracy 0.700, tool errors 0.100"
     assert sum("finished before" in line for line in said) == 3
-    with pytest.raises(ValueError, match="roc-0 was made with steps=16, not 40; give another folder"):
+    with pytest.raises(ValueError, match=r"roc-0 differs in steps \(16 there, 40 now\)"):
         run_all(replace(config, steps=40), launch, said.append)
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_another_process_writes_is_left_alone(config: Config) -> None
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=QUICKSTART.parents[1]) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline()
-        with pytest.raises(ValueError, match="roc-0 is being written by another process"):
+        with pytest.raises(ValueError, match="roc-0 is written by another process"):
             run_all(config, canned, lambda _: None)
         assert (config.folder / "roc-0" / "metrics.jsonl").exists()
         writer.communicate()
