@@ -43,7 +43,7 @@ class NormalizedMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> NormalizedMessage:
-        """message: as `normalize` returns it."""
+        """Returns the form of a message. message: as `normalize` returns it."""
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = tuple((each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions)
         return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", message["content"]).strip(), calls)

@@ -36,7 +36,7 @@ class StepHistory:
     def __init__(
         self, rows: Callable[[], Rows], *, prompts_per_step: int, max_staleness: int, path: Path | None = None
     ) -> None:
-        """path: the file of the weights; None for no file. Raises Unresumable if it is damaged."""
+        """Reads earlier weights. path: their file, None for no file. Raises Unresumable if it is damaged."""
         self.prompts_per_step = prompts_per_step
         self._rows, self._staleness, self._path = rows, max_staleness, path
         self._mixtures = count()

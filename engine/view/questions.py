@@ -103,9 +103,9 @@ class Questions:
 
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)
-        found: Diagnosis = diagnose(run.rows, run.config, run.summary)
+        diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary)
         measured = not run.rows or any("replicas/busy_s" in row for row in run.rows)
-        return asdict(found) | {"measured": measured}
+        return asdict(diagnosis) | {"measured": measured}
 
 
 # What runs of one family may differ in: the seed, the place, and how the command was written.
