@@ -27,8 +27,8 @@ from typing import Annotated, Any
 from algo.eval_stats import avg_at_k
 from algo.learner.config import LearnerConfig
 from algo.reward.answers import ASK_FOR_ANSWER
-from algo.reward.grade_math import GRADER_MODULES
 from algo.reward.math_reward import MathReward
+from algo.reward.maths.grader import GRADER_MODULES
 from engine.assembly.config import TrainingConfig
 from engine.assembly.named_parts import load_reward, load_tool
 from engine.assembly.training import training

@@ -1,14 +1,14 @@
-"""The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
+r"""The reward for mathematics: 1 when the boxed answer equals the reference, else 0.
 
 Invariants
-- Strict: numbers are compared exactly (no tolerance; 5 % is 0.05, and 5 only with `percent_is_optional`), only the
-  boxed answer counts, and it gives one answer: `12 or 13` is wrong for 13, and so is what takes an answer back.
-- As a person reads it: `algo.reward.math_text` says what makes no difference, `algo.reward.math_compare` which units,
-  bases and words agree.
-- Model output is never evaluated here: what needs mathematics is decided in the sandbox; numbers, words and equal texts
+- Only the boxed answer counts, and it must give one answer: `12 or 13` is wrong for 13, and so is an answer that takes
+  itself back. Numbers are compared exactly, without a tolerance.
+- A text is read as a person reads it: `algo.reward.maths.reading` drops what makes no difference, and
+  `algo.reward.maths.compare` decides which units, bases and words agree.
+- Model output is never evaluated here. What needs mathematics is decided in the sandbox; numbers, words and equal texts
   are not sent there.
-- A truncated rollout gets 0; a rollout without an answer gets 0; one that could not be graded gets no reward at all but
-  GraderUnavailable (`algo.reward.grade_math` says when that is).
+- A truncated rollout gets 0, and so does one without an answer. One that could not be graded gets no reward but raises
+  GraderUnavailable (`algo.reward.maths.grader` lists the causes).
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ import logging
 from collections.abc import Iterator
 
 from algo.reward.answers import boxed_answer
-from algo.reward.grade_math import GRADER_LIMITS, LONGEST_ANSWER, MathGrader
-from algo.reward.math_compare import Question, compare
-from algo.reward.math_text import number_of, read
+from algo.reward.maths.compare import Question, compare
+from algo.reward.maths.grader import GRADER_LIMITS, LONGEST_ANSWER, MAIN, Judge, MathGrader
+from algo.reward.maths.number import number_of
+from algo.reward.maths.reading import read
 from engine.ports import ToolRunner
 from engine.types import StopReason, Trajectory
 from sandbox.wire import Limits
 
 log = logging.getLogger(__name__)
 
-# Trajectories without an answer, from the first one on, after which the recipe is suspected: it may not ask for tags.
+# After so many first trajectories without an answer, the recipe is suspected: it may not ask for tags.
 SUSPICIOUS = 16
 
 
 class MathReward:
-    r"""Grades a trajectory against `prompt.answer`. Its answer is what its last turn has as
-    `<answer>\boxed{...}</answer>`, which the system message or the question has to ask for; where the first SUSPICIOUS
-    trajectories have none, that is logged.
+    r"""Grades a trajectory against `prompt.answer`.
+
+    The answer is what the last turn has as `<answer>\boxed{...}</answer>`. The system message or the question has to
+    ask for that form; if the first SUSPICIOUS trajectories have no answer, that is logged.
 
     integers_only: the answer must be written as an integer, as the reference is (`13.0` is wrong for 13).
     percent_is_optional: a percent sign that only one of answer and reference has may have been left out by the other:
-    25 is right for 25 %, and the reverse (MATH's references have the sign at random).
-    runner: a sandbox with GRADER_MODULES, where answers that are no numbers are compared as mathematics. Without one
-    such an answer is right only when it is the same text, look aside.
-    grader: what uses the runner; its `counts` say how the gradings in the sandbox ended.
+    25 is right for 25 %, and the reverse (MATH's references have the sign at random). By default 5 % is 0.05, not 5.
+    runner: a sandbox with GRADER_MODULES, where answers other than numbers are compared as mathematics. Without one
+    such an answer is right only if it is the same text, apart from its look.
+    judge: "math-verify" lets Math-Verify alone decide, in the sandbox, for figures that are comparable with others'. It
+    accepts more wrong answers (algo/README.md has a table).
+    grader: the part that uses the runner; its `counts` tell how the gradings in the sandbox ended.
     """
 
     def __init__(
@@ -50,18 +54,26 @@ class MathReward:
         percent_is_optional: bool = False,
         runner: ToolRunner | None = None,
         limits: Limits = GRADER_LIMITS,
+        judge: Judge = "strict",
     ) -> None:
+        if judge not in MAIN:
+            raise ValueError(f"MathReward.judge must be one of {', '.join(MAIN)}, got {judge!r}")
+        if judge == "math-verify" and runner is None:
+            raise ValueError("MathReward with judge 'math-verify' needs a runner. Fix: give it the sandbox")
+        if judge == "math-verify" and percent_is_optional:
+            raise ValueError("MathReward.percent_is_optional must be False with judge 'math-verify', got True")
         if integers_only and runner is not None:
             raise ValueError("MathReward with integers_only compares texts: it takes no runner")
         if integers_only and percent_is_optional:
             raise ValueError("MathReward with integers_only knows no percentages: percent_is_optional must be False")
         self.integers_only = integers_only
         self.percent_is_optional = percent_is_optional
-        self._unanswered: int | None = 0  # None: an answer was seen, or it was said that there is none
-        self.grader = None if runner is None else MathGrader(runner, limits)
+        self.judge = judge
+        self._unanswered: int | None = 0  # None: an answer was seen, or the warning was given
+        self.grader = None if runner is None else MathGrader(runner, limits, judge)
 
     async def __call__(self, trajectory: Trajectory) -> float:
-        """1.0 or 0.0. Raises GraderUnavailable."""
+        """Returns 1.0 or 0.0. Raises GraderUnavailable."""
         self._look_for_answers(trajectory)
         if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
             return 0.0
@@ -76,7 +88,7 @@ class MathReward:
         return 0.0
 
     def _look_for_answers(self, trajectory: Trajectory) -> None:
-        """Says once that no trajectory has an answer."""
+        """Warns once if no trajectory has an answer."""
         if self._unanswered is None:
             return
         answered = boxed_answer(trajectory.final_text) is not None
@@ -98,8 +110,10 @@ class MathReward:
         return None if self.grader and any(isinstance(verdict, Question) for verdict in verdicts) else False
 
     def _verdicts(self, answer: str, reference: str) -> Iterator[bool | Question]:
-        """Of which one has to be right."""
-        if len(answer) > LONGEST_ANSWER:
+        """Yields verdicts of which one has to be right."""
+        if self.judge == "math-verify":
+            yield Question(answer=answer, reference=reference)
+        elif len(answer) > LONGEST_ANSWER:
             yield same_digits(answer, reference)
         elif self.integers_only and not (is_integer(answer) and is_integer(reference)):
             yield False
@@ -110,7 +124,7 @@ class MathReward:
 
 
 def same_digits(answer: str, reference: str) -> bool:
-    """Of texts that are too long for more: whether they are the same number, written plainly."""
+    """Whether two texts are the same number, written plainly. It is all that is compared of a text that is too long."""
     number, expected = number_of(answer), number_of(reference)
     return number is not None and expected is not None and number.equals(expected)
 

@@ -7,9 +7,10 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algo.reward.math_compare import Question, compare
 from algo.reward.math_reward import MathReward
-from algo.reward.math_text import is_list, number_of, read
+from algo.reward.maths.compare import Question, compare
+from algo.reward.maths.number import number_of
+from algo.reward.maths.reading import is_list, read
 from tests.support.golden import over
 from tests.support.math_tables import pairs
 

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-from algo.reward.grade_math import GRADER_MODULES
+from algo.reward.maths.grader import GRADER_MODULES
 from engine.assembly.config import BLOCK
 from engine.data.prompts import Prompts, read_prompts
 from engine.errors import BadInput

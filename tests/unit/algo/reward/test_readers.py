@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from algo.reward.answers import answers, boxed_answer
 from algo.reward.judge import json_score, regex_score
-from algo.reward.math_compare import compare
 from algo.reward.math_reward import MathReward
-from algo.reward.math_unit import unit_of, without_unit
+from algo.reward.maths.compare import compare
+from algo.reward.maths.unit import unit_of, without_unit
 from tests.support.answer_texts import ATOMS, repeated
 from tests.support.examples import examples
 from tests.support.golden import over

@@ -1,4 +1,4 @@
-"""What the reward makes of the grader's answers, with scripted runners; no sandbox and no Math-Verify."""
+"""The reward and its grader with scripted runners; no sandbox and no Math-Verify."""
 
 import ast
 import asyncio
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from algo.reward.grade_math import GRADER_LIMITS, GRADER_MODULES, LONGEST_ANSWER, PROGRAM, MathGrader, end_of
 from algo.reward.math_reward import MathReward
+from algo.reward.maths.grader import GRADER_LIMITS, GRADER_MODULES, GUEST, LONGEST_ANSWER, MathGrader, end_of, program
 from engine.ports import GraderUnavailable
 from engine.stages.grading import graded
 from engine.telemetry.timeline import Timeline
@@ -21,20 +21,24 @@ MARK = "00ff"
 HALF = r"\frac{1}{2}"
 
 
-def said(*words, outcome="ok", **fields):
-    """A result in which the grader said these words, one a line."""
-    return ToolResult(outcome=outcome, stdout="".join(f"{MARK} {word}\n" for word in words), **fields)
+def printed(*verdicts, outcome="ok", **fields):
+    """Returns a result in which the grader printed these, one a line."""
+    return ToolResult(outcome=outcome, stdout="".join(f"{MARK} {verdict}\n" for verdict in verdicts), **fields)
 
 
-class Says:
-    """A runner whose n-th call ends as results[n], the last one from then on, said with the mark of the call."""
+class Prints:
+    """A runner whose n-th call ends as results[n], and later ones as the last, with the mark of the call.
 
-    def __init__(self, *results):
+    It accepts only the program of one judge.
+    """
+
+    def __init__(self, *results, judge="strict"):
+        self.program = program(judge)
         self.results = list(results)
         self.answers = []
 
     async def run(self, code, stdin="", limits=None):
-        assert code == PROGRAM
+        assert code == self.program
         assert limits == GRADER_LIMITS
         first, second = stdin.splitlines()
         mark, _ = json.loads(first)
@@ -65,14 +69,14 @@ def boxed(answer, reference):
     ],
 )
 async def test_numbers_and_equal_texts_never_reach_the_sandbox(answer, reference, expected):
-    runner = Says(AssertionError("the sandbox was asked"))
+    runner = Prints(AssertionError("the sandbox was asked"))
     assert await MathReward(runner=runner)(boxed(answer, reference)) == expected
     assert runner.answers == []
 
 
 async def test_other_answers_do():
     for word, expected in (("right", 1.0), ("wrong", 0.0)):
-        runner = Says(said("ready", word))
+        runner = Prints(printed("ready", word))
         reward = MathReward(runner=runner)
         assert await reward(boxed(r"\frac{2}{4}", HALF)) == expected
         assert runner.answers == [r"\frac{2}{4}"]
@@ -82,11 +86,11 @@ async def test_other_answers_do():
 
 def test_integers_need_no_runner():
     with pytest.raises(ValueError, match="takes no runner"):
-        MathReward(integers_only=True, runner=Says(said("ready", "right")))
+        MathReward(integers_only=True, runner=Prints(printed("ready", "right")))
 
 
 async def test_a_truncated_rollout_is_not_graded():
-    runner = Says(AssertionError("the sandbox was asked"))
+    runner = Prints(AssertionError("the sandbox was asked"))
     text = f"<answer>\\boxed{{{HALF}}}</answer>"
     assert await MathReward(runner=runner)(trajectory(text, answer="1/2", stop=StopReason.LENGTH)) == 0.0
 
@@ -97,12 +101,12 @@ BUSY = {"outcome": "timeout", "wall_s": GRADER_LIMITS.wall_s + 0.01}
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        (said("ready", "right"), "right"),
-        (said("ready", "wrong"), "wrong"),
-        (said("ready", outcome="timeout", wall_s=3.1, cpu_s=2.2), "timeout"),  # the kernel counts CPU time in ticks
-        (said("ready", **BUSY, cpu_s=2.0), "timeout"),
-        (said("ready", outcome="memory"), "memory"),
-        (said("ready", outcome="killed"), "killed"),
+        (printed("ready", "right"), "right"),
+        (printed("ready", "wrong"), "wrong"),
+        (printed("ready", outcome="timeout", wall_s=3.1, cpu_s=2.2), "timeout"),  # the kernel counts CPU time in ticks
+        (printed("ready", **BUSY, cpu_s=2.0), "timeout"),
+        (printed("ready", outcome="memory"), "memory"),
+        (printed("ready", outcome="killed"), "killed"),
     ],
 )
 def test_ends(result, expected):
@@ -112,25 +116,25 @@ def test_ends(result, expected):
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        (said("ready", **BUSY, cpu_s=0.4), "only 0.4 s of CPU in 15.0 s"),
-        (said("ready"), "no verdict: ok"),
-        (said("ready", "right", "right"), "no verdict: right"),
+        (printed("ready", **BUSY, cpu_s=0.4), "only 0.4 s of CPU in 15.0 s"),
+        (printed("ready"), "no verdict: ok"),
+        (printed("ready", "right", "right"), "no verdict: right"),
         (ToolResult(outcome="ok", stdout=f"{MARK} ready\nright\n"), "no verdict: right"),
         (ToolResult(outcome="ok", stdout=f"{MARK} ready\nx\n{MARK} right\n"), "no verdict: x"),
-        (said("ready", "right", outcome="error", exit_code=1), "no verdict: right"),
-        (said("ready", "failed KeyError: 1", outcome="error", exit_code=1), "no verdict: failed KeyError: 1"),
-        (said("ready", outcome="output"), "no verdict: output"),
-        (said("ready", "lacks sympy.solvers", outcome="error", exit_code=1), "lacks sympy.solvers"),
-        (said(outcome="timeout", wall_s=3.1, cpu_s=3.0), "outcome 'timeout'"),
-        (said(outcome="memory"), "outcome 'memory'"),
-        (said(outcome="ok"), "outcome 'ok'"),
-        (said("right"), "GRADER_MODULES"),
+        (printed("ready", "right", outcome="error", exit_code=1), "no verdict: right"),
+        (printed("ready", "failed KeyError: 1", outcome="error", exit_code=1), "no verdict: failed KeyError: 1"),
+        (printed("ready", outcome="output"), "no verdict: output"),
+        (printed("ready", "lacks sympy.solvers", outcome="error", exit_code=1), "lacks sympy.solvers"),
+        (printed(outcome="timeout", wall_s=3.1, cpu_s=3.0), "outcome 'timeout'"),
+        (printed(outcome="memory"), "outcome 'memory'"),
+        (printed(outcome="ok"), "outcome 'ok'"),
+        (printed("right"), "GRADER_MODULES"),
         (ToolResult(outcome="ok", stdout="0000 ready\n0000 right\n"), "GRADER_MODULES"),
         (
             ToolResult(outcome="error", exit_code=1, stderr="Traceback\nModuleNotFoundError: x"),
             "ModuleNotFoundError: x",
         ),
-        (said(outcome="lost"), "lost"),
+        (printed(outcome="lost"), "lost"),
     ],
 )
 def test_no_verdict(result, expected):
@@ -140,21 +144,21 @@ def test_no_verdict(result, expected):
 
 @pytest.mark.parametrize(
     "failure",
-    [said(outcome="lost"), said(outcome="killed"), RuntimeError("the sandbox was closed")],
+    [printed(outcome="lost"), printed(outcome="killed"), RuntimeError("the sandbox was closed")],
     ids=["lost", "killed before it read", "unavailable"],
 )
 async def test_what_could_not_be_graded_is_an_infrastructure_error(failure):
-    runner = Says(failure)
+    runner = Prints(failure)
     reward = MathReward(runner=runner)
     done = await graded(boxed(r"\frac{2}{4}", HALF), reward, Timeline(Clock()))
     assert (done.reward, done.error.boundary, done.stop) == (None, Boundary.REWARD, StopReason.ERROR)
     assert reward.grader.counts == {"unavailable": 1}
-    runner.results = [said("ready", "right")]
+    runner.results = [printed("ready", "right")]
     assert await reward(boxed(r"\frac{2}{4}", HALF)) == 1.0  # it was not remembered
 
 
 async def test_one_signal_from_outside_costs_nothing():
-    runner = Says(said("ready", outcome="killed"), said("ready", "right"))
+    runner = Prints(printed("ready", outcome="killed"), printed("ready", "right"))
     reward = MathReward(runner=runner)
     assert await reward(boxed(r"\frac{2}{4}", HALF)) == 1.0
     assert reward.grader.counts == {"right": 1}
@@ -162,7 +166,7 @@ async def test_one_signal_from_outside_costs_nothing():
 
 async def test_an_answer_that_hangs_two_graders_is_wrong():
     """Were it no verdict, answers that hang would be a way around the 0."""
-    runner = Says(said("ready", outcome="timeout", cpu_s=3.0))
+    runner = Prints(printed("ready", outcome="timeout", cpu_s=3.0))
     reward = MathReward(runner=runner)
     assert await reward(boxed(r"\frac{2}{4}", HALF)) == 0.0
     assert reward.grader.counts == {"timeout": 1}
@@ -171,7 +175,7 @@ async def test_an_answer_that_hangs_two_graders_is_wrong():
 
 @pytest.mark.parametrize("ends", [("killed", "killed"), ("memory", "memory"), ("timeout", "killed")])
 async def test_graders_that_end_otherwise_say_nothing(ends):
-    runner = Says(*(said("ready", outcome=end, cpu_s=3.0) for end in ends))
+    runner = Prints(*(printed("ready", outcome=end, cpu_s=3.0) for end in ends))
     reward = MathReward(runner=runner)
     with pytest.raises(GraderUnavailable, match=", ".join(ends)):
         await reward(boxed(r"\frac{2}{4}", HALF))
@@ -180,7 +184,7 @@ async def test_graders_that_end_otherwise_say_nothing(ends):
 
 
 async def test_the_same_answer_is_graded_once():
-    runner = Says(said("ready", "right"))
+    runner = Prints(printed("ready", "right"))
     grader = MathGrader(runner)
     for answer in ("a", "b", "a"):
         assert await grader.equal(answer, "c")
@@ -189,7 +193,7 @@ async def test_the_same_answer_is_graded_once():
 
 
 async def test_an_endless_answer_is_not_sent():
-    runner = Says(AssertionError("the sandbox was asked"))
+    runner = Prints(AssertionError("the sandbox was asked"))
     assert await MathReward(runner=runner)(boxed("x" * (LONGEST_ANSWER + 1), HALF)) == 0.0
     assert await MathReward(runner=runner)(boxed("x" * 1_000_000, HALF)) == 0.0
 
@@ -212,11 +216,35 @@ async def test_limits_reach_the_runner():
     assert [call[2] for call in runner.calls] == [limits]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"judge": "prime"},
+        {"judge": "math-verify"},
+        {"judge": "math-verify", "runner": Prints(printed("ready", "right")), "percent_is_optional": True},
+        {"judge": "math-verify", "runner": Prints(printed("ready", "right")), "integers_only": True},
+    ],
+)
+def test_options_that_math_verify_does_not_have(options):
+    with pytest.raises(ValueError, match="MathReward"):
+        MathReward(**options)
+
+
+async def test_math_verify_decides_alone():
+    """Equal texts and numbers are sent to it too."""
+    for verdict, expected in (("right", 1.0), ("wrong", 0.0)):
+        runner = Prints(printed("ready", verdict), judge="math-verify")
+        assert await MathReward(runner=runner, judge="math-verify")(boxed("42", "42")) == expected
+        assert runner.answers == ["42"]
+
+
 def test_the_program_imports_nothing_but_what_is_preloaded():
     imported = set()
-    for node in ast.walk(ast.parse(PROGRAM)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.partition(".")[0])
-    assert imported - sys.stdlib_module_names <= set(GRADER_MODULES)
+    for path in GUEST.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+    others = {module for module in imported if not module.startswith("algo.reward.maths.guest.")}
+    assert {module.partition(".")[0] for module in others} - sys.stdlib_module_names <= set(GRADER_MODULES)

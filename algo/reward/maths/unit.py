@@ -1,11 +1,11 @@
 r"""Units of measurement in answers: `cm^2`, `square inches`, `dollars per hour`.
 
 Invariants
-- A unit is words with powers. Words of one kind ("hours", "hr") have one name; words that are not listed name a unit
-  of their own, without their plural ("apples", "apple").
-- A unit whose dimensions cancel ("hours per week") is a unit too, a number of its kind.
-- Words that change or deny a number ("or", "not", "about", "half", "thirds") are no unit at all: `unit_of` says None.
-- Each factor has one power of one digit, and a unit has MOST_FACTORS at most: its size is computed in no time.
+- A unit is a product of words with powers. Words for one thing ("hours", "hr") have one name; a word that is not listed
+  names a unit of its own, without its plural ("apples", "apple").
+- A unit whose dimensions cancel ("hours per week") is a unit too.
+- Words that change or deny a number ("or", "not", "about", "half", "thirds") are no unit: `unit_of` returns None.
+- Each factor has one power of one digit, and a unit has at most MOST_FACTORS factors, so its size is quickly computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-OPEN, CLOSE = "\ue000", "\ue001"  # around each word of a text, see `algo.reward.math_text`
+OPEN, CLOSE = "\ue000", "\ue001"  # stand around each word of a text (`algo.reward.maths.words`)
 WORD = rf"{OPEN}([^{CLOSE}]*){CLOSE}"
 
 _LENGTHS = {
@@ -62,16 +62,16 @@ _OTHERS = {
     "way": {"way": Fraction(1)},
 }
 _KINDS = {"length": _LENGTHS, "time": _TIMES, "mass": _MASSES, **_OTHERS}
-# From a word to its kind and its size in that kind.
+# Each word, with its kind and its size in that kind.
 _WORDS = {
     word: (kind, size) for kind, names in _KINDS.items() for spelled, size in names.items() for word in spelled.split()
 }
-# Words for a quotient: numerator, denominator.
+# Words for a quotient, with numerator and denominator.
 _QUOTIENTS = {"mph": ("mile", "hour"), "kmh": ("km", "hour"), "kph": ("km", "hour"), "kmph": ("km", "hour")}
 
 _SQUARE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _FILLERS = frozenset(("of", "the", "a", "an", "in", "total"))
-# What may stand behind a number and change it, or take it back.
+# Words behind a number that may change it or take it back.
 _CHANGING = """
 or and not no nor but if when for where unless except is are was be isn't aren't than then more less fewer least most
 greater smaller larger higher lower bigger over under above below about approximately approx around roughly nearly
@@ -87,7 +87,7 @@ correction should does doesn't cannot can't won't some any all every other anoth
 infinite imaginary inclusive exclusive respectively with remainder pi sqrt between too reciprocal inverse opposite
 quadrillion quintillion googol gross grand lakh lakhs crore crores myriad
 """
-# Parts of one, beside the smaller ones above.
+# Fractions, in addition to those above.
 _PARTS = """
 thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth thirtieth fortieth fiftieth sixtieth
 seventieth eightieth ninetieth billionth trillionth quadrillionth
@@ -99,15 +99,15 @@ MOST_FACTORS = 20
 _PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.()]")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"\s*{OPEN}({'|'.join(_SCALES)}){CLOSE}", re.IGNORECASE)
-# What may stand among the last words of a text; the first group may stand before them, the second is a word.
+# What may stand among the last words of a text: the first group joins them to what is before, the second is a word.
 _PIECE = re.compile(rf"(\s|[(/]|\\cdot)|({WORD})|[.)]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A product of powers of kinds, sorted, and its size: `km` is ("length", 1) of size 1000.
+    """A product of powers of kinds, sorted by name, and its size: `km` is ("length", 1) of size 1000.
 
-    A power of 0 stays where all have it: so inches per foot are not hours per day.
+    A power of 0 stays if all powers are 0, so inches per foot are not hours per day.
 
     >>> unit_of(f"{OPEN}km{CLOSE}/{OPEN}h{CLOSE}")
     Unit(kinds=(('length', 1), ('time', -1)), size=Fraction(5, 18))
@@ -134,13 +134,13 @@ _MONEY = frozenset(("money", "euro", "gbp", "rupee", "yen"))
 
 
 def may_be_no_unit(unit: Unit) -> bool:
-    r"""Whether it is one letter that may as well be a variable or a thousand: `5\text{x}`, `\$20\text{K}`."""
+    r"""Whether a unit has a letter that may be a variable or a thousand instead: `5\text{x}`, `\$20\text{K}`."""
     letters = [kind for kind, power in unit.kinds if len(kind) == 1 and power == 1 and kind not in _OF_ONE_LETTER]
     return bool(letters) and all(kind in letters or kind in _MONEY for kind, _ in unit.kinds)
 
 
 def named(word: str) -> Unit:
-    """The unit that one word names."""
+    """Returns the unit that one word names."""
     lower = word if len(word) == 1 and word != "L" else word.lower()
     if lower in _QUOTIENTS:
         above, below = _QUOTIENTS[lower]
@@ -159,11 +159,11 @@ def denies(word: str) -> bool:
 
 
 def unit_of(text: str) -> Unit | None:
-    """The unit that a text of marked words says; None where it says none."""
+    """Returns the unit that marked words name; None if they name none."""
     factors: list[Unit] = []
     signs: list[int] = []
     sign, dimension = 1, 1
-    raised = False  # the last factor has its power
+    raised = False  # whether the last factor has its power
     position = 0
     while position < len(text):
         part = _PART.match(text, position)
@@ -194,37 +194,37 @@ def unit_of(text: str) -> Unit | None:
 
 
 def without_unit(text: str) -> tuple[str, Unit | None, int]:
-    """A text without the unit at its end, the unit, and the power of ten that a word such as "million" before it says.
+    """Returns a text without the unit at its end, the unit, and the power of ten of a word such as "million" before it.
 
-    The text keeps its words where they are no unit.
+    The text keeps its last words if they are no unit.
     """
     start = _last_words(text)
     if start is None:
         return text, None, 0
-    value, words = text[:start], text[start:]
-    scale = _SCALE.match(words)
+    value, behind = text[:start], text[start:]
+    scale = _SCALE.match(behind)
     power = _SCALES[scale[1].lower()] if scale else 0
-    words = words[scale.end() :] if scale else words
-    if not value.strip() or words.count("(") != words.count(")"):
+    behind = behind[scale.end() :] if scale else behind
+    if not value.strip() or behind.count("(") != behind.count(")"):
         return text, None, 0
-    if not words.strip(" ."):
+    if not behind.strip(" ."):
         return value, None, power
-    unit = unit_of(words)
+    unit = unit_of(behind)
     return (value, unit, power) if unit else (text, None, 0)
 
 
 def _last_words(text: str) -> int | None:
-    """Where the last words of a text begin, with what joins them, behind a number or an expression; else None."""
-    begin, found, position = 0, False, 0
+    """Returns where the words at the end of a text begin, with what joins them to the rest; None without such."""
+    begin, in_words, position = 0, False, 0
     while position < len(text):
         piece = _PIECE.match(text, position)
         if piece is None:
             position += 1
-            begin, found = position, False
+            begin, in_words = position, False
             continue
         position = piece.end()
         if piece[2] is not None:
-            found = True
-        elif piece[1] is None and not found:
+            in_words = True
+        elif piece[1] is None and not in_words:
             begin = position
-    return begin if found else None
+    return begin if in_words else None
