@@ -1,12 +1,12 @@
-"""Several sources of prompts as one stream: by weight, by what the policy can already do, and whatever becomes of one.
+"""Mixes several sources of prompts into one stream, by weights that may follow what the policy has learnt.
 
     prompts = mixture({read_prompts("a.jsonl"): 3, read_prompts("b.parquet"): 1})
 
 Invariants
-- Shares are as the weights in any stretch of the stream; nothing is left to chance.
-- Which source gives the n-th prompt follows from the weights, and with a curriculum from those of its step, which are
-  written down; a resumed run finds it again. Only a source that failed or was late shifts what comes after it.
-- A source that ends, fails or is late is named once, and does not stop the others.
+- In any stretch of the stream the shares follow the weights; nothing is random.
+- The weights determine which source gives the n-th prompt. With a curriculum, the weights of each step are written
+  down, so a resumed run draws the same prompts. Only a source that failed or was late shifts the ones after it.
+- A source that ends, fails or is late is reported once and does not stop the others.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from engine.run.prompt_stream import skip
 from engine.run.step_history import Rows, StepHistory
 from engine.types import Prompt
 
-RETRY = 32  # prompts of others before a source that failed is asked again
+RETRY = 32  # prompts of other sources before a failed one is tried again
 log = logging.getLogger(__name__)
 
 
 class Curriculum(Protocol):
-    """Changes the weights of a mixture by what was learnt.
+    """Changes the weights of a mixture by what the policy has learnt.
 
-    class Forget:  # a source that is solved gives no more
+    class Forget:  # drops a solved source
         def weights(self, given, steps):
             last = steps[-1] if steps else {}
             return {name: 0.0 if last.get(f"reward/{name}") == 1.0 else weight for name, weight in given.items()}
     """
 
     def weights(self, given: Mapping[str, float], steps: Rows) -> Mapping[str, float]:
-        """By name of source. Pure. All of them zero: as given."""
+        """Returns weights by name of source. Pure. If all are zero, the given weights are used."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRateBand:
-    """Draws less of what the policy nearly always or nearly never solves: neither teaches anything.
+    """Draws less from sources that the policy nearly always or nearly never solves, since neither teaches anything.
 
-    The pass rate of a source is its mean reward over the last `steps` steps that had it; one that no step had is drawn
-    as given. outside: what is left of its weight.
+    The pass rate of a source is its mean reward over the last `steps` steps that had it. A source without such a step
+    keeps its weight. outside: the factor for the weight of a source whose pass rate is outside of the band.
 
     >>> band = PassRateBand(low=0.1, high=0.9, outside=0.25)
     >>> band.weights({"easy": 1.0, "fit": 1.0, "new": 1.0}, [{"reward/easy": 0.97, "reward/fit": 0.5}])
@@ -82,17 +82,17 @@ def mixture(
     curriculum: Curriculum | None = None,
     steps: StepHistory | None = None,
 ) -> Mixture:
-    """One stream of several, each of which may have a `name`, else its type's.
+    """Returns several streams as one. A stream may have a `name`; otherwise its type's name is used.
 
-    curriculum: changes the weights from step to step, by what `steps` says was learnt. steps: `job.steps`, for a
-    curriculum; the prompts of a step are drawn by the same weights when the run is resumed. Raises ValueError for a
-    weight that is not positive, two streams of one name, or a curriculum without `job.steps`.
+    curriculum: changes the weights from step to step, by the metrics in `steps`. steps: `job.steps`, which a curriculum
+    needs; a resumed run draws the prompts of a step by the same weights again. Raises ValueError for a weight that is
+    not positive, two streams with one name, or a curriculum without `job.steps`.
     """
     return Mixture(weights, curriculum, steps)
 
 
 class Mixture(Iterator[Prompt]):
-    """The stream that `mixture` gives."""
+    """The stream that `mixture` returns."""
 
     def __init__(
         self,
@@ -139,15 +139,15 @@ class Mixture(Iterator[Prompt]):
         raise StopIteration
 
     def skip(self, count: int) -> int:
-        """Passes over this many prompts, without making them where the sources can. Returns over how many."""
-        passed = 0
-        while passed < count and (source := self._following()) is not None:
+        """Skips this many prompts, without making them if the sources can do that. Returns how many were skipped."""
+        skipped = 0
+        while skipped < count and (source := self._following()) is not None:
             if skip(source.stream, 1):
                 self._count(source)
-                passed += 1
+                skipped += 1
             else:
                 self._end(source)
-        return passed
+        return skipped
 
     def _count(self, source: _Source) -> None:
         source.given += 1 / source.weight
@@ -158,7 +158,7 @@ class Mixture(Iterator[Prompt]):
         log.warning("%s has no more prompts; %s", source.name, self._others())
 
     def _set_aside(self, source: _Source, error: Exception) -> None:
-        """It is asked again later. Where all are set aside the one that waits longest is."""
+        """Sets a failed source aside until later. Raises RuntimeError if no other source is ready."""
         source.again_at = self._drawn + RETRY
         if not source.named:
             source.named = True
@@ -167,35 +167,35 @@ class Mixture(Iterator[Prompt]):
             raise RuntimeError("no source of the mixture gives a prompt") from error
 
     def _others(self) -> str:
-        return f"the mixture goes on with {', '.join(source.name for source in self._sources)}"
+        return f"the mixture continues with {', '.join(source.name for source in self._sources)}"
 
     def _following(self) -> _Source | None:
-        """The source that is furthest behind its share, by the method of Sainte-Laguë; of equals the first."""
+        """Returns the source that is furthest behind its share, by the method of Sainte-Laguë; in a tie the first."""
         self._reweigh()
         ready = [source for source in self._sources if source.again_at <= self._drawn and source.weight > 0]
         return min(ready, key=lambda source: source.given + 0.5 / source.weight, default=None)
 
     def _reweigh(self) -> None:
-        """New weights at the beginning of a step; what each source gave before counts by the weight it had then."""
+        """Sets new weights at the beginning of a step. Earlier prompts of a source count by the weight it had then."""
         if self._curriculum is None or self._steps is None:
             return
         step = self._drawn // self._steps.prompts_per_step
         if step == self._step:
             return
         self._step = step
-        found = self._steps.weights(self._number, self._drawn, partial(self._curriculum.weights, self._given))
-        if not any(found.get(source.name, 0.0) > 0 for source in self._sources):
-            found = self._given
+        weights = self._steps.weights(self._number, self._drawn, partial(self._curriculum.weights, self._given))
+        if not any(weights.get(source.name, 0.0) > 0 for source in self._sources):
+            weights = self._given
         behind = min((source.given for source in self._sources if source.weight > 0), default=0.0)
         for source in self._sources:
-            if source.weight == 0:  # it does not make up for the time in which it gave none
+            if source.weight == 0:  # a paused source does not catch up
                 source.given = max(source.given, behind)
-            source.weight = found.get(source.name, 0.0)
+            source.weight = weights.get(source.name, 0.0)
 
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """given: how many prompts it gave, each divided by the weight that it had then."""
+    """One source. given: how many prompts it gave, each divided by its weight at that time."""
 
     stream: Iterator[Prompt]
     name: str
@@ -206,7 +206,7 @@ class _Source:
 
 
 def name_of(stream: Iterator[Prompt]) -> str:
-    """What it is called in weights and warnings."""
+    """Returns the name of a stream in weights and warnings."""
     return getattr(stream, "name", type(stream).__name__)
 
 
@@ -215,10 +215,10 @@ class Late(TimeoutError):
 
 
 class Prefetched(Iterator[Prompt]):
-    """A slow source (a network, a generator that searches), read ahead by a thread of its own.
+    """Reads a slow source (over a network, or by a search) ahead in a thread of its own.
 
-    ahead: how many prompts wait at most. deadline_s: how long the loop may stand still for one; then `Late` is raised,
-    and the source is asked again at once when it has one. skip: as of the source.
+    ahead: the most prompts that are read ahead. deadline_s: how long a prompt may block the event loop; then `Late` is
+    raised, and the next call returns the prompt as soon as there is one.
     """
 
     def __init__(self, source: Iterator[Prompt], *, name: str = "", ahead: int = 64, deadline_s: float = 0.2) -> None:
@@ -239,21 +239,21 @@ class Prefetched(Iterator[Prompt]):
             self._thread = threading.Thread(target=self._read, name=f"prompts-{self.name}", daemon=True)
             self._thread.start()
         try:
-            found = self._ready.get(timeout=0.001 if self._late else self._deadline_s)
+            ready = self._ready.get(timeout=0.001 if self._late else self._deadline_s)
         except Empty:
             self._late = True
             raise Late(f"no prompt within {self._deadline_s} s") from None
         self._late = False
-        if isinstance(found, Exception):
-            self._thread = None  # it is begun again with the next prompt that is asked for
-            raise found
-        if found is None:
+        if isinstance(ready, Exception):
+            self._thread = None  # the next call starts another one
+            raise ready
+        if ready is None:
             self._ready.put(None)
             raise StopIteration
-        return found
+        return ready
 
     def skip(self, count: int) -> int:
-        """Only before the first prompt is asked for, as a resumed run does."""
+        """Skips prompts: without making them before the first one is drawn, as in a resumed run; later by reading."""
         if self._thread is not None:
             return sum(1 for _ in zip(range(count), self, strict=False))
         return skip(self._source, count)
