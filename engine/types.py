@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,9 +148,12 @@ def _check_json(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be as JSON has it (dict, list, text, 64-bit number), got {value!r}")
 
 
+NO_PROMPT = Prompt(id="", messages=(), answer="")  # of a trajectory whose prompt is written down beside it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """One tool call of a turn and what came back. Times are seconds on the node's monotonic clock.
+    """One tool call of a turn and what came back. Times are those of `engine.clock`.
 
     arguments: as JSON text, which holds integers of any size; "{}" of a malformed call.
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
@@ -326,13 +329,28 @@ class Group:
         rewards = [trajectory.reward for trajectory in self.trajectories if trajectory.reward is not None]
         return np.asarray(rewards, dtype=np.float64)
 
+    def advantage(self, index: int) -> float | None:
+        """The advantage of a trajectory by its index; None where it is not trained, or got its own with the batch."""
+        if self.advantages_K is None or index not in self.kept:
+            return None
+        return float(self.advantages_K[self.kept.index(index)])
+
+
+class Row(NamedTuple):
+    """Names a row of a batch: a token sequence of a trajectory. part: its index in `Trajectory.parts`."""
+
+    prompt_id: str
+    sample: int
+    part: int
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """What one optimizer step trains, as flat ragged arrays (no padding crosses a process boundary).
 
     lengths_B says how the N axis splits into token sequences; advantages_B is one number per sequence. A trajectory is
-    one sequence, and one more for each of its segments, all with its advantage.
+    one sequence, and one more for each of its segments, all with its advantage. rows names the B sequences; it is empty
+    for a batch that was not made of trajectories.
     """
 
     step: int
@@ -342,6 +360,7 @@ class Batch:
     versions_N: Ids
     lengths_B: Ids
     advantages_B: Floats
+    rows: tuple[Row, ...] = ()
 
     @classmethod
     def of(cls, step: int, trajectories: Sequence[Trajectory], advantages_B: Floats) -> Batch:
@@ -366,11 +385,35 @@ class Batch:
             versions_N=join([t.versions_T for t in parts], np.int32),
             lengths_B=np.asarray([len(t.token_ids_T) for t in parts], np.int32),
             advantages_B=np.asarray(advantages_B, np.float32),
+            rows=tuple(
+                Row(trajectory.prompt.id, trajectory.sample, part)
+                for trajectory in trajectories
+                for part in range(len(trajectory.parts))
+            ),
         )
+
+    @classmethod
+    def of_arrays(cls, step: int, arrays: Mapping[str, Any]) -> Batch:
+        """Returns the batch whose `arrays` these are; its rows have no names."""
+        return cls(step=step, **arrays)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by field name, for the wire."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("step", "rows")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerNumbers:
+    """What the learner computes for each token of a row in its forward pass of the step, just before the update.
+
+    push_T: minus the derivative of the loss by the token's log-probability, times the minibatch's tokens: above 0 the
+    token is made likelier. All are NaN where a token was not sampled. A trained token whose advantage is not 0 and
+    whose push is 0 was clipped.
+    """
+
+    logprobs_T: Floats
+    entropy_T: Floats
+    push_T: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.admit(prompts("train", config.seed)),
                 job.group(rollouts, reward, config.select),
                 job.batch(),
-                job.write_rollouts(every=config.eval_every),
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]
         )

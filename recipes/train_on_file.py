@@ -128,7 +128,6 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.group(rollouts, reward, config.select),
                 Stage(name="skip_easy", run=skip_easy(config.skip_above)),
                 job.batch(),
-                job.write_rollouts(every=config.eval_every),
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]
         )

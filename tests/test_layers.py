@@ -19,7 +19,15 @@ MODULES = {path: ast.parse(path.read_text()) for name in PACKAGES for path in so
 OURS = {"engine", "sandbox", "algo", "recipes", "bench", "tests"}
 
 # What each folder, or file of a package's ground floor, may import of ours beside itself. A longer path comes first.
-GROUND = ("engine.atomic_files", "engine.errors", "engine.numbered_files", "engine.types", "sandbox.printable")
+GROUND = (
+    "engine.atomic_files",
+    "engine.clock",
+    "engine.encoding",
+    "engine.errors",
+    "engine.numbered_files",
+    "engine.types",
+    "sandbox.printable",
+)
 MAY_IMPORT = {
     "engine/programs": ("engine", "sandbox"),
     "engine/assembly": (
@@ -61,7 +69,6 @@ MAY_IMPORT = {
         "engine.diagnosis",
         "engine.recording",
         "engine.run",
-        "engine.stages",
         "engine.telemetry",
         "sandbox",
     ),
@@ -143,6 +150,8 @@ MAY_IMPORT = {
     "engine/user_parts": (),
     "engine/errors": (),
     "engine/atomic_files": (),
+    "engine/clock": (),
+    "engine/encoding": (),
     "engine/numbered_files": (),
     "engine/__init__": (),
     "sandbox/inside": (),

@@ -157,7 +157,7 @@ class Learner:
 
         self._batches += 1
         with _fatal(f"step {request.step}"), traced(self._trainer.config.trace, self._batches):
-            metrics = self._trainer.train(Batch(step=request.step, **arrays), request.version or None, request.rows)
+            metrics = self._trainer.train(Batch.of_arrays(request.step, arrays), request.version or None, request.rows)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
@@ -175,7 +175,7 @@ class Learner:
 
     def score(self, arrays: messages.Arrays) -> Answer:
         with _fatal("scoring"):
-            return messages.Scored(), {"logprobs": self._trainer.score(Batch(step=0, **arrays))}
+            return messages.Scored(), {"logprobs": self._trainer.score(Batch.of_arrays(0, arrays))}
 
     def _publish(self, version: int) -> tuple[str, messages.Arrays, dict[str, float]]:
         """Where the weights are, what they say of the canary, the seconds of both; then it is the replicas' turn."""

@@ -41,7 +41,7 @@ from engine.console.options import parse
 from engine.recording.recording import Recording
 from engine.run.run_folder import RunFolder
 from engine.stages.train import TrainStage
-from engine.types import Batch, Floats, Group
+from engine.types import Batch, Group, LearnerNumbers
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts
 
@@ -99,7 +99,7 @@ class Switch:
         with self._timed():
             return self._recording.begin(step, groups, batch) if self._on else []
 
-    def trained(self, numbers: Mapping[str, Floats]) -> None:
+    def trained(self, numbers: Mapping[int, LearnerNumbers]) -> None:
         with self._timed():
             if self._on:
                 self._recording.trained(numbers)

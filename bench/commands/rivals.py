@@ -33,8 +33,9 @@ from bench.simulator.costs import Costs, Machine, Values, fit
 from bench.simulator.fleet import Result, Simulation
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
+from engine.errors import BadInput
 from engine.recording.reader import RecordedRun
-from engine.recording.records import GroupRecord, Segment
+from engine.recording.records import RecordedGroup, Segment
 from recipes.quickstart import KV_BLOCKS
 
 OURS = "kv_aware"
@@ -64,17 +65,17 @@ class Recorded:
 
 
 def recorded(path: Path, step: int) -> Recorded:
-    """Raises Unusable."""
+    """Raises Unusable, and BadInput where the step is not recorded."""
     run = RecordedRun(path)
-    groups = run.groups(step)
+    groups = run.groups(run.find(step))
     if not groups:
-        raise Unusable(f"{path} has no recorded step {step}. Fix: --step takes one of {run.steps or 'none'}")
+        raise Unusable(f"step {step} of {run.folder} is damaged. Fix: --step takes another one of {run.steps}")
     try:
         config = msgspec.json.decode((path / "config.json").read_bytes())
         blocks, replicas = int(config["kv_blocks"] or KV_BLOCKS), int(config["replicas"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise Unusable(f"{path / 'config.json'} does not say kv_blocks and replicas: {error}") from error
-    members = [member for group in groups for member in group.trajectories]
+    members = [member for recorded in groups for member in recorded.group.trajectories]
     return Recorded(
         trace=list(traced(groups)),
         machine=Machine(blocks=blocks, block_size=BLOCK, costs=costs(run, step)),
@@ -83,19 +84,19 @@ def recorded(path: Path, step: int) -> Recorded:
     )
 
 
-def traced(groups: Sequence[GroupRecord]) -> Iterator[Traced]:
+def traced(groups: Sequence[RecordedGroup]) -> Iterator[Traced]:
     """The trajectories with what they waited between their turns. Those that sampled nothing are left out."""
     number = 0
-    for group in groups:
-        for member in group.trajectories:
-            turns = [turn for turn in member.sequences[0] if turn.end > turn.start] if member.sequences else []
+    for recorded in groups:
+        for member in recorded.group.trajectories:
+            turns = [turn for turn in member.turns if turn.end > turn.start]
             if not turns:
                 continue
             ends = [0, *(turn.end for turn in turns)]
             waits = [after.queued_at - turn.finished_at for turn, after in pairwise(turns)] + [0.0]
             yield Traced(
                 traj=number,
-                group=group.group,
+                group=recorded.number,
                 turns=tuple(
                     Turn(
                         prompt_new_tokens=turn.start - before,
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = compare(recorded(options.run, options.step))
-    except Unusable as error:
+    except (Unusable, BadInput) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(found["sentence"])

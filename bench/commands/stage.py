@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
-from tokenizers import Tokenizer
 
 from bench.measuring.report import say, table
+from engine.errors import BadInput
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
-from engine.recording.as_run import group_of
 from engine.recording.reader import RecordedRun
+from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.telemetry.host_meter import HostMeter
 from engine.types import Group
 
 
 class Unusable(ValueError):
-    """A stage or a run that cannot be measured, in one line."""
+    """What is no stage, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,14 @@ def load(words: str) -> StageFunction:
 
 
 def groups(run: RecordedRun, step: int | None = None) -> Iterator[Group]:
-    """Those of the steps that are kept whole. Raises Unusable where there are none."""
-    steps = run.steps if step is None else [one for one in run.steps if one == step]
-    if not steps:
-        there = run.steps or "none"
-        raise Unusable(f"{run.folder} has no recorded step {step or ''}. Fix: --step takes one of {there}")
-    tokenizer = Tokenizer.from_file(str(run.tokenizer)) if run.tokenizer is not None else None
-    for number in steps:
-        for record in run.groups(number):
-            tokens = run.tokens(number, record.group)
-            if tokens is not None and record.whole:
-                yield group_of(record, tokens, tokenizer)
+    """Those of the steps that are kept whole. Raises BadInput where there are none."""
+    found = run.find(step)
+    tokenizer = load_tokenizer(run.tokenizer)
+    for number in run.steps if step is None else [found]:
+        for recorded in run.groups(number):
+            tokens = run.tokens(number, recorded.number)
+            if tokens is not None and recorded.whole:
+                yield with_tokens(recorded, tokens, tokenizer)
 
 
 async def measure(stage: StageFunction, feed: Sequence[Group], times: int) -> Found:
@@ -126,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
         stage = load(options.stage)
         say(f"reading the groups of {options.feed}")
         feed = list(groups(RecordedRun(options.feed), options.step))
-    except Unusable as error:
+    except (Unusable, BadInput) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     show(options.stage, uvloop.run(measure(stage, feed, options.times)))

@@ -81,7 +81,6 @@ from engine.stages.empty_batches import NothingLeft, check_graded
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupMaker, MakeGroup, groups
 from engine.stages.train import TrainStage
-from engine.stages.write_rollouts import write_rollouts
 from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.noted_warnings import noted_warnings
 from engine.telemetry.sinks import MetricSink
@@ -310,11 +309,6 @@ class Training:
     def batch(self) -> Stage:
         """The groups of a step, together."""
         return Stage(name="batch", run=batch_groups(self.leases), takes=Group, collects=True)
-
-    def write_rollouts(self, *, every: int) -> Stage:
-        """Writes the rollouts of each `every`th step to rollouts/, for people. After `batch`."""
-        folder = self.run_folder.path / "rollouts"
-        return Stage(name="write_rollouts", run=write_rollouts(folder, self.leases, every=every), takes=list)
 
     def train(
         self,

@@ -19,8 +19,12 @@ from engine.recipe import Recipe
 from engine.types import Prompt
 
 # The stages that a job makes, in the order in which they must stand.
-ORDER = {"admit": "admit(prompts)", "groups": "group(rollouts, reward, select)", "batch": "batch()"}
-ORDER |= {"write_rollouts": "write_rollouts(every=...)", "learn": "train(make_batch)"}
+ORDER = {
+    "admit": "admit(prompts)",
+    "groups": "group(rollouts, reward, select)",
+    "batch": "batch()",
+    "learn": "train(make_batch)",
+}
 
 REMEMBERED = 100_000  # ids of prompts; one that comes again later meets other weights
 
@@ -257,7 +261,7 @@ def _check_order(names: Sequence[str]) -> None:
         raise BadInput(f"the stages must stand in the order {', '.join(wanted)}, got {', '.join(made)}. Fix: [{calls}]")
     missing = [] if names and names[0] not in ORDER else [name for name in ("admit",) if name not in made]
     if len(made) == len(names):  # nothing of the recipe's own could be in their place
-        missing = [name for name in ORDER if name not in made and name != "write_rollouts"]
+        missing = [name for name in ORDER if name not in made]
     if missing:
         calls = " and ".join(f"job.{ORDER[name]}" for name in missing)
         raise BadInput(f"the stages are {', '.join(names) or 'none'}: {missing[0]} is missing. Fix: add {calls}")

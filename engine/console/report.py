@@ -196,8 +196,7 @@ def print_report(
         ("reward.png", "reward, accuracy and tool errors over the steps"),
         ("timeline.json", "replicas, trajectories, tool calls, learner: open it at ui.perfetto.dev"),
         ("summary.json", "all figures; metrics.jsonl and tensorboard/ have them per step"),
-        ("rollouts", "what the model wrote: rocstar rollouts shows it"),
-        ("record", "the run as a page: rocstar view shows it"),
+        ("record", "rocstar view shows the run as a page, rocstar rollouts what the model wrote"),
         ("checkpoint", "the trained model, as a Hugging Face folder"),
     ):
         if (folder / name).exists():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+import numpy as np
 import zmq
 import zmq.asyncio
 
@@ -39,7 +40,7 @@ from engine.learner.messages import (
     pack,
     unpack_reply,
 )
-from engine.types import Batch, Floats
+from engine.types import Batch, Floats, LearnerNumbers
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,6 +83,20 @@ def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.enviro
     if not all(device in range(len(names)) for device in devices):
         raise ValueError(f"devices must be below {len(names)} where CUDA_VISIBLE_DEVICES is {there!r}, got {devices}")
     return ",".join(names[device] for device in devices)
+
+
+def _by_row(batch: Batch, rows: Sequence[int], arrays: Arrays) -> dict[int, LearnerNumbers]:
+    """arrays: those of all rows, one after another (`algo.learner.measure.tokens`)."""
+    lengths = batch.lengths_B[list(rows)].tolist()
+    ends = np.cumsum(lengths, dtype=int).tolist()
+    return {
+        row: LearnerNumbers(
+            logprobs_T=arrays["logprobs"][end - length : end],
+            entropy_T=arrays["entropy"][end - length : end],
+            push_T=arrays["push"][end - length : end],
+        )
+        for row, length, end in zip(rows, lengths, ends, strict=True)
+    }
 
 
 class LearnerProcess:
@@ -155,13 +170,11 @@ class LearnerProcess:
 
     async def train_noting(
         self, batch: Batch, version: int, rows: Sequence[int]
-    ) -> tuple[Trained, Floats, dict[str, Floats]]:
-        """Trains as `train` does. Also returns `logprobs`, `entropy` and `push` of these rows' tokens, one row after
-        another (`algo.learner.measure.tokens`).
-        """
+    ) -> tuple[Trained, Floats, dict[int, LearnerNumbers]]:
+        """Trains as `train` does. Also returns what the learner computes for the tokens of these rows, by row."""
         message = Train(step=batch.step, version=version, rows=tuple(rows))
         trained, arrays = await self._ask(message, batch.arrays(), Trained, self.config.step_deadline_s)
-        return trained, arrays["canary"], {name: array for name, array in arrays.items() if name != "canary"}
+        return trained, arrays["canary"], _by_row(batch, rows, arrays)
 
     async def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
         """Writes a Hugging Face checkpoint; chat_template and end_of_turn as in Save (a ChatTemplate's `template` and

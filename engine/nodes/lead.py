@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from engine import encoding
 from engine.errors import first_error
 from engine.nodes import deltas
 from engine.nodes.config import LeadConfig
@@ -189,7 +190,7 @@ class Lead:
             self.protocol.want(
                 key,
                 min_version=self._min_version(lease),
-                records=[journal_records.encode(record) for record in known],
+                records=[encoding.encode(record) for record in known],
             )
             return await self._made[key]
         finally:
@@ -244,9 +245,9 @@ class Lead:
             assert group is not None, key
             future.set_result(group)
 
-    def happened(self, name: str, epoch: float, segment: bytes) -> None:
+    def happened(self, name: str, segment: bytes) -> None:
         if self._recording is not None:
-            self._recording.happened_on(name, epoch, segment)
+            self._recording.happened_on(name, segment)
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         if self._ended:
@@ -266,7 +267,7 @@ class Lead:
         drawn = decoded[0]
         assert isinstance(drawn, Drawn)
         assert self._maker_here is not None, "the stage that makes groups has not been asked for"
-        journal = GrantJournal(decoded, lambda record: self.protocol.here(key, epoch, journal_records.encode(record)))
+        journal = GrantJournal(decoded, lambda record: self.protocol.here(key, epoch, encoding.encode(record)))
         try:
             await self._maker_here(drawn.prompt, key.lease, key.attempt, journal=journal)
         except Exception:

@@ -56,7 +56,7 @@ class LeadEvents(Protocol):
         """The group is made. name: of the node that made it, "" for the lead itself."""
         ...
 
-    def happened(self, name: str, epoch: float, segment: bytes) -> None:
+    def happened(self, name: str, segment: bytes) -> None:
         """What a node noted of itself, for the run's record."""
         ...
 
@@ -176,7 +176,7 @@ class LeadProtocol:
                         self._beat(message)
                     case Happened():
                         name = self.ledger.members[message.session].name
-                        self._events.happened(name, message.epoch, message.segment)
+                        self._events.happened(name, message.segment)
                     case Numbered():
                         self._numbered(message)
 

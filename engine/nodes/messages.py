@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = 2  # of these messages
+PROTOCOL = 3  # of these messages
 CHUNK_BYTES = 1 << 20
 
 
@@ -107,12 +107,10 @@ class NodeBeat(_Message, frozen=True):
 
 class Happened(_Message, frozen=True):
     """Node -> lead, every few seconds: what happened here, for the run's record. segment: an
-    `engine.recording.records.Segment`, packed. epoch: when the clock of this node's trajectories was 0, in seconds
-    since 1970.
+    `engine.recording.records.Segment`, packed.
     """
 
     session: bytes
-    epoch: float
     segment: bytes
 
 

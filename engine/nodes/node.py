@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
+from engine import encoding
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
 from engine.nodes import deltas
@@ -147,7 +148,7 @@ class RolloutNode:
 
     async def _make(self, key: Key, work: int, records: list[bytes]) -> None:
         def tell(record: Record) -> None:
-            self.protocol.tell(key, work, journal_records.encode(record), last=isinstance(record, Decided))
+            self.protocol.tell(key, work, encoding.encode(record), last=isinstance(record, Decided))
 
         try:
             known = [journal_records.decode(record) for record in records]
@@ -239,7 +240,7 @@ class RolloutNode:
         while self._timeline is not None:
             await asyncio.sleep(SEGMENT_S)
             events = self._timeline.drain()
-            self.protocol.happened(events.epoch, await asyncio.to_thread(_packed, events))
+            self.protocol.happened(await asyncio.to_thread(_packed, events))
 
     def _tick(self) -> None:
         self.protocol.tick(

@@ -175,10 +175,10 @@ class NodeProtocol:
             work.told_at = numbered.seq
         self._post(numbered)
 
-    def happened(self, epoch: float, segment: bytes) -> None:
+    def happened(self, segment: bytes) -> None:
         """Sends what happened to the run's record. Outside of a session it is lost: the record can do without."""
         if self.welcomed:
-            self._post(Happened(session=self._link.session, epoch=epoch, segment=segment))
+            self._post(Happened(session=self._link.session, segment=segment))
 
     def _hello(self) -> None:
         self._until_hello -= 1

@@ -26,7 +26,6 @@ from typing import Annotated, Any
 
 import msgspec
 import uvloop
-from tokenizers import Tokenizer
 
 from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
@@ -36,9 +35,9 @@ from engine.errors import BadInput
 from engine.gateway.agent import AgentRollouts
 from engine.ports import GroupReward
 from engine.recipe import ROOT, Recipe, Run, load_recipe
-from engine.recording.as_run import prompt_of, trajectory_of
 from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
+from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import TemplateError
 from engine.run.journal import Journal, Log
@@ -68,32 +67,26 @@ class Place:
 
 
 def recorded(run: Path, place: Place) -> Trajectory:
-    """The trajectory as it was. Raises CannotGoOn, and BadInput for a folder that holds what is no file."""
+    """Returns the trajectory as it was. Raises CannotGoOn, and BadInput for a record that cannot be read."""
     check_files(run)
     record = RecordedRun(run)
-    groups = {group.group: group for group in record.groups(place.step)}
-    tokens = record.tokens(place.step, place.group)
-    group = groups.get(place.group)
-    if group is None or tokens is None or not group.whole:
-        raise CannotGoOn(f"{run} has no whole group {place.group} of step {place.step}. Fix: one of {record.steps}")
-    numbers = {member.sample: number for number, member in enumerate(group.trajectories)}
-    if place.sample not in numbers:
-        raise CannotGoOn(f"the group has no sample {place.sample}. Fix: one of {sorted(numbers)}")
-    number = numbers[place.sample]
-    tokenizer = _tokenizer(record.tokenizer) if record.tokenizer is not None else None
-    found = trajectory_of(prompt_of(group), group.trajectories[number], tokens.trajectories[number], tokenizer)
-    if not 0 <= place.turn < len(found.turns):
-        raise CannotGoOn(f"the trajectory has no turn {place.turn}. Fix: one of 0 to {len(found.turns) - 1}")
-    return found
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # it raises nothing narrower for a file that is none of its own
+    step = record.find(place.step)
+    groups = {each.number: each for each in record.groups(step)}
+    tokens = record.tokens(step, place.group)
+    held = groups.get(place.group)
+    if held is None or tokens is None or not held.whole:
+        whole = sorted(number for number, each in groups.items() if each.whole)
         raise CannotGoOn(
-            f"{path} is no tokenizer: {error}. Fix: copy tokenizer.json of the checkpoint there"
-        ) from error
+            f"{run} has no group {place.group} of step {place.step} with the numbers of its tokens. Fix: one of {whole}"
+        )
+    group = with_tokens(held, tokens, load_tokenizer(record.tokenizer))
+    trajectories = {member.sample: member for member in group.trajectories}
+    if place.sample not in trajectories:
+        raise CannotGoOn(f"the group has no sample {place.sample}. Fix: one of {sorted(trajectories)}")
+    trajectory = trajectories[place.sample]
+    if not 0 <= place.turn < len(trajectory.turns):
+        raise CannotGoOn(f"the trajectory has no turn {place.turn}. Fix: one of 0 to {len(trajectory.turns) - 1}")
+    return trajectory
 
 
 def before(trajectory: Trajectory, turn: int) -> Piece | None:
@@ -238,7 +231,9 @@ def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
         {
             "text": decode(trajectory.token_ids_T[each.start : each.end]),
             "tokens": each.end - each.start,
-            "calls": [{"name": use.name, "outcome": use.outcome, "reply": use.response} for use in each.tool_uses],
+            "tool_uses": [
+                {"name": use.name, "outcome": use.outcome, "response": use.response} for use in each.tool_uses
+            ],
         }
         for each in trajectory.turns[turn:]
     ]

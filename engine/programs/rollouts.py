@@ -1,4 +1,11 @@
-"""Shows the rollouts that a run has written: `rocstar rollouts runs/quickstart step=8 only=wrong`."""
+"""Shows the trajectories of a recorded step, or writes them as JSON lines.
+
+    rocstar rollouts runs/quickstart step=8 only=wrong
+    rocstar rollouts runs/quickstart step=8 jsonl=true > step-8.jsonl
+
+A line of JSON is a trajectory and what became of it, with the names of `engine.recording.rollouts.Rollout` and
+`engine.types`: its prompt, turns, tool uses, exact token ids and log-probabilities included.
+"""
 
 from __future__ import annotations
 
@@ -15,73 +22,90 @@ from rich.panel import Panel
 from engine.console.options import Positional, parse
 from engine.console.shown import shown
 from engine.recording.files import check_files
+from engine.recording.reader import RecordedRun
+from engine.recording.rollouts import Rollout, as_json, load_tokenizer, rollouts_of
 from engine.rollout.tool_call_parser import CLOSE
-from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
 from engine.telemetry.failures import plain
 from sandbox.printable import printable
+
+SHOWN = 20  # unless another number is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of the run")] = Path("runs/quickstart")
-    step: Annotated[int | None, "none: the last one that was written"] = None
+    step: Annotated[int | None, "none: the last one that is recorded"] = None
     only: Annotated[Literal["all", "right", "wrong", "kept"], "which trajectories"] = "all"
     prompt: Annotated[str, "only of this prompt's id"] = ""
-    first: Annotated[int, "at most so many"] = 20
+    first: Annotated[int | None, f"at most so many; none: {SHOWN}, and all as JSON lines"] = None
+    jsonl: Annotated[bool, "print JSON lines"] = False
 
 
 def rollouts(options: Options) -> Iterator[Rollout]:
-    """Those that are asked for. Raises ValueError when the run has written none of the step, or a row is damaged."""
+    """Yields those that are asked for. Raises BadInput where the run has no record of the step."""
     check_files(options.run)
-    steps = steps_of(options.run)
-    step = options.step if options.step is not None else max(steps, default=0)
-    if step not in steps:
-        there = ", ".join(map(str, steps)) or "none"
-        raise ValueError(f"{options.run / 'rollouts'} has no rollouts of step {step} (there: {there})")
-    for row in read_rollouts(path_of(options.run, step)):
-        right = (row.reward or 0.0) > 0
-        wanted = {"all": True, "right": right, "wrong": not right, "kept": row.kept}[options.only]
-        if wanted and options.prompt in ("", row.prompt_id):
-            yield row
+    run = RecordedRun(options.run)
+    step = run.find(options.step)
+    for rollout in rollouts_of(run, step, load_tokenizer(run.tokenizer)):
+        right = (rollout.trajectory.reward or 0.0) > 0
+        wanted = {"all": True, "right": right, "wrong": not right, "kept": rollout.kept}[options.only]
+        if wanted and options.prompt in ("", rollout.trajectory.prompt.id):
+            yield rollout
 
 
-def panel(row: Rollout) -> Panel:
+def panel(rollout: Rollout) -> Panel:
     """One trajectory, as a person reads it."""
-    reward = "no grade" if row.reward is None else f"reward {row.reward:g}"
-    trained = (
-        f"advantage {row.advantage:+.2f}" if row.advantage is not None else f"not trained ({row.drop or 'not kept'})"
-    )
-    scores = [f"{name} {'-' if score is None else f'{score:g}'}" for name, score in row.scores.items()]
-    body = [f"[bold]{shown(row.question)}[/]  [dim]answer: {shown(row.answer)}[/]", *_text(row)]
-    if scores:
+    trajectory = rollout.trajectory
+    prompt = trajectory.prompt
+    reward = "no grade" if trajectory.reward is None else f"reward {trajectory.reward:g}"
+    fate = f"advantage {rollout.advantage:+.2f}" if rollout.advantage is not None else _untrained(rollout)
+    question = prompt.messages[-1]["content"] if prompt.messages else ""
+    body = [f"[bold]{shown(question)}[/]  [dim]answer: {shown(prompt.answer)}[/]", *_text(rollout)]
+    if trajectory.scores:
+        scores = [f"{name} {'-' if score is None else f'{score:g}'}" for name, score in trajectory.scores.items()]
         body.append(shown("scores: " + ", ".join(scores)))
-    if row.error is not None:
-        body.append(f"[red]failed: {shown(plain(row.error))}[/]")
-    title = f"step {row.step}  {row.prompt_id} #{row.sample}  {reward}  {trained}  {row.tokens} tokens  {row.stop}"
+    if (error := trajectory.error) is not None:
+        body.append(f"[red]failed: {shown(plain(f'{error.boundary}: {error.message}'))}[/]")
+    title = f"step {rollout.step}  {prompt.id} #{trajectory.sample}  {reward}  {fate}"
+    title += f"  {trajectory.sampled_tokens} tokens  {trajectory.stop}"
     return Panel(Group(*body), title=shown(title), title_align="left")
 
 
-def _text(row: Rollout) -> Iterator[str]:
-    """What the model wrote, with each reply below the call that it answers."""
-    replies = [f"[dim]{shown(call.name)} ({shown(call.outcome)}):[/] {shown(call.reply)}" for call in row.calls]
-    written, *rest = row.text.strip().split(CLOSE)
-    for part, reply in zip(rest, replies, strict=False):
+def _untrained(rollout: Rollout) -> str:
+    """A trajectory that got its advantage with the batch has none in the record."""
+    return "trained" if rollout.kept else f"not trained ({rollout.drop or 'not kept'})"
+
+
+def _text(rollout: Rollout) -> Iterator[str]:
+    """What the model wrote, with each response below the call that it answers."""
+    responses = [
+        f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
+        for use in rollout.trajectory.tool_uses
+    ]
+    written, *rest = rollout.trajectory.text.strip().split(CLOSE)
+    for part, response in zip(rest, responses, strict=False):
         yield shown((written + CLOSE).strip())
-        yield reply
+        yield response
         written = part
-    left = [written, *rest[len(replies) :]]
-    yield from filter(None, [shown(CLOSE.join(left).strip())])
-    yield from replies[len(rest) :]
+    unanswered = [written, *rest[len(responses) :]]
+    yield from filter(None, [shown(CLOSE.join(unanswered).strip())])
+    yield from responses[len(rest) :]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 where the run has written none of them."""
+    """Returns the exit code: 1 where the run has recorded none of them."""
     options = parse(Options, argv, program="rocstar rollouts", description=__doc__)
-    console = Console()
     try:
-        for row in islice(rollouts(options), options.first):
-            console.print(panel(row))
+        if options.jsonl:
+            for rollout in islice(rollouts(options), options.first):
+                sys.stdout.buffer.write(as_json(rollout) + b"\n")
+            return 0
+        console = Console()
+        for rollout in islice(rollouts(options), SHOWN if options.first is None else options.first):
+            console.print(panel(rollout))
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `| head`
+        return 0
     return 0

@@ -1,11 +1,11 @@
-"""How records lie on the disk: frames with a checksum, compressed; files that appear whole.
+"""The files of a record: compressed frames with a checksum, and files that appear whole.
 
 Invariants
-- A step's file is there whole or not at all while processes are killed. The timeline of a step and the rows grow by
-  whole frames; what a killed writer left of one is cut off before the next, and readers stop before it.
-- Reading never raises for what is damaged, missing or was just deleted: it gives what is there.
+- A step's file is there whole or not at all, also when a process is killed. The timeline of a step and the rows grow by
+  whole frames; a frame that a killed writer left unfinished is cut off before the next one, and readers stop before it.
+- Reading does not raise for files that are damaged, missing or just deleted: it returns what is there.
 
-A frame is that of the journal (`engine.run.journal_records`): length, CRC-32, payload; the payload is compressed.
+A frame is that of `engine.encoding`: length, CRC-32, payload; the payload is compressed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.atomic_files import append
+from engine.encoding import HEADER, encode, frame, frames
 from engine.errors import BadInput
 from engine.numbered_files import numbered
-from engine.recording.records import Record, decode, encode
+from engine.recording.records import Record, decode
 from engine.recording.soundness import is_sound
-from engine.run.journal_records import HEADER, frame, frames
 
 STEP, TIMELINE = "step-{:06d}.rec", "step-{:06d}.seg"
 RECORD_BYTES = 1 << 28  # of one record: what would unpack to more was not written by a run
@@ -34,11 +34,11 @@ def folder_of(run: Path) -> Path:
 
 
 def check_files(run: Path) -> None:
-    """Raises BadInput where a pipe, a device or the like stands in the place of a file: who reads one waits, or gets
-    bytes without end. No run writes one, but its folder may be somebody else's.
+    """Raises BadInput if a pipe or a device stands in the place of a file: a reader would wait for it, or read without
+    end. No run writes one, but the folder may come from somebody else.
     """
     record = folder_of(run)
-    for folder in (run, run / "rollouts", record, record / "steps", record / "timeline"):
+    for folder in (run, record, record / "steps", record / "timeline"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.exists() and not path.is_file() and not path.is_dir():
                 raise BadInput(f"{path} is no file that can be read to its end. Fix: delete it")
@@ -65,12 +65,12 @@ def tokenizer_path(folder: Path) -> Path:
 
 
 def steps_in(folder: Path) -> dict[int, int]:
-    """{step: bytes} of the steps that are kept whole, ascending."""
+    """Returns {step: bytes} for the steps that are kept whole, ascending."""
     return _sizes(folder / "steps", STEP)
 
 
 def timeline_in(folder: Path) -> dict[int, int]:
-    """{step: bytes} of the steps whose timeline is there, ascending."""
+    """Returns {step: bytes} for the steps whose timeline is there, ascending."""
     return _sizes(folder / "timeline", TIMELINE)
 
 
@@ -85,7 +85,7 @@ def _sizes(folder: Path, pattern: str) -> dict[int, int]:
 
 
 def number_of(path: Path) -> int:
-    """Of the file that is there under this path, on its file system; 0 where there is none."""
+    """Returns the number of the file on its file system; 0 if there is none."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -97,7 +97,7 @@ def packed(record: Record) -> bytes:
 
 
 def unpacked(payload: bytes, most: int = RECORD_BYTES) -> Record | None:
-    """None for a record of another version, for one of more than `most` bytes, and for what no run has written."""
+    """Returns the record; None for one of another version, of more than `most` bytes, or that no run has written."""
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(payload, most)
@@ -108,7 +108,7 @@ def unpacked(payload: bytes, most: int = RECORD_BYTES) -> Record | None:
 
 
 def write(path: Path, parts: Iterable[bytes]) -> int:
-    """The file appears with all parts; returns its bytes. It does not wait for the disk. Raises OSError."""
+    """Writes a file that appears with all its parts; returns its bytes. Does not wait for the disk. Raises OSError."""
     draft = path.with_suffix(".draft")
     try:
         with draft.open("wb") as file:
@@ -123,7 +123,7 @@ def write(path: Path, parts: Iterable[bytes]) -> int:
 
 
 def append_to(path: Path, record: Record) -> int:
-    """A record at the end of a file, whole or not at all; returns its bytes. Raises OSError."""
+    """Appends a record, whole or not at all; returns its bytes. Raises OSError."""
     data = packed(record)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -134,14 +134,14 @@ def append_to(path: Path, record: Record) -> int:
 
 
 def cut_torn(path: Path) -> None:
-    """What follows the whole frames of a file goes. Raises OSError."""
+    """Cuts off whatever follows the whole frames of a file. Raises OSError."""
     if path.exists():
         _, end = frames(path.read_bytes())
         os.truncate(path, end)
 
 
 def read_frames(path: Path, first: int, count: int) -> list[Record]:
-    """Some records of a file by their numbers; only they are read and decompressed."""
+    """Returns some records of a file by their numbers; only these are read and decompressed."""
     found: list[Record] = []
     try:
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def read_frames(path: Path, first: int, count: int) -> list[Record]:
 
 
 def read_after(path: Path, offset: int) -> tuple[list[Record], int]:
-    """What a file that grows has after an offset, and where its whole frames end now."""
+    """Returns the records of a growing file after an offset, and where its whole frames end now."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -1,8 +1,8 @@
-"""The record of a run on the disk, as it grows: steps, timeline, rows, the index, and what is deleted of them.
+"""The record of a run on the disk while it grows: steps, timeline, rows, the index, and what is deleted of them.
 
 Invariants
 - After each write the folder is within its budget and the policy, unless the disk does not allow it.
-- What a killed run left is gone on with; what was torn is cut off before anything follows it.
+- A resumed run continues the record of the killed one; a torn frame is cut off before anything follows it.
 
 Blocking; made for one thread.
 """
@@ -19,13 +19,14 @@ import msgspec
 
 from engine.recording import files
 from engine.recording.policy import RecordConfig, deletions, rows_to_drop
+from engine.recording.reader import RecordedRun
 from engine.recording.records import FORMAT, Index, Segment, StepRow
 
 PROBLEMS = 100  # that the index names
 
 
 class RecordFolder:
-    """run: the run's folder. `open` first; each method raises OSError where the disk does not allow it."""
+    """Writes the record below a run's folder. Call `open` first; each method raises OSError if the disk fails it."""
 
     def __init__(self, run: Path, config: RecordConfig) -> None:
         self.folder = files.folder_of(run)
@@ -38,9 +39,12 @@ class RecordFolder:
         self._last = 0
 
     def open(self, tokenizer: str | None) -> None:
-        """tokenizer: as `tokenizers` writes one to a file."""
+        """Begins or continues the record. tokenizer: as `tokenizers` writes one to a file."""
         for name in ("steps", "timeline"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        fault = RecordedRun(self.folder.parent).fault
+        if fault is not None:  # the run goes on, and so does its record, in today's format
+            self.problems.append(fault)
         for draft in self.folder.rglob("*.draft"):
             draft.unlink(missing_ok=True)
         self._step_bytes = files.steps_in(self.folder)
@@ -59,7 +63,7 @@ class RecordFolder:
         self._settle()
 
     def write_step(self, row: StepRow, packed: Sequence[bytes]) -> None:
-        """packed: the step's groups, and then their tokens."""
+        """Writes a step and its row. packed: the step's groups, and then their tokens."""
         self._row_bytes[row.step] = self._append(files.rows_path(self.folder), row)
         self._thin_rows()
         path = files.step_path(self.folder, row.step)
@@ -84,7 +88,7 @@ class RecordFolder:
         self._row_bytes = {step: len(packed) for step, packed in kept.items()}
 
     def _settle(self) -> None:
-        """Deletes what is not to stay, and says what is there."""
+        """Deletes the steps that the policy no longer keeps, and writes the index."""
         sizes = Counter(self._step_bytes) + self._timeline_bytes
         rows_bytes = sum(self._row_bytes.values())
         gone = deletions(sizes, self._config, rows_bytes)

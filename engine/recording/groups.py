@@ -1,113 +1,109 @@
-"""From a step's groups to their records, and which rows of the step's batch are which of their sequences."""
+"""Makes the records of a step's groups, and says which rows of the step's batch are which of their sequences."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.recording.records import (
-    Call,
-    GroupRecord,
-    GroupRow,
-    GroupTokens,
-    Placed,
-    SequenceTokens,
-    StepRow,
-    TrajectoryRecord,
-    TurnRecord,
-)
-from engine.types import Batch, Floats, Group, Segment, ToolUse, Trajectory, Turn
+from engine.recording.records import GroupRow, GroupTokens, PartTokens, RecordedGroup, StepRow
+from engine.types import NO_PROMPT, Batch, Group, LearnerNumbers, Segment, Trajectory
 
 # What a selector says of its choice: numbers for each trajectory of a group (`algo.group.batch.Selection.explain`).
 Explain = Callable[[Group], Sequence[Mapping[str, float]]]
 
+_NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+_NO_TOKENS: dict[str, Any] = {
+    "token_ids_T": _NO_IDS,
+    "sampled_T": np.zeros(0, np.bool_),
+    "logprobs_T": _NO_LOGPROBS,
+    "versions_T": _NO_IDS,
+}
+
 
 class Place(NamedTuple):
-    """A token sequence of a step."""
+    """Names a token sequence of a step by numbers: group, trajectory, and which of the trajectory's parts."""
 
     group: int
     trajectory: int
-    sequence: int
-
-
-class LearnerNumbers(NamedTuple):
-    """What the learner says of one sequence, each [T], NaN where it was not trained."""
-
-    logprobs: Floats
-    entropy: Floats
-    push: Floats
+    part: int
 
 
 def whole_groups(groups: Sequence[Group], count: int) -> list[int]:
-    """The groups whose tokens are recorded with their numbers: the first that are trained, then others."""
+    """Returns the groups whose tokens are recorded with their numbers: the first that are trained, then others."""
     order = sorted(range(len(groups)), key=lambda number: not groups[number].kept)
     return sorted(order[:count])
 
 
-def rows_of(batch: Batch, groups: Sequence[Group], numbers: Sequence[int]) -> dict[int, Place]:
-    """{row of the batch: whose sequence it is}, of the kept trajectories of some groups.
+def places_of(batch: Batch, groups: Sequence[Group], numbers: Sequence[int]) -> dict[int, Place]:
+    """Returns {row of the batch: whose sequence it is} for the trained trajectories of some groups.
 
-    By their content: a recipe may put its batch together as it likes. What is not in the batch is left out.
+    A row of another length is left out: the recipe trained something else than was sampled.
     """
-    ends_B = np.cumsum(batch.lengths_B)
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        by_length[length].append(row)
-    found: dict[int, Place] = {}
-    for group in numbers:
-        for index in groups[group].kept:
-            for number, part in enumerate(groups[group].trajectories[index].parts):
-                length = len(part.token_ids_T)
-                for row in by_length[length]:
-                    span = slice(ends_B[row] - length, ends_B[row])
-                    same = row not in found and np.array_equal(batch.token_ids_N[span], part.token_ids_T)
-                    if same and np.array_equal(batch.logprobs_N[span], part.logprobs_T):
-                        found[row] = Place(group, index, number)
-                        break
-    return dict(sorted(found.items()))
+    trajectories = {
+        (groups[number].prompt.id, groups[number].trajectories[index].sample): (number, index)
+        for number in numbers
+        for index in groups[number].kept
+    }
+    places = {}
+    for row, (name, length) in enumerate(zip(batch.rows, batch.lengths_B.tolist(), strict=False)):
+        number, index = trajectories.get((name.prompt_id, name.sample), (None, None))
+        if number is None or index is None:
+            continue
+        parts = groups[number].trajectories[index].parts
+        if name.part < len(parts) and len(parts[name.part].token_ids_T) == length:
+            places[row] = Place(number, index, name.part)
+    return places
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecords:
-    """Makes the records of one step. epoch: when the clock of its times was 0, in seconds since 1970.
+    """Makes the records of one step. Runs in a thread: it only reads.
 
     whole: the groups whose tokens have numbers. explain: what the selector says, if it says anything. nodes: by lease,
-    who made the group; epochs: those of their clocks. Runs in a thread: it only reads.
+    who made the group.
     """
 
     step: int
     groups: Sequence[Group]
     whole: Sequence[int]
-    epoch: float
     nodes: Mapping[int, str] = field(default_factory=dict)
-    epochs: Mapping[str, float] = field(default_factory=dict)
     explain: Explain | None = None
 
     def row(self, finished_at: float) -> StepRow:
-        """finished_at: when its weights were live, on the clock of its times."""
-        starts = [self._epoch_of(group) + member.started_at for group in self.groups for member in group.trajectories]
+        """Returns what remains of the step when it is thinned. finished_at: when its weights were live."""
+        starts = [member.started_at for group in self.groups for member in group.trajectories]
         return StepRow(
             step=self.step,
-            started_at=min(starts, default=self.epoch + finished_at),
-            finished_at=self.epoch + finished_at,
+            started_at=min(starts, default=finished_at),
+            finished_at=finished_at,
             groups=tuple(_row(group) for group in self.groups),
         )
 
-    def records(self) -> list[GroupRecord]:
-        return [self._group(number, group) for number, group in enumerate(self.groups)]
+    def records(self) -> list[RecordedGroup]:
+        """Returns the groups without their tokens."""
+        return [
+            RecordedGroup(
+                step=self.step,
+                number=number,
+                group=_without_tokens(group),
+                reasons=self._reasons(group),
+                node=self.nodes.get(group.lease, ""),
+                whole=number in self.whole,
+            )
+            for number, group in enumerate(self.groups)
+        ]
 
     def tokens(self, learner: Mapping[Place, LearnerNumbers]) -> list[GroupTokens]:
-        """learner: what it says of the sequences of the whole groups."""
+        """Returns the tokens of each group. learner: what it computed for the sequences of the whole groups."""
         return [
             GroupTokens(
-                group=number,
+                number=number,
                 trajectories=tuple(
                     tuple(
-                        self._sequence(Place(number, index, at), part, learner)
+                        _tokens(part, whole=number in self.whole, learner=learner.get(Place(number, index, at)))
                         for at, part in enumerate(trajectory.parts)
                     )
                     for index, trajectory in enumerate(group.trajectories)
@@ -116,74 +112,35 @@ class StepRecords:
             for number, group in enumerate(self.groups)
         ]
 
-    def _epoch_of(self, group: Group) -> float:
-        return self.epochs.get(self.nodes.get(group.lease, ""), self.epoch)
+    def _reasons(self, group: Group) -> tuple[dict[str, float], ...]:
+        if self.explain is None:
+            return ({},) * len(group.trajectories)
+        return tuple({name: float(value) for name, value in reasons.items()} for reasons in self.explain(group))
 
-    def _group(self, number: int, group: Group) -> GroupRecord:
-        advantages: dict[int, float] = {}
-        if group.advantages_K is not None:
-            advantages = dict(zip(group.kept, group.advantages_K.tolist(), strict=False))
-        reasons = self.explain(group) if self.explain is not None else [{}] * len(group.trajectories)
-        epoch = self._epoch_of(group)
-        return GroupRecord(
-            step=self.step,
-            group=number,
-            lease=group.lease,
-            prompt_id=group.prompt.id,
-            messages=tuple(dict(message) for message in group.prompt.messages),
-            answer=group.prompt.answer,
-            source=group.prompt.source,
-            drop=group.drop,
-            waste=dict(group.waste),
-            refills=group.refills,
-            node=self.nodes.get(group.lease, ""),
-            whole=number in self.whole,
-            trajectories=tuple(
-                self._trajectory(member, index in group.kept, advantages.get(index), why, epoch)
-                for index, (member, why) in enumerate(zip(group.trajectories, reasons, strict=True))
-            ),
-        )
 
-    def _trajectory(
-        self, member: Trajectory, kept: bool, advantage: float | None, reasons: Mapping[str, float], epoch: float
-    ) -> TrajectoryRecord:
-        error = member.error
-        return TrajectoryRecord(
-            sample=member.sample,
-            seed=member.seed,
-            temperature=member.temperature,
-            stop=str(member.stop),
-            error=None if error is None else (str(error.boundary), error.message),
-            reward=member.reward,
-            scores=dict(member.scores),
-            answer=member.answer,
-            kept=kept,
-            advantage=advantage,
-            reasons={name: float(value) for name, value in reasons.items()},
-            prompt_tokens=_prompt_tokens(member),
-            sampled_tokens=member.sampled_tokens,
-            total_tokens=sum(len(part.token_ids_T) for part in member.parts),
-            discarded_tokens=member.discarded_tokens,
-            started_at=epoch + member.started_at,
-            finished_at=epoch + member.finished_at,
-            sequences=tuple(tuple(_turn(turn, epoch) for turn in part.turns) for part in member.parts),
-        )
+def _without_tokens(group: Group) -> Group:
+    """A stage of the recipe may have made advantages_K with another dtype, or as a list."""
+    advantages_K = None if group.advantages_K is None else np.asarray(group.advantages_K, np.float64)
+    return replace(group, trajectories=tuple(map(_bare, group.trajectories)), advantages_K=advantages_K)
 
-    def _sequence(
-        self, place: Place, part: Trajectory | Segment, learner: Mapping[Place, LearnerNumbers]
-    ) -> SequenceTokens:
-        if place.group not in self.whole:
-            return SequenceTokens(token_ids=part.token_ids_T, sampled=part.sampled_T)
-        theirs = learner.get(place)
-        return SequenceTokens(
-            token_ids=part.token_ids_T,
-            sampled=part.sampled_T,
-            logprobs=part.logprobs_T,
-            versions=part.versions_T,
-            learner_logprobs=None if theirs is None else theirs.logprobs,
-            entropy=None if theirs is None else theirs.entropy,
-            push=None if theirs is None else theirs.push,
-        )
+
+def _bare(member: Trajectory) -> Trajectory:
+    segments = tuple(replace(segment, **_NO_TOKENS) for segment in member.segments)
+    return replace(member, prompt=NO_PROMPT, text="", segments=segments, **_NO_TOKENS)
+
+
+def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers | None) -> PartTokens:
+    if not whole:
+        return PartTokens(token_ids_T=part.token_ids_T, sampled_T=part.sampled_T)
+    return PartTokens(
+        token_ids_T=part.token_ids_T,
+        sampled_T=part.sampled_T,
+        logprobs_T=part.logprobs_T,
+        versions_T=part.versions_T,
+        learner_logprobs_T=None if learner is None else learner.logprobs_T,
+        learner_entropy_T=None if learner is None else learner.entropy_T,
+        learner_push_T=None if learner is None else learner.push_T,
+    )
 
 
 def _row(group: Group) -> GroupRow:
@@ -195,50 +152,4 @@ def _row(group: Group) -> GroupRow:
         sampled_tokens=tuple(member.sampled_tokens for member in group.trajectories),
         kept=group.kept,
         refills=group.refills,
-    )
-
-
-def _prompt_tokens(member: Trajectory) -> int:
-    """Up to the first turn; all of them where there is none."""
-    return member.turns[0].start if member.turns else len(member.token_ids_T)
-
-
-def _turn(turn: Turn, epoch: float) -> TurnRecord:
-    return TurnRecord(
-        start=turn.start,
-        end=turn.end,
-        replica=turn.replica,
-        cached_tokens=turn.cached_tokens,
-        queued_at=epoch + turn.queued_at,
-        started_at=epoch + turn.started_at,
-        finished_at=epoch + turn.finished_at,
-        truncated=turn.truncated,
-        calls=tuple(_call(use, epoch) for use in turn.tool_uses),
-        placed=tuple(
-            Placed(
-                at=epoch + place.at,
-                replica=place.replica,
-                rule=place.rule,
-                headroom_blocks=place.headroom_blocks,
-                stay_s=place.stay_s,
-                go_s=place.go_s,
-                free_blocks=dict(place.free_blocks),
-            )
-            for place in turn.placed
-        ),
-    )
-
-
-def _call(use: ToolUse, epoch: float) -> Call:
-    return Call(
-        name=use.name,
-        arguments=use.arguments,
-        outcome=use.outcome,
-        reply=use.response,
-        closed_at=epoch + use.closed_at,
-        dispatched_at=epoch + use.dispatched_at,
-        finished_at=epoch + use.finished_at,
-        overlap_s=use.overlap_s,
-        executed=use.executed,
-        jailed=use.jailed,
     )

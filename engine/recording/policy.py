@@ -1,4 +1,4 @@
-"""What of a long run stays on the disk. Pure: sizes go in, what is to be deleted comes out."""
+"""Decides what of a long run stays on the disk. Pure: sizes go in, the steps to delete come out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RecordConfig:
     newest: int = 50
     """Steps that are kept whole: all groups and trajectories, and the timeline."""
     every: int = 20
-    """Of the steps before these, those that stay whole: each so many-th, and the first. Of the others a row remains."""
+    """Older steps that stay whole: every so many-th, and the first. A row remains of the others."""
     token_groups: int = 4
     """Groups of a step whose tokens keep their numbers: the log-probabilities of sampler and learner, entropy."""
     max_mb: int = 1024
-    """Of the whole record, in MiB; 0 records nothing. Where it is reached, `every` doubles, again and again."""
+    """Size of the whole record in MiB; 0 records nothing. When it is reached, `every` doubles as often as needed."""
 
     def __post_init__(self) -> None:
         for name, least in (("newest", 1), ("every", 1), ("token_groups", 0), ("max_mb", 0)):
@@ -40,7 +40,7 @@ class RecordConfig:
 
 
 def deletions(step_bytes: Mapping[int, int], config: RecordConfig, other_bytes: int = 0) -> list[int]:
-    """The steps that are not kept whole any more, ascending. step_bytes: what each takes, its timeline included.
+    """Returns the steps that are no longer kept whole, ascending. step_bytes: what each takes, its timeline included.
     other_bytes: what else is in the budget.
 
     The newest stay, and of those before them the first and each `every`-th. Where all that is more than the budget,
@@ -65,7 +65,7 @@ def deletions(step_bytes: Mapping[int, int], config: RecordConfig, other_bytes: 
 
 
 def rows_to_drop(row_bytes: Mapping[int, int], config: RecordConfig) -> list[int]:
-    """The steps of which not even a row remains, ascending: none, until all rows take an eighth of the budget.
+    """Returns the steps of which no row remains either, ascending: none until all rows take an eighth of the budget.
 
     Then each second one goes, as often as it takes to halve that; the newest stay.
 

@@ -1,13 +1,14 @@
 """Reads a recorded run, finished, crashed or under way, from its files alone.
 
     run = RecordedRun(Path("runs/quickstart"))
-    for group in run.groups(run.steps[-1]):
-        print(group.prompt_id, [member.reward for member in group.trajectories])
-        tokens = run.tokens(group.step, group.group)
+    for recorded in run.groups(run.steps[-1]):
+        print(recorded.group.prompt.id, recorded.group.rewards_G)
+        tokens = run.tokens(recorded.step, recorded.number)
     for segment in run.timeline(11, 12):
         print(segment.step, len(segment.spans))
 
-Nothing here imports torch or vLLM. Nothing raises for what is missing or torn: what is there is given.
+Nothing here imports torch or vLLM. Nothing but `find` raises for files that are missing or torn: readers get what is
+there.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from pathlib import Path
 
 import msgspec
 
+from engine.errors import BadInput
 from engine.recording import files
-from engine.recording.records import GroupRecord, GroupTokens, Index, Segment, StepRow
+from engine.recording.records import FORMAT, GroupTokens, Index, RecordedGroup, Segment, StepRow
 from engine.recording.soundness import belong
 
 
+class _Version(msgspec.Struct):
+    """What an index of any version has."""
+
+    format: int
+
+
 class RecordedRun:
-    """run: the run's folder. Each property looks at the disk: of a run that goes on they grow, and old steps vanish."""
+    """The record below a run's folder. Each property looks at the disk: while the run goes on, steps come and go."""
 
     def __init__(self, run: Path) -> None:
         self.folder = files.folder_of(run)
@@ -34,29 +42,54 @@ class RecordedRun:
 
     @property
     def is_there(self) -> bool:
-        """Whether the run was recorded."""
+        """Returns whether the run was recorded."""
         return self.folder.is_dir()
 
     @property
+    def fault(self) -> str | None:
+        """Says why the record cannot be read if another version of this program wrote it; None if it can."""
+        path = files.index_path(self.folder)
+        with suppress(OSError, ValueError, RecursionError):
+            found = msgspec.json.decode(path.read_bytes(), type=_Version).format
+            if found != FORMAT:
+                return (
+                    f"{self.folder} has format {found}, and this version reads format {FORMAT}. "
+                    "Fix: look at this run with the version that made it"
+                )
+        return None
+
+    def find(self, step: int | None = None) -> int:
+        """Returns the step, or the newest one if none is given. Raises BadInput if it is not kept whole; the message
+        lists the steps that are.
+        """
+        if (fault := self.fault) is not None:
+            raise BadInput(fault)
+        if not (steps := self.steps):
+            raise BadInput(f"{self.folder} holds no step. Fix: name a run that was recorded (record.max_mb above 0)")
+        if step is not None and step not in steps:
+            raise BadInput(f"{self.folder} has no step {step}. Fix: one of {', '.join(map(str, steps))}")
+        return steps[-1] if step is None else step
+
+    @property
     def index(self) -> Index | None:
-        """The policy, what is kept, and what went wrong. None where there is none yet."""
+        """Returns the policy, what is kept, and what went wrong; None if no index is there yet."""
         with suppress(OSError, ValueError, RecursionError):  # msgspec lets through what is not its own
             return msgspec.json.decode(files.index_path(self.folder).read_bytes(), type=Index)
         return None
 
     @property
     def tokenizer(self) -> Path | None:
-        """A file for `tokenizers.Tokenizer.from_file`, if there is one."""
+        """Returns a file for `tokenizers.Tokenizer.from_file`, if there is one."""
         path = files.tokenizer_path(self.folder)
         return path if path.is_file() else None
 
     @property
     def steps(self) -> list[int]:
-        """The steps (from 1) that are kept whole, ascending."""
+        """Returns the steps (from 1) that are kept whole, ascending."""
         return list(files.steps_in(self.folder))
 
     def rows(self) -> list[StepRow]:
-        """A row for each step so far, ascending. Reads only what has come since the last call."""
+        """Returns a row for each step so far, ascending. Reads only what has come since the last call."""
         number = files.number_of(files.rows_path(self.folder))
         if number != self._rows_file:  # it was written anew, with fewer rows
             self._rows_file, self._rows_end = number, 0
@@ -64,22 +97,22 @@ class RecordedRun:
         self._rows |= {row.step: row for row in found if isinstance(row, StepRow)}
         return [self._rows[step] for step in sorted(self._rows)]
 
-    def groups(self, step: int) -> list[GroupRecord]:
-        """The groups of a step in admission order, without tokens; none where it is not kept whole."""
+    def groups(self, step: int) -> list[RecordedGroup]:
+        """Returns the groups of a step in admission order, without tokens; none if it is not kept whole."""
         found = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
         return [
             record
             for number, record in enumerate(found)
-            if isinstance(record, GroupRecord) and (record.step, record.group) == (step, number)
+            if isinstance(record, RecordedGroup) and (record.step, record.number) == (step, number)
         ]
 
     def tokens(self, step: int, group: int) -> GroupTokens | None:
-        """The tokens of one group of a step (its number within it); None where they are not there."""
+        """Returns the tokens of a group by its number in the step; None if they are not there."""
         path, groups = files.step_path(self.folder, step), self._groups_of(step)
         if not 0 <= group < groups:
             return None
         of, found = files.read_frames(path, 1 + group, 1), files.read_frames(path, 1 + groups + group, 1)
-        if not of or not found or not isinstance(of[0], GroupRecord) or not isinstance(found[0], GroupTokens):
+        if not of or not found or not isinstance(of[0], RecordedGroup) or not isinstance(found[0], GroupTokens):
             return None
         return found[0] if belong(of[0], found[0]) else None
 
@@ -91,22 +124,22 @@ class RecordedRun:
 
     @property
     def timeline_steps(self) -> list[int]:
-        """The steps whose timeline is there, ascending; 0 is what came before the first."""
+        """Returns the steps whose timeline is there, ascending; 0 stands for the time before the first."""
         return list(files.timeline_in(self.folder))
 
     def timeline(self, first: int, last: int) -> Iterator[Segment]:
-        """The segments of the steps from first to last, both included, in order."""
+        """Yields the segments of the steps from first to last, both included, in order."""
         for step in self.timeline_steps:
             if first <= step <= last:
                 yield from self.timeline_after(step, 0)[0]
 
     def timeline_after(self, step: int, offset: int) -> tuple[list[Segment], int]:
-        """What a step's timeline has after an offset, and the offset to go on from, for a run that is under way."""
+        """Returns the segments of a step after an offset, and the offset to continue from while the run goes on."""
         found, end = files.read_after(files.timeline_path(self.folder, step), offset)
         return [record for record in found if isinstance(record, Segment) and record.step == step], end
 
     def newest(self, events: int) -> list[Segment]:
-        """The timeline of the newest steps, as many as hold about so many events, in order."""
+        """Returns the timeline of the newest steps, as many as hold about so many events, in order."""
         found: list[Segment] = []
         for step in reversed(self.timeline_steps):
             segments, _ = self.timeline_after(step, 0)

@@ -19,19 +19,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from msgspec.structs import replace
 
+from engine.encoding import frames
 from engine.process.daemon_thread import DaemonThread
 from engine.recording import files
 from engine.recording.folder import RecordFolder
-from engine.recording.groups import Explain, LearnerNumbers, Place, StepRecords, rows_of, whole_groups
+from engine.recording.groups import Explain, Place, StepRecords, places_of, whole_groups
 from engine.recording.policy import RecordConfig
 from engine.recording.records import Segment
 from engine.recording.segments import segment_of
-from engine.run.journal_records import frames
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Floats, Group
+from engine.types import Batch, Group, LearnerNumbers
 
 SEGMENT_S = 5.0
 WAITING = 64  # jobs of the thread
@@ -40,13 +39,11 @@ END_S = 30.0  # that the end of a run waits for the thread
 
 @dataclass(kw_only=True)
 class _Step:
-    """A step that the learner trains. rows: of the batch that it is asked about; packed: its groups, once made."""
+    """A step that the learner trains. places: where the rows belong that it is asked about; packed: the groups."""
 
     number: int
     records: StepRecords
-    groups: Sequence[Group]
-    rows: Mapping[int, Place]
-    lengths: Sequence[int]
+    places: Mapping[int, Place]
     packed: list[bytes] | None = None
 
 
@@ -69,7 +66,6 @@ class Recording:
     ) -> None:
         self.explain: Explain | None = None
         self.nodes: dict[int, str] = {}
-        self._epochs: dict[str, float] = {}  # of the clocks of other machines
         self._config, self._timeline, self._note = config, timeline, note
         self._folder = RecordFolder(run, config)
         self._thread = DaemonThread("recording")
@@ -92,7 +88,7 @@ class Recording:
         self._thread.close()
 
     async def flush(self) -> None:
-        """What has happened so far is on its way to the disk, or given up after END_S."""
+        """Waits until everything so far is handed to the disk, at most END_S."""
         self.cut()
         with suppress(TimeoutError):
             async with asyncio.timeout(END_S):
@@ -103,7 +99,7 @@ class Recording:
         self._later = self._loop.call_later(SEGMENT_S, self._cut_regularly)
 
     def cut(self) -> None:
-        """What the timeline holds becomes a segment of the step that is under way."""
+        """Writes what the timeline holds as a segment of the step that is under way."""
         events, step = self._timeline.drain(), self._step
 
         def write() -> None:
@@ -111,9 +107,8 @@ class Recording:
 
         self._post(write)
 
-    def happened_on(self, node: str, epoch: float, segment: bytes) -> None:
-        """What another machine noted of itself (`engine.nodes.messages.Happened`). What is no segment is left out."""
-        self._epochs[node] = epoch
+    def happened_on(self, node: str, segment: bytes) -> None:
+        """Writes a segment of another machine (`engine.nodes.messages.Happened`); other bytes are left out."""
         step = self._step
 
         def write() -> None:
@@ -125,39 +120,30 @@ class Recording:
         self._post(write)
 
     def begin(self, step: int, groups: Sequence[Group], batch: Batch) -> list[int]:
-        """A step is about to be trained; returns the rows of the batch of which the learner's numbers are wanted."""
+        """Notes that a step is about to be trained; returns the rows of the batch for which the learner is asked."""
         whole = whole_groups(groups, self._config.token_groups)
-        rows = rows_of(batch, groups, whole)
+        places = places_of(batch, groups, whole)
         records = StepRecords(
             step=step,
             groups=groups,
             whole=whole,
-            epoch=self._timeline.epoch,
-            epochs=dict(self._epochs),
             nodes={group.lease: self.nodes.pop(group.lease, "") for group in groups},
             explain=self.explain,
         )
-        made = _Step(
-            number=step,
-            records=records,
-            groups=groups,
-            rows=rows,
-            lengths=[int(batch.lengths_B[row]) for row in rows],
-        )
-        self._training = made
+        self._training = made = _Step(number=step, records=records, places=places)
 
         def pack() -> None:  # while the learner has its turn, and the loop little to do
             made.packed = [files.packed(record) for record in made.records.records()]
 
         self._post(pack)
-        return list(rows)
+        return list(places)
 
-    def trained(self, numbers: Mapping[str, Floats]) -> None:
-        """The step that was begun is trained, and its weights are live. numbers: the learner's, of the rows."""
+    def trained(self, numbers: Mapping[int, LearnerNumbers]) -> None:
+        """Writes the step that was begun, now that its weights are live. numbers: the learner's, by row."""
         made, finished_at = self._training, self._timeline.now()
         assert made is not None, "a step is begun before it is trained"
         self._training = None
-        learner = _by_place(made, numbers)
+        learner = {made.places[row]: found for row, found in numbers.items()}
 
         def write() -> None:
             if made.packed is None:
@@ -194,18 +180,3 @@ class Recording:
         if not self._noted:
             self._noted = True
             self._note(f"the run is not recorded whole, and goes on: {what}")
-
-
-def _by_place(made: _Step, numbers: Mapping[str, Floats]) -> dict[Place, LearnerNumbers]:
-    """The arrays of all rows, one after another, by sequence."""
-    if not numbers:
-        return {}
-    ends = np.cumsum(made.lengths)
-    return {
-        place: LearnerNumbers(
-            logprobs=numbers["logprobs"][end - length : end],
-            entropy=numbers["entropy"][end - length : end],
-            push=numbers["push"][end - length : end],
-        )
-        for place, end, length in zip(made.rows.values(), ends.tolist(), made.lengths, strict=True)
-    }

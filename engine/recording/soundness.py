@@ -1,7 +1,7 @@
-"""Whether a record that can be decoded is one that this engine writes.
+"""Decides whether a record that could be decoded is one that this engine writes.
 
-Invariant: whoever reads a sound record can follow its numbers (turns within tokens, columns of one length, known
-tracks) without looking at them again. Anything else is damaged, or was made by somebody else.
+Invariant: a reader of a sound record can follow its numbers (turns within tokens, columns of one length, known tracks)
+without checking them. Any other record is damaged, or was made by somebody else.
 """
 
 from __future__ import annotations
@@ -11,22 +11,10 @@ from typing import Any
 
 import msgspec
 
-from engine.recording.records import (
-    EngineSteps,
-    GroupRecord,
-    GroupTokens,
-    Instant,
-    Record,
-    Segment,
-    SequenceTokens,
-    Span,
-    StepRow,
-    TrajectoryRecord,
-)
-from engine.telemetry.timeline import TRACKS
-from engine.types import Boundary, StopReason
+from engine.recording.records import EngineSteps, GroupTokens, PartTokens, Record, RecordedGroup, Segment, StepRow
+from engine.telemetry.timeline import TRACKS, InstantEvent, SpanEvent
+from engine.types import Trajectory
 
-STOPS, BOUNDARIES = frozenset(StopReason), frozenset(Boundary)
 PLAIN = (str, int, float, bool, type(None))
 LATEST_S = 4e9  # 2096 on the wall clock; 8e15 microseconds are below 2**53
 COLUMNS = ("at", "used_blocks", "running", "waiting", "preempted", "prefilled", "steps")
@@ -36,51 +24,58 @@ def is_sound(record: Record) -> bool:
     match record:
         case StepRow():
             return all(set(row.kept) <= set(range(len(row.rewards))) for row in record.groups)
-        case GroupRecord():
-            asked = all({"role", "content"} <= message.keys() for message in record.messages)
-            return asked and all(map(_is_trajectory, record.trajectories))
+        case RecordedGroup():
+            return _is_group(record)
         case GroupTokens():
-            return all(sequences and all(map(_is_sequence, sequences)) for sequences in record.trajectories)
+            return all(parts and all(map(_are_tokens, parts)) for parts in record.trajectories)
         case Segment():
             return _is_segment(record)
 
 
-def belong(group: GroupRecord, tokens: GroupTokens) -> bool:
-    """Whether these are the tokens of this group, so that each turn lies within its sequence."""
-    if tokens.group != group.group or len(tokens.trajectories) != len(group.trajectories):
+def belong(recorded: RecordedGroup, tokens: GroupTokens) -> bool:
+    """Returns whether these are the tokens of this group, so that each turn lies within its sequence."""
+    members = recorded.group.trajectories
+    if tokens.number != recorded.number or len(tokens.trajectories) != len(members):
         return False
-    for member, sequences in zip(group.trajectories, tokens.trajectories, strict=True):
-        if len(sequences) < len(member.sequences):
+    for member, parts in zip(members, tokens.trajectories, strict=True):
+        if len(parts) != len(member.parts):
             return False
-        for turns, held in zip(member.sequences, sequences, strict=False):
-            if any(turn.end > len(held.token_ids) for turn in turns):
+        for part, held in zip(member.parts, parts, strict=True):
+            if any(turn.end > len(held.token_ids_T) for turn in part.turns):
                 return False
-        if group.whole and any(held.logprobs is None or held.versions is None for held in sequences):
+        if recorded.whole and any(held.logprobs_T is None or held.versions_T is None for held in parts):
             return False
     return True
 
 
-def _is_trajectory(member: TrajectoryRecord) -> bool:
-    turns = [turn for turns in member.sequences for turn in turns]
+def _is_group(recorded: RecordedGroup) -> bool:
+    group, count = recorded.group, len(recorded.group.trajectories)
+    return (
+        all({"role", "content"} <= message.keys() for message in group.prompt.messages)
+        and len(recorded.reasons) == count
+        and len(set(group.kept) & set(range(count))) == len(group.kept)
+        and (group.advantages_K is None or len(group.advantages_K) == len(group.kept))
+        and all(map(_is_trajectory, group.trajectories))
+    )
+
+
+def _is_trajectory(member: Trajectory) -> bool:
+    turns = member.all_turns
     times = [member.started_at, member.finished_at]
     times += [at for turn in turns for at in (turn.queued_at, turn.started_at, turn.finished_at)]
-    times += [
-        at for turn in turns for call in turn.calls for at in (call.closed_at, call.dispatched_at, call.finished_at)
-    ]
+    times += [at for use in member.tool_uses for at in (use.closed_at, use.dispatched_at, use.finished_at)]
     times += [placed.at for turn in turns for placed in turn.placed]
     return (
-        bool(member.sequences)
-        and member.stop in STOPS
-        and (member.error is None or member.error[0] in BOUNDARIES)
-        and all(0 <= turn.start <= turn.end for turn in turns)
+        all(0 <= turn.start <= turn.end for turn in turns)
+        and not any(len(part.token_ids_T) for part in member.parts)
         and _are_times(times)
     )
 
 
-def _is_sequence(tokens: SequenceTokens) -> bool:
+def _are_tokens(tokens: PartTokens) -> bool:
     columns = [getattr(tokens, name) for name in tokens.__struct_fields__]
-    size = len(tokens.token_ids)
-    return all(column is None or len(column) == size for column in columns) and not (tokens.token_ids < 0).any()
+    size = len(tokens.token_ids_T)
+    return all(column is None or len(column) == size for column in columns) and not (tokens.token_ids_T < 0).any()
 
 
 def _is_segment(segment: Segment) -> bool:
@@ -89,7 +84,7 @@ def _is_segment(segment: Segment) -> bool:
     times += [instant.at for instant in segment.instants]
     times += [at for stretch in segment.idle for at in (stretch.start, stretch.end)]
     times += [at for lag in segment.lags for at in (lag.at, lag.lag_s)]
-    events: tuple[Span | Instant, ...] = (*segment.spans, *segment.instants)
+    events: tuple[SpanEvent | InstantEvent, ...] = (*segment.spans, *segment.instants)
     return (
         all(event.track in TRACKS and _can_be_shown(event.args) for event in events)
         and all(map(_are_columns, segment.engine_steps))
@@ -102,12 +97,12 @@ def _are_columns(steps: EngineSteps) -> bool:
 
 
 def _are_times(seconds: Iterable[float]) -> bool:
-    """Whether whole microseconds of each, and of the difference of any two, are exact numbers for JavaScript too."""
+    """Returns whether whole microseconds of each, and of any difference, are exact numbers in JavaScript too."""
     return all(abs(each) <= LATEST_S for each in seconds)
 
 
 def _can_be_shown(args: dict[str, Any]) -> bool:
-    """As JSON; `key` names a trajectory."""
+    """Returns whether the args have a JSON; `key` names a trajectory."""
     if not isinstance(args.get("key", ""), str | int):
         return False
     if all(type(value) in PLAIN for value in args.values()):

@@ -1,4 +1,4 @@
-"""Segments as a file in Chrome's trace format, for ui.perfetto.dev.
+"""Writes segments as a file in Chrome's trace format, for ui.perfetto.dev.
 
 Invariants
 - The file is written an event at a time, whole or not at all.
@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 
 from engine.atomic_files import write_whole
-from engine.recording.records import EngineSteps, Segment, Span
-from engine.telemetry.timeline import TRACKS
+from engine.recording.records import EngineSteps, Segment
+from engine.telemetry.timeline import TRACKS, SpanEvent
 
 Event = dict[str, Any]
 EVENTS = 100_000  # of a file that is not asked for: some 15 MB
 
 
 def write_trace(path: Path, segments: Sequence[Segment]) -> None:
-    """Writes what these segments hold. Raises CannotWrite."""
+    """Writes these segments. Raises CannotWrite."""
     events = (msgspec.json.encode(event, enc_hook=float) for event in _events(segments))
     first = b'{"displayTimeUnit":"ms","traceEvents":[' + next(events, b"")
     write_whole(path, chain([first], (b",\n" + event for event in events), [b"]}\n"]))
@@ -83,8 +83,8 @@ def _spans(axis: _Axis, segment: Segment) -> Iterator[Event]:
 
 
 def _flows(axis: _Axis, segments: Iterable[Segment]) -> Iterator[Event]:
-    """The spans of each trajectory that has several, in their order: Perfetto joins them by arrows."""
-    flows: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    """Yields the spans of each trajectory that has several, in order: Perfetto joins them by arrows."""
+    flows: dict[tuple[str, int], list[SpanEvent]] = defaultdict(list)
     for segment in segments:
         for span in segment.spans:
             if "key" in span.args:

@@ -14,7 +14,6 @@ import gc
 import math
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine import clock
 from engine.errors import first_error
 from engine.process.daemon_thread import DaemonThread
 from engine.process.forks import Forks, forks_die_with_us
@@ -163,7 +163,7 @@ class Replica:
         self._on_step(self.index, sample)
 
     def _touch(self) -> None:
-        self.last_step_at = time.perf_counter()
+        self.last_step_at = clock.now()
 
     def _enter(self) -> None:
         """A request begins: from now on a step is expected."""

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from engine.atomic_files import append, sync_folder, write_whole, writing
+from engine.encoding import encode, frame
 from engine.run.checkpoints import Unresumable
 from engine.run.journal_files import (
     Fault,
@@ -49,17 +50,12 @@ from engine.run.journal_records import (
     after,
     decode,
     decode_trajectories,
-    encode,
-    encode_trajectories,
-    frame,
     join_pieces,
     parts,
     size,
 )
 from engine.run.prompt_stream import skip
-from engine.types import Group, Prompt, Trajectory
-
-_NOBODY = Prompt(id="", messages=(), answer="")  # the record of the draw holds the prompt
+from engine.types import NO_PROMPT, Group, Prompt, Trajectory
 
 
 class Log:
@@ -105,7 +101,7 @@ class Log:
         """
         if self.on:
             lease, attempt, sample = self._key
-            rest = replace(after(trajectory, self._mark), prompt=_NOBODY)
+            rest = replace(after(trajectory, self._mark), prompt=NO_PROMPT)
             self._journal.write(Ended(lease=lease, attempt=attempt, sample=sample, trajectory=rest, tokens=tokens))
 
     def read(self, record: Grown | Began | Ended) -> None:
@@ -272,7 +268,7 @@ class Journal:
     def keep(self, name: str, trajectories: list[Trajectory]) -> None:
         """Writes trajectories, such as those of an evaluation, under a name; replaces what was there."""
         if self.folder is not None:
-            write_whole(self.folder / name, [frame(encode_trajectories(trajectories))])
+            write_whole(self.folder / name, [frame(encode(trajectories))])
 
     def kept(self, name: str) -> list[Trajectory] | None:
         """Returns the trajectories under a name; None if there are none, or they are damaged."""

@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from engine.atomic_files import write_whole
+from engine.encoding import frame, frames
 from engine.run.checkpoints import Unresumable
-from engine.run.journal_records import frame, frames, is_cut_off
+from engine.run.journal_records import is_cut_off
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -1,17 +1,7 @@
-"""The records of the journal, their encoding, and the pieces of a trajectory.
-
-Invariants
-- A record is decoded as it was encoded, bit for bit.
-- A record with a changed byte counts as damaged, and so does everything after it.
-
-A record is a frame: the length and the CRC-32 of its payload (both uint32, little-endian), then the payload in msgpack.
-Arrays are encoded as their bytes.
-"""
+"""The records of the journal, each of which is a frame (`engine.encoding`), and the pieces of a trajectory."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from engine.encoding import HEADER, decoder
 from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
 
-HEADER = struct.Struct("<II")
 Mark = tuple[int, int, int]  # tokens, turns and characters of a trajectory
 
 
@@ -120,25 +110,6 @@ def after(whole: Whole, mark: Mark) -> Whole:
     return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:])
 
 
-def frame(payload: bytes) -> bytes:
-    """Returns a payload with its header."""
-    return HEADER.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def frames(data: bytes) -> tuple[list[bytes], int]:
-    """Returns the payloads of the whole frames at the start of data, and where they end."""
-    payloads, end = list[bytes](), 0
-    while end + HEADER.size <= len(data):
-        length, checksum = HEADER.unpack_from(data, end)
-        start = end + HEADER.size
-        payload = data[start : start + length]
-        if not length or len(payload) != length or zlib.crc32(payload) != checksum:
-            break
-        payloads.append(payload)
-        end = start + length
-    return payloads, end
-
-
 def is_cut_off(rest: bytes) -> bool:
     """Returns whether the bytes after the last whole frame look like a frame that was written in part.
 
@@ -151,19 +122,9 @@ def is_cut_off(rest: bytes) -> bool:
     return len(written) < HEADER.size + length
 
 
-def encode(record: Record) -> bytes:
-    """Returns a record as the payload of a frame."""
-    return msgspec.msgpack.encode(record, enc_hook=_to_bytes)
-
-
 def decode(payload: bytes) -> Record:
     """Decodes a record. Raises msgspec.DecodeError for one of another version."""
     return _record.decode(payload)
-
-
-def encode_trajectories(trajectories: list[Trajectory]) -> bytes:
-    """Returns trajectories as the payload of a frame."""
-    return msgspec.msgpack.encode(trajectories, enc_hook=_to_bytes)
 
 
 def decode_trajectories(payload: bytes) -> list[Trajectory]:
@@ -171,16 +132,5 @@ def decode_trajectories(payload: bytes) -> list[Trajectory]:
     return _trajectories.decode(payload)
 
 
-def _to_bytes(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    raise NotImplementedError(type(value))
-
-
-def _to_array(kind: Any, data: bytes) -> Any:
-    """Decodes an array. kind: one of the array types of engine.types, NDArray[scalar]."""
-    return np.frombuffer(data, kind.__args__[1].__args__[0]).copy()
-
-
-_record = msgspec.msgpack.Decoder(Record, dec_hook=_to_array)
-_trajectories = msgspec.msgpack.Decoder(list[Trajectory], dec_hook=_to_array)
+_record: msgspec.msgpack.Decoder[Record] = decoder(Record)
+_trajectories: msgspec.msgpack.Decoder[list[Trajectory]] = decoder(list[Trajectory])

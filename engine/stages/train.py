@@ -30,7 +30,7 @@ from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
-from engine.types import Batch, Floats, Group, PublishedWeights
+from engine.types import Batch, Floats, Group, LearnerNumbers, PublishedWeights
 from engine.user_parts import WrongPart, no_exit, place_of
 
 
@@ -163,7 +163,7 @@ class TrainStage:
         """Returns the fleet's counts since the run began."""
         return {"kv/preemptions": self.fleet.preemptions, "replicas/deaths": self.fleet.deaths}
 
-    async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[str, Floats]]:
+    async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[int, LearnerNumbers]]:
         """The learner's turn; the replicas rest meanwhile where they share its devices."""
         resting = self.fleet.rest() if self.replicas_rest else nullcontext()
         async with resting, asyncio.TaskGroup() as tasks:
@@ -186,7 +186,7 @@ class TrainStage:
 
     async def _train(
         self, batch: Batch, step: int, rows: Sequence[int]
-    ) -> tuple[Trained, Floats, Mapping[str, Floats]]:
+    ) -> tuple[Trained, Floats, Mapping[int, LearnerNumbers]]:
         if rows:
             return await self.learner.train_noting(batch, step, rows)
         return *await self.learner.train(batch, version=step), {}

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.telemetry.occupancy import Occupancy
 
 INTERVALS = 50_000  # of all replicas
@@ -18,8 +20,7 @@ INTERVALS = 50_000  # of all replicas
 CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 
 
-@dataclass(slots=True)
-class Interval:
+class Interval(msgspec.Struct, array_like=True):
     """A replica had one cause, or "busy", from start to end."""
 
     replica: int

@@ -1,9 +1,7 @@
 """The timeline of a run: what happened and when, until somebody takes it away; and the idle clock.
 
 Invariants
-- Times are seconds of one monotonic clock; recording is an append.
-- The time of day at which that clock was zero is looked up once in the life of a process (EPOCH): a step of the wall
-  clock moves nothing.
+- Times are those of `engine.clock`, seconds since 1970; recording is an append.
 - The newest EVENTS of each kind are kept: memory is bounded however long nobody takes them.
 - Spans that have a `key` belong to that trajectory.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
@@ -15,13 +13,13 @@ Invariants
 from __future__ import annotations
 
 import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from engine import clock as run_clock
 from engine.replica.port import KvSample
 from engine.telemetry.idle_clock import IdleClock, Interval
 
@@ -29,7 +27,6 @@ from engine.telemetry.idle_clock import IdleClock, Interval
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation", "nodes")
 EVENTS = 250_000
 BUCKET_S = 0.05
-EPOCH = time.time() - time.perf_counter()
 
 
 class Lanes:
@@ -98,11 +95,10 @@ class StepBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Events:
-    """What the timeline held. Times of its own clock, whose zero was at `epoch` (seconds since 1970)."""
+    """What the timeline held."""
 
     start: float
     end: float
-    epoch: float
     spans: deque[SpanEvent]
     instants: deque[InstantEvent]
     steps: list[StepBucket]
@@ -111,13 +107,9 @@ class Events:
 
 
 class Timeline:
-    """Collects what happened, for `drain`. Raises KeyError for a track that is not in TRACKS.
+    """Collects what happened, for `drain`. Raises KeyError for a track that is not in TRACKS."""
 
-    epoch: when the clock was zero, in seconds since 1970.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, epoch: float = EPOCH) -> None:
-        self.epoch = epoch
+    def __init__(self, clock: Callable[[], float] = run_clock.now) -> None:
         self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
@@ -167,7 +159,6 @@ class Timeline:
         events = Events(
             start=self._since,
             end=now,
-            epoch=self.epoch,
             spans=self._spans,
             instants=self._instants,
             steps=list(self._buckets),

@@ -18,7 +18,7 @@ TRAJECTORIES = 64  # trajectories of such a step that have their texts and token
 
 
 def export(questions: Questions, path: Path) -> int:
-    """Writes the file; returns its bytes. Raises CannotWrite, NoPlots, and ValueError for a damaged row."""
+    """Writes the file; returns its bytes. Raises CannotWrite and NoPlots."""
     content = single_page(dict(_answers(questions))).encode()
     try:
         write_whole(path, [content])
@@ -33,20 +33,18 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
     for number, run in enumerate(runs):
         for name in ("metrics", "now", "about"):
             yield from _asked(questions, name, run=number)
-        groups = sorted({*run["recorded"], *run["rollouts"]})[-STEPS:]
+        groups = run["recorded"][-STEPS:]
         timelines = run["timeline"][-STEPS:]
         for step in groups:
             yield from _step(questions, number, step)
         for step in timelines:
             yield from _asked(questions, "timeline", run=number, first=step, last=step)
-        if run["recorded"]:
-            first, last = run["recorded"][-STEPS:][0], run["recorded"][-1]
-            yield from _asked(questions, "tool-calls", run=number, first=first, last=last)
+        if groups:
+            yield from _asked(questions, "tool-calls", run=number, first=groups[0], last=groups[-1])
         kept.append(
             run
             | {
-                "recorded": [step for step in groups if step in run["recorded"]],
-                "rollouts": [step for step in groups if step in run["rollouts"]],
+                "recorded": groups,
                 "timeline": timelines,
                 "state": "finished" if run["state"] == "finished" else "stopped",
             }
@@ -58,7 +56,9 @@ def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]
     members: list[tuple[int, int]] = []
     for address, groups in _asked(questions, "groups", run=run, step=step):
         yield address, groups
-        members = [(group["group"], member["sample"]) for group in groups["groups"] for member in group["trajectories"]]
+        members = [
+            (group["number"], member["sample"]) for group in groups["groups"] for member in group["trajectories"]
+        ]
     for name in ("placement", "tokens"):
         yield from _asked(questions, name, run=run, step=step)
     for group, sample in members[:TRAJECTORIES]:
@@ -68,7 +68,7 @@ def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]
 def _asked(questions: Questions, name: str, **values: int) -> Iterator[tuple[str, Any]]:
     """Yields the answer with the address that the page asks for it: the values stand in this order there too.
 
-    Yields nothing where the files hold no answer: rollouts alone hold no placement, a damaged record no groups.
+    Yields nothing where the files hold no answer: a damaged record holds no groups.
     """
     query = {key: str(value) for key, value in values.items()}
     with suppress(NotThere):

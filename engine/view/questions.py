@@ -46,7 +46,7 @@ class Questions:
 
     def answer(self, name: str, query: Query) -> Any:
         """Answers the question of this name. Raises NotThere for what the run does not have, ValueError for a wrong
-        question and for a damaged row.
+        question.
         """
         asked = self._names.get(name)
         if asked is None:
@@ -83,7 +83,6 @@ class Questions:
                 "family": _family(run.config),
                 "recorded": run.recorded.steps,
                 "timeline": run.recorded.timeline_steps,
-                "rollouts": run.rollout_steps,
                 "problems": run.problems,
             }
             for run in self.runs

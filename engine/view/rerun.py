@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from engine.recording.records import Call
-from engine.view.answers.trajectories import NotThere
+from engine.types import ToolUse
+from engine.view.answers.trajectories import NotThere, plain
 from sandbox import Limits, Sandbox, SandboxConfig
 
 WALL_S = 10.0
 
 
-async def run_again(call: Call) -> dict[str, Any]:
+async def run_again(call: ToolUse) -> dict[str, Any]:
     """Runs the program of a call again, beside what the model read then. It has variables of its own, also where the
     run's calls shared theirs. Raises NotThere for a call without a program, SandboxUnavailable where there is no
     jail.
@@ -32,11 +32,11 @@ async def run_again(call: Call) -> dict[str, Any]:
         "wall_s": result.wall_s,
         "cpu_s": result.cpu_s,
         "peak_memory_bytes": result.peak_memory_bytes,
-        "recorded": {"outcome": call.outcome, "reply": call.reply, "latency_s": call.finished_at - call.dispatched_at},
+        "recorded": plain(call),
     }
 
 
-def _program(call: Call) -> tuple[str, str]:
+def _program(call: ToolUse) -> tuple[str, str]:
     try:
         arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
         return str(arguments["code"]), str(arguments.get("input", ""))

@@ -19,7 +19,6 @@ import msgspec
 from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
 from engine.run.run_folder import checked_row
-from engine.stages.write_rollouts import steps_of
 
 _FLOCK = "hhqqi"  # struct flock of Linux: type, whence, start, length, process
 
@@ -32,15 +31,14 @@ class RunFiles:
     """The files of the run in folder `path`. Raises NotARun if there is none or its configuration cannot be read, and
     BadInput if a pipe or the like stands in the place of a file.
 
-    rows: those of metrics.jsonl, in its order. epoch: grows when the rows were replaced, not just extended. problems:
-    a line for each damaged part.
+    rows: those of metrics.jsonl, in its order. epoch: grows when the rows were replaced, not just extended.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.recorded = RecordedRun(path)
         self.rows: list[dict[str, Any]] = []
-        self.problems: list[str] = []
+        self._damaged: list[str] = []  # rows
         self._read_to = 0
         self._line = 0
         self._inode = 0
@@ -75,9 +73,10 @@ class RunFiles:
         return "finished" if (self.path / "summary.json").exists() else "stopped"
 
     @property
-    def rollout_steps(self) -> list[int]:
-        """The steps whose rollouts are in rollouts/*.jsonl."""
-        return steps_of(self.path)
+    def problems(self) -> list[str]:
+        """What is damaged or cannot be read, a line each."""
+        fault = self.recorded.fault
+        return self._damaged if fault is None else [fault, *self._damaged]
 
     def refresh(self) -> None:
         """Reads the rows that were written since the last call; all of them where a resumed run wrote the file anew."""
@@ -85,7 +84,7 @@ class RunFiles:
             with (self.path / "metrics.jsonl").open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._read_to:
-                    self.rows, self.problems = [], []
+                    self.rows, self._damaged = [], []
                     self._read_to, self._line, self._inode = 0, 0, status.st_ino
                     self.epoch += 1
                 if status.st_size == self._read_to:
@@ -105,7 +104,7 @@ class RunFiles:
                 continue
             row = checked_row(line)
             if row is None:
-                self.problems.append(f"metrics.jsonl, line {self._line} is damaged and left out")
+                self._damaged.append(f"metrics.jsonl, line {self._line} is damaged and left out")
             else:
                 self.rows.append(row)
 

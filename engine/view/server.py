@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from engine.view.answers.tool_calls import call_of
+from engine.view.answers.tool_calls import CallPlace, call_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.page import STATIC, plot_folder, served_page
 from engine.view.programs import replay, rivals
@@ -117,8 +117,8 @@ class _Answers:
 
     async def run_again(self, request: web.Request) -> web.Response:
         async def run_call(run: RunFiles, values: dict[str, int]) -> dict[str, Any]:
-            where = (values["step"], values["group"], values["sample"], values["call"])
-            return await run_again(await asyncio.to_thread(call_of, run, *where))
+            place = CallPlace(**{name: values[name] for name in ("step", "group", "sample", "call")})
+            return await run_again(await asyncio.to_thread(call_of, run, place))
 
         return await self._do(request, run_call)
 

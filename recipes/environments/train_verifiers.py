@@ -43,7 +43,6 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.admit(environment.prompts()),
                 job.group(rollouts, EpisodeReward(), config.select),
                 job.batch(),
-                job.write_rollouts(every=8),
                 job.train(config.make_batch),
             ]
         )

@@ -3,8 +3,8 @@
     python recipes/rstar2/analyze.py run=runs/quickstart
     python recipes/rstar2/analyze.py run=runs/NAME model=DIR steps=8,16 rollouts=64
 
-The rollouts that the run has written (`rollouts/`) go through one forward pass of its checkpoint, token by token as
-they were sampled. Writes into RUN/analysis/:
+The trajectories in the run's record go through one forward pass of its checkpoint, token by token as they were sampled.
+Writes into RUN/analysis/:
 
     analysis.json   all figures, and the definitions that they rest on
     entropy.png     high-entropy tokens by kind, by position, after a tool's reply and over training
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -38,14 +38,18 @@ from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import parse
 from engine.console.progress import Bar
 from engine.diagnosis.token_kinds import AFTER_REPLY, FORKING_PHRASES, HIGH_SHARE
-from engine.stages.write_rollouts import Rollout, path_of, read_rollouts, steps_of
+from engine.recording.files import check_files
+from engine.recording.reader import RecordedRun
+from engine.recording.rollouts import load_tokenizer, rollouts_of
 from engine.telemetry.watchdog import exit_process
+from engine.types import Trajectory
 from recipes.rstar2.parts.analysis import report_curves
 from recipes.rstar2.parts.analysis.token_entropy import Scored, shares
 from sandbox.printable import printable
 
 # What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
 FOREIGN_NLL = 0.5
+STEPS = 8  # that are analysed unless others are asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +57,7 @@ class Config:
     run: Annotated[Path, "folder of the run"] = Path("runs/quickstart")
     model: Annotated[Path | None, "Hugging Face folder; none: the run's own checkpoint/"] = None
     output: Annotated[Path | None, "folder to write to; none: analysis/ in the run's"] = None
-    steps: Annotated[tuple[int, ...], "steps to analyse; none: all that are there"] = ()
+    steps: Annotated[tuple[int, ...], f"recorded steps to analyse; none: {STEPS} of them, evenly spread"] = ()
     rollouts: Annotated[int, "rollouts of each step at most, evenly spread over its groups"] = 256
     batch_tokens: Annotated[int, "tokens of one forward pass; a longer trajectory goes alone"] = 8192
     high_share: Annotated[float, "share of the sampled tokens whose entropy counts as high"] = HIGH_SHARE
@@ -73,16 +77,11 @@ class Config:
 
     @property
     def chosen_steps(self) -> list[int]:
-        """Raises ValueError for a run without rollouts, and for a step of which there are none."""
-        there = steps_of(self.run)
-        if not there:
-            raise ValueError(
-                f"{self.run / 'rollouts'} holds no step-*.jsonl. Fix: run=DIR, a run whose recipe has the stage "
-                "write_rollouts and which came to a step that it writes"
-            )
-        if missing := sorted(set(self.steps) - set(there)):
-            raise ValueError(f"steps: {self.run} has no rollouts of step {missing[0]}. Fix: of {there}")
-        return sorted(set(self.steps)) or there
+        """Raises ValueError for a run that is not recorded, and for a step that is not."""
+        check_files(self.run)
+        record = RecordedRun(self.run)
+        record.find()
+        return sorted({record.find(step) for step in self.steps}) or spread(record.steps, STEPS)
 
     @property
     def checkpoint(self) -> Path:
@@ -93,22 +92,36 @@ class Config:
         return self.output or self.run / "analysis"
 
 
+Item = TypeVar("Item")
 Entropies = list[tuple[NDArray[np.float32], NDArray[np.float32]]]  # (entropy_T, logprob_T) of each rollout
 
 
-def choose(rows: Sequence[Rollout], most: int) -> list[Rollout]:
-    """At most so many rollouts with something sampled, evenly spread."""
-    rows = [row for row in rows if row.tokens]
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[at * len(rows) // most] for at in range(most)]
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of the items, evenly spread, the last one among them.
+
+    >>> spread([1, 2, 3, 4, 5, 6], 3), spread([1, 2], 3)
+    ([2, 4, 6], [1, 2])
+    """
+    count = min(most, len(items))
+    return [items[(at + 1) * len(items) // count - 1] for at in range(count)]
 
 
-def fingerprint(checkpoint: Path, rows: Sequence[Rollout]) -> str:
+def trajectories_of(config: Config, step: int) -> list[Trajectory]:
+    """Those of a step that are analysed. Raises ValueError where none of it has a sampled token."""
+    record = RecordedRun(config.run)
+    rollouts = rollouts_of(record, step, load_tokenizer(record.tokenizer))
+    trajectories = [each.trajectory for each in rollouts if each.trajectory.sampled_T.any()]
+    if not trajectories:
+        raise ValueError(f"step {step} of {record.folder} holds no trajectory with a sampled token. Fix: other steps=")
+    return spread(trajectories, config.rollouts)
+
+
+def fingerprint(checkpoint: Path, trajectories: Sequence[Trajectory]) -> str:
     """What entropies depend on: the checkpoint's files, and which trajectories."""
     files = sorted(checkpoint.glob("*.safetensors"))
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return json.dumps([str(checkpoint.resolve()), weights, [(row.prompt_id, row.sample, len(row.ids)) for row in rows]])
+    of = [(each.prompt.id, each.sample, len(each.token_ids_T)) for each in trajectories]
+    return json.dumps([str(checkpoint.resolve()), weights, of])
 
 
 def read_entropies(path: Path, key: str) -> Entropies | None:
@@ -147,11 +160,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 def analyze(config: Config, console: Console) -> dict[str, Any]:
     """Writes the files and returns the figures. Raises ValueError, OSError or CannotWrite."""
-    steps = {
-        step: choose(list(read_rollouts(path_of(config.run, step))), config.rollouts) for step in config.chosen_steps
-    }
-    if empty := [step for step, rows in steps.items() if not rows]:
-        raise ValueError(f"{path_of(config.run, empty[0])} holds no rollout with a sampled token. Fix: other steps=")
+    steps = {step: trajectories_of(config, step) for step in config.chosen_steps}
     import torch
 
     from recipes.rstar2.parts.analysis.scoring import EntropyScorer
@@ -160,14 +169,14 @@ def analyze(config: Config, console: Console) -> dict[str, Any]:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: PyTorch finds no GPU here. Fix: device=cpu")
     scorer = EntropyScorer(config.checkpoint, device=config.device)
-    for rows in steps.values():
-        scorer.check(rows)
+    for trajectories in steps.values():
+        scorer.check(trajectories)
     with _progress(console) as progress:
-        total = sum(len(row.ids) for rows in steps.values() for row in rows)
+        total = sum(len(each.token_ids_T) for trajectories in steps.values() for each in trajectories)
         task = progress.add_task("entropies", total=total)
         scored = {
-            step: _scored(config, scorer, step, rows, lambda tokens: progress.advance(task, tokens))
-            for step, rows in steps.items()
+            step: _scored(config, scorer, step, trajectories, lambda tokens: progress.advance(task, tokens))
+            for step, trajectories in steps.items()
         }
     figures = [
         {"step": step, **shares(members, high_share=config.high_share, after_reply=config.after_reply)}
@@ -182,22 +191,22 @@ def _progress(console: Console) -> Bar:
 
 
 def _scored(
-    config: Config, scorer: Any, step: int, rows: Sequence[Rollout], advance: Callable[[int], None]
+    config: Config, scorer: Any, step: int, trajectories: Sequence[Trajectory], advance: Callable[[int], None]
 ) -> list[Scored]:
-    """Returns the rollouts of a step with their entropies, from an earlier analysis if there was one."""
+    """Returns the trajectories of a step with their entropies, from an earlier analysis if there was one."""
     path = config.folder / "entropies" / f"step-{step:06d}.npz"
-    key = fingerprint(config.checkpoint, rows)
+    key = fingerprint(config.checkpoint, trajectories)
     entropies = read_entropies(path, key)
     if entropies is None:
         found: dict[int, Any] = {}
-        for at, entropy_T, logprob_T in scorer.entropies(rows, config.batch_tokens):
+        for at, entropy_T, logprob_T in scorer.entropies(trajectories, config.batch_tokens):
             found[at] = (entropy_T, logprob_T)
             advance(len(entropy_T))
-        entropies = [found[at] for at in range(len(rows))]
+        entropies = [found[at] for at in range(len(trajectories))]
         write_entropies(path, key, entropies)
     else:
         advance(sum(len(entropy_T) for entropy_T, _ in entropies))
-    return [scorer.scored(row, *values) for row, values in zip(rows, entropies, strict=True)]
+    return [scorer.scored(each, *values) for each, values in zip(trajectories, entropies, strict=True)]
 
 
 def _write(config: Config, figures: list[dict[str, Any]]) -> dict[str, Any]:

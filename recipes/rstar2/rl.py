@@ -75,7 +75,7 @@ STAGES: Sequence[StageName] = ("1", "2", "3")
 # memory. Model and data are compared by their content.
 FREE_OF_A_STAGE = {
     *FREE,
-    *("model", "data", "checkpoint_every", "write_every", "wandb"),
+    *("model", "data", "checkpoint_every", "wandb"),
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
     *("learner.activation_checkpointing", "learner.offload_optimizer"),
@@ -112,7 +112,6 @@ class Config(RunOptions):
     eval_max_tokens: Annotated[int | None, "tokens of prompt and response together; none: the protocol's"] = None
     eval_turns: Annotated[int | None, "turns of a held-out rollout; none: the protocol's"] = None
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
-    write_every: Annotated[int, "steps between those whose rollouts are written for people to read"] = 10
     checkpoint_every: int = 5
     step_deadline_s: float = 2 * 3600.0
     rollout: RolloutOptions = RolloutOptions()
@@ -280,7 +279,6 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.admit(prompts),
                 job.group(rollouts, reward, select_and_score(selector, settings.seed)),
                 job.batch(),
-                job.write_rollouts(every=config.write_every),
                 job.train(make_batch, evaluations=evaluations, enough=config.enough(number)),
             ]
         )

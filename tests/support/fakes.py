@@ -9,6 +9,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.ports import Reward, ToolReply
+from engine.recording.rollouts import Rollout
 from engine.replica.port import Delta, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline
@@ -451,6 +453,12 @@ def a_trajectory(
         error=error,
         reward=reward,
     )
+
+
+def a_rollout(trajectory: Trajectory, **fields: Any) -> Rollout:
+    """It was recorded, and nothing of its group was trained."""
+    values: dict[str, Any] = {"kept": False, "advantage": None, "drop": "flat", "reasons": {}, "node": ""}
+    return Rollout(**({"step": 1, "group": 0, "trajectory": trajectory} | values | fields))
 
 
 class Prompts:

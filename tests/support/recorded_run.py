@@ -11,23 +11,18 @@ import numpy as np
 from engine.recording import files
 from engine.recording.records import (
     FORMAT,
-    Call,
     EngineSteps,
-    GroupRecord,
     GroupRow,
     GroupTokens,
-    Idle,
     Index,
-    Instant,
-    Lag,
-    Placed,
+    PartTokens,
+    RecordedGroup,
     Segment,
-    SequenceTokens,
-    Span,
     StepRow,
-    TrajectoryRecord,
-    TurnRecord,
 )
+from engine.telemetry.idle_clock import Interval
+from engine.telemetry.timeline import InstantEvent, LagEvent, SpanEvent
+from engine.types import NO_PROMPT, Group, Placement, Prompt, StopReason, ToolUse, Trajectory, Turn
 from tests.support.paths import ROOT
 
 START = 1_790_000_000.0  # a time of the day
@@ -68,60 +63,63 @@ def write_step(folder: Path, step: int, *, groups: int = 4, samples: int = 4) ->
     files.append_to(files.rows_path(folder), row)
 
 
-def made_row(step: int, groups: list[GroupRecord]) -> StepRow:
+def made_row(step: int, groups: list[RecordedGroup]) -> StepRow:
     rows = [
         GroupRow(
-            prompt_id=group.prompt_id,
-            source=group.source,
-            drop=group.drop,
-            rewards=tuple(member.reward for member in group.trajectories),
-            sampled_tokens=tuple(member.sampled_tokens for member in group.trajectories),
-            kept=tuple(number for number, member in enumerate(group.trajectories) if member.kept),
-            refills=group.refills,
+            prompt_id=recorded.group.prompt.id,
+            source=recorded.group.prompt.source,
+            drop=recorded.group.drop,
+            rewards=tuple(member.reward for member in recorded.group.trajectories),
+            sampled_tokens=tuple(20 * len(member.turns) for member in recorded.group.trajectories),
+            kept=recorded.group.kept,
+            refills=recorded.group.refills,
         )
-        for group in groups
+        for recorded in groups
     ]
     start = START + STEP_S * step
     return StepRow(step=step, started_at=start, finished_at=start + STEP_S, groups=tuple(rows))
 
 
-def made_group(step: int, group: int, samples: int, *, whole: bool = True) -> GroupRecord:
-    flat = group == 0
-    return GroupRecord(
-        step=step,
-        group=group,
-        lease=(step - 1) * 16 + group,
-        prompt_id=f"train-{step}-{group}",
-        messages=({"role": "user", "content": f"What is {step} * {group}?"},),
-        answer=str(step * group),
+def made_group(step: int, number: int, samples: int, *, whole: bool = True) -> RecordedGroup:
+    flat = number == 0
+    prompt = Prompt(
+        id=f"train-{step}-{number}",
+        messages=({"role": "user", "content": f"What is {step} * {number}?"},),
+        answer=str(step * number),
         source="arithmetic",
+    )
+    group = Group(
+        prompt=prompt,
+        trajectories=tuple(_trajectory(step, sample, flat=flat) for sample in range(samples)),
+        lease=(step - 1) * 16 + number,
+        kept=() if flat else tuple(range(samples)),
+        advantages_K=None if flat else np.asarray([1.0 if sample % 2 == 0 else -1.0 for sample in range(samples)]),
         drop="flat" if flat else None,
         waste={"surplus": 12} if flat else {},
-        refills=0,
-        node="",
-        whole=whole,
-        trajectories=tuple(_trajectory(step, sample, flat=flat) for sample in range(samples)),
     )
+    reasons = {"p_err": 0.5, "p_format": 0.0, "probability": 0.75}
+    return RecordedGroup(step=step, number=number, group=group, reasons=(reasons,) * samples, node="", whole=whole)
 
 
-def _trajectory(step: int, sample: int, *, flat: bool) -> TrajectoryRecord:
-    """Two turns of 20 tokens after a prompt of 10, with a reply of 10 between, where a tool was called."""
+def _trajectory(step: int, sample: int, *, flat: bool) -> Trajectory:
+    """Two turns of 20 tokens after a prompt of 10, with a reply of 10 between, where a tool was called. Its tokens are
+    elsewhere.
+    """
     start = START + STEP_S * step + 0.01 * sample
     calls = _calls(start) if sample == 0 else ()
     spans = [(10, 30), (40, 60)] if calls else [(10, 30)]
     turns = tuple(
-        TurnRecord(
+        Turn(
             start=begin,
             end=end,
+            tool_uses=calls if number == 0 else (),
             replica=sample % 2,
             cached_tokens=0 if number == 0 else 30,
             queued_at=start + 0.5 * number,
             started_at=start + 0.5 * number + 0.01,
             finished_at=start + 0.5 * number + 0.21,
-            truncated=False,
-            calls=calls if number == 0 else (),
             placed=(
-                Placed(
+                Placement(
                     at=start + 0.5 * number,
                     replica=sample % 2,
                     rule="fresh" if number == 0 else "home",
@@ -132,37 +130,33 @@ def _trajectory(step: int, sample: int, *, flat: bool) -> TrajectoryRecord:
         )
         for number, (begin, end) in enumerate(spans)
     )
-    correct = sample % 2 == 0
-    kept = not flat
-    return TrajectoryRecord(
+    no_ids = np.zeros(0, np.int32)
+    return Trajectory(
+        prompt=NO_PROMPT,
         sample=sample,
         seed=1000 * step + sample,
         temperature=1.0,
-        stop="answer",
-        error=None,
-        reward=0.0 if flat else float(correct),
-        scores={"length": 0.5},
-        answer=None,
-        kept=kept,
-        advantage=(1.0 if correct else -1.0) if kept else None,
-        reasons={"p_err": 0.5, "p_format": 0.0, "probability": 0.75},
-        prompt_tokens=10,
-        sampled_tokens=20 * len(spans),
-        total_tokens=spans[-1][1],
-        discarded_tokens=0,
+        token_ids_T=no_ids,
+        sampled_T=np.zeros(0, np.bool_),
+        logprobs_T=np.zeros(0, np.float32),
+        versions_T=no_ids,
+        turns=turns,
+        text="",
+        stop=StopReason.ANSWER,
         started_at=start,
         finished_at=turns[-1].finished_at,
-        sequences=(turns,),
+        reward=0.0 if flat else float(sample % 2 == 0),
+        scores={"length": 0.5},
     )
 
 
-def _calls(start: float) -> tuple[Call, ...]:
+def _calls(start: float) -> tuple[ToolUse, ...]:
     return tuple(
-        Call(
+        ToolUse(
             name="python",
             arguments='{"code": "print(6 * 7)"}',
             outcome=outcome,
-            reply=reply,
+            response=response,
             closed_at=start + 0.1 + 0.05 * number,
             dispatched_at=start + 0.1 + 0.05 * number,
             finished_at=start + 0.3 + 0.05 * number,
@@ -170,42 +164,43 @@ def _calls(start: float) -> tuple[Call, ...]:
             executed=True,
             jailed=True,
         )
-        for number, (outcome, reply) in enumerate([("error", "NameError: x"), ("ok", "42\n")])
+        for number, (outcome, response) in enumerate([("error", "NameError: x"), ("ok", "42\n")])
     )
 
 
-def made_tokens(group: GroupRecord) -> GroupTokens:
+def made_tokens(recorded: RecordedGroup) -> GroupTokens:
+    group = recorded.group
     return GroupTokens(
-        group=group.group,
+        number=recorded.number,
         trajectories=tuple(
-            tuple(_tokens(member, turns, whole=group.whole) for turns in member.sequences)
-            for member in group.trajectories
+            (_tokens(member, group.advantage(index), whole=recorded.whole),)
+            for index, member in enumerate(group.trajectories)
         ),
     )
 
 
-def _tokens(member: TrajectoryRecord, turns: tuple[TurnRecord, ...], *, whole: bool) -> SequenceTokens:
+def _tokens(member: Trajectory, advantage: float | None, *, whole: bool) -> PartTokens:
     rng = np.random.default_rng(member.seed)
-    count = turns[-1].end
+    count = member.turns[-1].end
     token_ids_T = rng.integers(5, 200, count, dtype=np.int32)
     sampled_T = np.zeros(count, np.bool_)
-    for turn in turns:
+    for turn in member.turns:
         sampled_T[turn.start : turn.end] = True
     if not whole:
-        return SequenceTokens(token_ids=token_ids_T, sampled=sampled_T)
+        return PartTokens(token_ids_T=token_ids_T, sampled_T=sampled_T)
     logprobs_T = np.where(sampled_T, -rng.exponential(0.5, count), 0).astype(np.float32)
     versions_T = np.where(sampled_T, 1, -1).astype(np.int32)
-    tokens = SequenceTokens(token_ids=token_ids_T, sampled=sampled_T, logprobs=logprobs_T, versions=versions_T)
-    if not member.kept:
+    tokens = PartTokens(token_ids_T=token_ids_T, sampled_T=sampled_T, logprobs_T=logprobs_T, versions_T=versions_T)
+    if advantage is None:
         return tokens
     learner_T = np.where(sampled_T, logprobs_T + rng.normal(0, 0.1, count), np.nan).astype(np.float32)
     clipped_T = np.abs(learner_T - logprobs_T) > 0.2
-    push_T = np.where(clipped_T, 0, np.exp(learner_T - logprobs_T) * (member.advantage or 0))
+    push_T = np.where(clipped_T, 0, np.exp(learner_T - logprobs_T) * advantage)
     return msgspec.structs.replace(
         tokens,
-        learner_logprobs=learner_T,
-        entropy=np.where(sampled_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
-        push=np.where(sampled_T, push_T, np.nan).astype(np.float32),
+        learner_logprobs_T=learner_T,
+        learner_entropy_T=np.where(sampled_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
+        learner_push_T=np.where(sampled_T, push_T, np.nan).astype(np.float32),
     )
 
 
@@ -213,7 +208,7 @@ def made_segment(step: int, samples: int = 4) -> Segment:
     """Two replicas that generate, wait for a tool, and rest while the learner has its turn."""
     start = START + STEP_S * step
     spans = [
-        Span(
+        SpanEvent(
             track="trajectories",
             lane=sample,
             name="generate",
@@ -225,15 +220,15 @@ def made_segment(step: int, samples: int = 4) -> Segment:
     ]
     key = {"key": step * 100, "turn_end_ms": 110.0}
     spans += [
-        Span(track="tool calls", lane=0, name="error", start=start + 0.1, end=start + 0.3, args=key),
-        Span(track="reward", lane=0, name="train-1", start=start + 0.8, end=start + 0.85, args={"sample": 0}),
-        Span(track="learner", lane=0, name=f"step {step}", start=start + 1.0, end=start + 1.6, args={"loss": 0.1}),
-        Span(track="weights", lane=0, name=f"version {step}", start=start + 1.6, end=start + 1.8, args={}),
-        Span(track="replicas", lane=0, name=f"load version {step}", start=start + 1.6, end=start + 1.7, args={}),
-        Span(track="replicas", lane=0, name="canary", start=start + 1.7, end=start + 1.75, args={}),
+        SpanEvent(track="tool calls", lane=0, name="error", start=start + 0.1, end=start + 0.3, args=key),
+        SpanEvent(track="reward", lane=0, name="train-1", start=start + 0.8, end=start + 0.85, args={"sample": 0}),
+        SpanEvent(track="learner", lane=0, name=f"step {step}", start=start + 1.0, end=start + 1.6, args={"loss": 0.1}),
+        SpanEvent(track="weights", lane=0, name=f"version {step}", start=start + 1.6, end=start + 1.8, args={}),
+        SpanEvent(track="replicas", lane=0, name=f"load version {step}", start=start + 1.6, end=start + 1.7, args={}),
+        SpanEvent(track="replicas", lane=0, name="canary", start=start + 1.7, end=start + 1.75, args={}),
     ]
     idle = [
-        Idle(replica=replica, cause=cause, start=start + begin, end=start + end)
+        Interval(replica=replica, cause=cause, start=start + begin, end=start + end)
         for replica in range(2)
         for cause, begin, end in [
             ("busy", 0.0, 0.3),
@@ -252,11 +247,13 @@ def made_segment(step: int, samples: int = 4) -> Segment:
         end=start + STEP_S,
         spans=tuple(spans),
         instants=(
-            Instant(track="fleet", at=start, name="fresh", args={"key": 100, "replica": 0, "headroom_blocks": 120.5}),
+            InstantEvent(
+                track="fleet", at=start, name="fresh", args={"key": 100, "replica": 0, "headroom_blocks": 120.5}
+            ),
         ),
         idle=tuple(idle),
         engine_steps=tuple(_engine_steps(replica, start) for replica in range(2)),
-        lags=tuple(Lag(at=start + 0.25 * tick, lag_s=0.001 * tick) for tick in range(8)),
+        lags=tuple(LagEvent(at=start + 0.25 * tick, lag_s=0.001 * tick) for tick in range(8)),
     )
 
 

@@ -20,9 +20,9 @@ def replayed(run: Path, *words: str) -> dict[str, Any]:
 def one_of_several_turns(run: Path) -> list[str]:
     """The options that name a trajectory of the first step that has more than one turn."""
     group, sample = next(
-        (group.group, member.sample)
-        for group in RecordedRun(run).groups(1)
-        for member in group.trajectories
-        if len(member.sequences[0]) > 1
+        (recorded.number, member.sample)
+        for recorded in RecordedRun(run).groups(1)
+        for member in recorded.group.trajectories
+        if len(member.turns) > 1
     )
     return ["step=1", f"group={group}", f"sample={sample}"]

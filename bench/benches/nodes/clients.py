@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from bench.benches.nodes.parts import RECIPE, SHAPES, Shape, a_prompt, records_of
+from engine import encoding
 from engine.nodes.build import build_of
 from engine.nodes.ledger import Key
 from engine.nodes.messages import Announce, Build, Numbered, decode_to_node, encode
@@ -59,7 +60,7 @@ class ScriptedNode:
         drawn = journal_records.decode(records[0])
         assert isinstance(drawn, Drawn)
         self._told[work] = (
-            (journal_records.encode(record), isinstance(record, Decided)) for record in records_of(drawn, self._shape)
+            (encoding.encode(record), isinstance(record, Decided)) for record in records_of(drawn, self._shape)
         )
         asyncio.get_running_loop().call_soon(self._tell, key, work)
 
@@ -112,7 +113,7 @@ async def _flood(keys: HostKeys, address: str, shape: Shape, groups: int) -> Non
     for number in range(groups):
         drawn = Drawn(lease=number, attempt=0, position=0, prompt=a_prompt(number))
         for seq, record in enumerate(records_of(drawn, shape)):
-            told = Told(lease=number, attempt=0, epoch=1, record=journal_records.encode(record))
+            told = Told(lease=number, attempt=0, epoch=1, record=encoding.encode(record))
             mailbox.send_frames(encode(Numbered(session=bytes(16), seq=seq, ack=0, body=encode(told))))
         await asyncio.sleep(0)
     mailbox.close(60_000)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.recording.records import SequenceTokens
+from engine.recording.records import PartTokens
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
@@ -28,8 +28,8 @@ def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
         raise NotThere(f"no group of step {step} is recorded with the numbers of its tokens")
     ages: Counter[int] = Counter()
     for tokens in sequences:
-        assert tokens.versions is not None
-        ages.update((step - 1 - tokens.versions[tokens.sampled]).tolist())  # step 1 trains version 0
+        assert tokens.versions_T is not None
+        ages.update((step - 1 - tokens.versions_T[tokens.sampled_T]).tolist())  # step 1 trains version 0
     return {
         "step": step,
         "ages": {str(age): count for age, count in sorted(ages.items())},
@@ -37,30 +37,30 @@ def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
     }
 
 
-def _sequences(run: RunFiles, step: int) -> list[SequenceTokens]:
-    held = [run.recorded.tokens(step, group.group) for group in run.recorded.groups(step) if group.whole]
+def _sequences(run: RunFiles, step: int) -> list[PartTokens]:
+    held = [run.recorded.tokens(step, each.number) for each in run.recorded.groups(step) if each.whole]
     return [
         tokens
         for group in held
         if group is not None
         for trajectory in group.trajectories
         for tokens in trajectory
-        if tokens.versions is not None
+        if tokens.versions_T is not None
     ]
 
 
-def _by_position(sequences: list[SequenceTokens]) -> dict[str, list[float]]:
+def _by_position(sequences: list[PartTokens]) -> dict[str, list[float]]:
     """Returns the means of trained tokens by position: |learner - sampler| of the log-probability, and entropy."""
     positions_N, mismatch_N, entropy_N = [], [], []
     for tokens in sequences:
-        if tokens.learner_logprobs is None or tokens.logprobs is None or tokens.entropy is None:
+        if tokens.learner_logprobs_T is None or tokens.logprobs_T is None or tokens.learner_entropy_T is None:
             continue
-        sampled_N = np.flatnonzero(tokens.sampled)
-        trained = ~np.isnan(tokens.learner_logprobs[sampled_N])
+        sampled_N = np.flatnonzero(tokens.sampled_T)
+        trained = ~np.isnan(tokens.learner_logprobs_T[sampled_N])
         at_N = sampled_N[trained]
         positions_N.append(np.arange(len(sampled_N))[trained])
-        mismatch_N.append(np.abs(tokens.learner_logprobs[at_N] - tokens.logprobs[at_N]))
-        entropy_N.append(tokens.entropy[at_N])
+        mismatch_N.append(np.abs(tokens.learner_logprobs_T[at_N] - tokens.logprobs_T[at_N]))
+        entropy_N.append(tokens.learner_entropy_T[at_N])
     if not positions_N or not sum(map(len, positions_N)):
         return {"position": [], "mismatch": [], "entropy": []}
     order = np.argsort(np.concatenate(positions_N), kind="stable")

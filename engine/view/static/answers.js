@@ -1,5 +1,6 @@
 // What the server answers (engine/view/questions.py and answers/), by the names of its Python.
-// Times end in _s and are seconds; columns of one answer have the same length.
+// Names that end in _s are seconds, those that end in _at moments in seconds since 1970. Columns of
+// one answer have the same length; those whose names end in _T have one value a token.
 
 /**
  * @typedef {{
@@ -38,7 +39,6 @@
  *   family: string,
  *   recorded: number[],
  *   timeline: number[],
- *   rollouts: number[],
  *   problems: string[],
  * }} Run
  */
@@ -70,101 +70,96 @@
  * }} Finding
  */
 
-/**
- * @typedef {{
- *   step: number,
- *   source: "recording" | "rollouts",
- *   started_at: number | null,
- *   groups: Group[],
- * }} Groups
- */
+/** @typedef {{ step: number, started_at: number, groups: Group[] }} Groups */
 
 /**
  * @typedef {{
- *   group: number,
- *   prompt_id: string,
- *   question: string,
- *   answer: string,
- *   source: string,
+ *   number: number,
+ *   node: string,
+ *   whole: boolean,
  *   drop: string | null,
  *   waste: Record<string, number>,
  *   refills: number,
- *   node: string,
- *   whole: boolean,
+ *   prompt_id: string,
+ *   question: string,
  *   trajectories: Member[],
  * }} Group
  */
 
 /**
  * @typedef {{
- *   sample: number,
- *   reward: number | null,
  *   kept: boolean,
  *   advantage: number | null,
  *   reasons: Record<string, number>,
+ * }} Fate
+ */
+
+/** @typedef {{ boundary: string, message: string }} RolloutError */
+
+/**
+ * @typedef {Fate & {
+ *   sample: number,
+ *   reward: number | null,
  *   stop: string,
- *   error: [string, string] | null,
- *   tokens: number,
- *   turns: Bar[],
+ *   error: RolloutError | null,
+ *   turns: Outline[],
  * }} Member
  */
 
 /**
- * The length of a turn. Times and replica are null where only rollouts are kept.
- * @typedef {{
- *   tokens: number,
- *   replica: number | null,
- *   queued_s: number | null,
- *   started_s: number | null,
- *   finished_s: number | null,
- *   calls: [outcome: string, dispatched_s: number | null, finished_s: number | null][],
- * }} Bar
- */
-
-/**
- * @typedef {{
- *   source: "recording" | "rollouts",
- *   step: number,
- *   group: number,
- *   prompt_id: string,
- *   messages: { role: string, content: string }[],
- *   expected: string,
- *   drop: string | null,
- *   whole: boolean,
- *   started_at?: number,
- *   wall_s?: number,
- *   seed?: string,
- *   sample: number,
- *   temperature?: number,
- *   stop: string,
- *   error: [string, string] | null,
- *   reward: number | null,
- *   scores: Record<string, number>,
- *   kept: boolean,
- *   advantage: number | null,
- *   answer?: string | null,
- *   reasons: Record<string, number>,
- *   prompt_tokens?: number,
- *   sampled_tokens: number,
- *   text?: string,
- *   sequences: Sequence[],
- * }} Trajectory
- */
-
-/** @typedef {{ turns: Turn[], tokens: Tokens | null }} Sequence */
-
-/**
+ * What of a turn its length and its place in time take.
  * @typedef {{
  *   start: number,
  *   end: number,
+ *   replica: number,
+ *   queued_at: number,
+ *   started_at: number,
+ *   finished_at: number,
+ *   tool_uses: Pick<ToolUse, "outcome" | "dispatched_at" | "finished_at">[],
+ * }} Outline
+ */
+
+/**
+ * @typedef {{
+ *   id: string,
+ *   messages: { role: string, content: string }[],
+ *   answer: string,
+ * }} Prompt
+ */
+
+/**
+ * @typedef {Fate & {
+ *   step: number,
+ *   group: number,
+ *   node: string,
+ *   whole: boolean,
+ *   drop: string | null,
+ *   prompt: Prompt,
+ *   sample: number,
+ *   temperature: number,
+ *   stop: string,
+ *   error: RolloutError | null,
+ *   reward: number | null,
+ *   scores: Record<string, number | null>,
+ *   answer: string | null,
+ *   started_at: number,
+ *   finished_at: number,
+ *   seed: string,
+ *   parts: Part[],
+ * }} Trajectory
+ */
+
+/**
+ * A token sequence: the main one first, then those of an agent that did not only append.
+ * @typedef {{ turns: Turn[], tokens: Tokens | null }} Part
+ */
+
+/**
+ * @typedef {Omit<Outline, "tool_uses"> & {
  *   text: string | null,
- *   replica?: number,
- *   cached_tokens?: number,
- *   queued_s?: number,
- *   started_s?: number,
- *   finished_s?: number,
- *   truncated?: boolean,
- *   calls: Call[],
+ *   tool_uses: ToolUse[],
+ *   cached_tokens: number,
+ *   truncated: boolean,
  *   placed: Placed[],
  * }} Turn
  */
@@ -174,19 +169,19 @@
  *   name: string,
  *   arguments: string,
  *   outcome: string,
- *   reply: string,
- *   closed_s?: number,
- *   dispatched_s?: number,
- *   finished_s?: number,
- *   overlap_s?: number,
- *   executed?: boolean,
- *   jailed?: boolean,
- * }} Call
+ *   response: string,
+ *   closed_at: number,
+ *   dispatched_at: number,
+ *   finished_at: number,
+ *   overlap_s: number,
+ *   executed: boolean,
+ *   jailed: boolean,
+ * }} ToolUse
  */
 
 /**
  * @typedef {{
- *   at_s: number,
+ *   at: number,
  *   replica: number,
  *   rule: string,
  *   headroom_blocks: number,
@@ -196,20 +191,21 @@
  * }} Placed
  */
 
+/** @typedef {(number | null)[] | null} Column null in a place, or altogether, without a value */
+
 /**
- * One value a token; null where it was not recorded, which for whole columns holds too.
  * @typedef {{
- *   ids: number[],
- *   text: string[] | null,
- *   sampled: number[],
- *   logprob?: (number | null)[] | null,
- *   learner_logprob?: (number | null)[] | null,
- *   ratio?: (number | null)[] | null,
- *   entropy?: (number | null)[] | null,
- *   push?: (number | null)[] | null,
- *   version?: number[] | null,
- *   forking?: number[],
- *   reflection?: number[],
+ *   token_ids_T: number[],
+ *   text_T: string[] | null,
+ *   sampled_T: boolean[],
+ *   versions_T: number[] | null,
+ *   logprobs_T: Column,
+ *   learner_logprobs_T: Column,
+ *   learner_entropy_T: Column,
+ *   learner_push_T: Column,
+ *   ratio_T: Column,
+ *   forking_T?: boolean[],
+ *   reflection_T?: boolean[],
  * }} Tokens
  */
 
@@ -273,36 +269,30 @@
  *   group: number,
  *   sample: number,
  *   turn: number,
- *   waited_s: number,
+ *   start: number,
  *   cached_tokens: number,
- *   input_tokens: number,
+ *   queued_at: number,
+ *   started_at: number,
  * }} Decision
  */
 
 /**
  * @typedef {{
  *   steps: number[],
- *   at: number[],
- *   latency_s: number[],
- *   overlap_s: number[],
- *   tool: string[],
+ *   name: string[],
  *   outcome: string[],
  *   executed: boolean[],
+ *   latency_s: number[],
  *   slowest: SlowCall[],
  * }} ToolCalls
  */
 
 /**
- * @typedef {{
+ * @typedef {ToolUse & {
  *   step: number,
  *   group: number,
  *   sample: number,
  *   call: number,
- *   tool: string,
- *   outcome: string,
- *   latency_s: number,
- *   arguments: string,
- *   reply: string,
  * }} SlowCall
  */
 
@@ -356,7 +346,7 @@
  *   wall_s: number,
  *   cpu_s: number,
  *   peak_memory_bytes: number,
- *   recorded: { outcome: string, reply: string, latency_s: number },
+ *   recorded: ToolUse,
  * }} RunAgain
  */
 
@@ -388,7 +378,7 @@
  *   turns: {
  *     text: string,
  *     tokens: number,
- *     calls: { name: string, outcome: string, reply: string }[],
+ *     tool_uses: Pick<ToolUse, "name" | "outcome" | "response">[],
  *   }[],
  *   stop: string,
  *   tokens: number,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -52,32 +53,31 @@ def check_step(run: RecordedRun, step: int, reward: float) -> None:
     from tokenizers import Tokenizer
 
     groups = run.groups(step)
-    found = [member.reward for group in groups for member in group.trajectories if member.reward is not None]
-    assert np.mean(found) == pytest.approx(reward)
+    assert np.mean(np.concatenate([each.group.rewards_G for each in groups])) == pytest.approx(reward)
     assert run.tokenizer is not None
     tokenizer = Tokenizer.from_file(str(run.tokenizer))
-    for group in groups:
-        assert all({"p_err", "p_format", "probability"} == set(member.reasons) for member in group.trajectories)
-        tokens = run.tokens(step, group.group)
+    for each in groups:
+        assert all({"p_err", "p_format", "probability"} == set(reasons) for reasons in each.reasons)
+        tokens = run.tokens(step, each.number)
         assert tokens is not None
-        for member, sequences in zip(group.trajectories, tokens.trajectories, strict=True):
+        for index, (member, [part]) in enumerate(zip(each.group.trajectories, tokens.trajectories, strict=True)):
             assert member.error is None
-            [turns], [sequence] = member.sequences, sequences
-            assert all(turn.placed and turn.placed[-1].replica == turn.replica for turn in turns)
+            assert all(turn.placed and turn.placed[-1].replica == turn.replica for turn in member.turns)
             assert all(
                 member.started_at <= turn.queued_at <= turn.started_at <= turn.finished_at <= member.finished_at
-                for turn in turns
+                for turn in member.turns
             )
-            assert int(sequence.sampled.sum()) == member.sampled_tokens
-            assert group.messages[-1]["content"] in tokenizer.decode(sequence.token_ids.tolist())
-            if member.kept:
-                assert sequence.learner_logprobs is not None
-                assert sequence.logprobs is not None
-                assert np.isnan(sequence.learner_logprobs).tolist() == (~sequence.sampled).tolist()
-                difference = sequence.learner_logprobs - sequence.logprobs
-                assert np.nanmax(np.abs(difference)) < 1.0  # the second minibatch comes after an update
+            assert abs(member.started_at - time.time()) < 1e4
+            assert part.sampled_T.sum() == sum(turn.end - turn.start for turn in member.turns)
+            assert each.group.prompt.messages[-1]["content"] in tokenizer.decode(part.token_ids_T.tolist())
+            if index in each.group.kept:
+                assert part.learner_logprobs_T is not None
+                assert part.logprobs_T is not None
+                assert np.isnan(part.learner_logprobs_T).tolist() == (~part.sampled_T).tolist()
+                difference_T = part.learner_logprobs_T - part.logprobs_T
+                assert np.nanmax(np.abs(difference_T)) < 1.0  # the second minibatch comes after an update
             else:
-                assert sequence.learner_logprobs is None
+                assert part.learner_logprobs_T is None
 
 
 @pytest.mark.timeout(400)

@@ -24,7 +24,7 @@ from tests.support.runs import Run, metrics, numbers
 BUDGET = ["protocol=none", "sandbox.slots=4", "replicas=1", f"model={TINY}"]
 STAGES = [
     *("stage=all", "steps=2,2,1", "prompts_per_step=4", "group_size=2", "filter_samples=2", "learner.lr=5e-4"),
-    *("rollout.max_tokens=230", "rollout.max_turns=4", "checkpoint_every=1", "write_every=1", "replica.kv_blocks=512"),
+    *("rollout.max_tokens=230", "rollout.max_turns=4", "checkpoint_every=1", "replica.kv_blocks=512"),
     *("eval_every=2", "eval_samples=1", "eval_max_tokens=230", "eval_turns=4"),
 ]
 

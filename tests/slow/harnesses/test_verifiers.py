@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from engine.stages.write_rollouts import path_of, read_rollouts
+from engine.recording.reader import RecordedRun
+from engine.recording.rollouts import load_tokenizer, rollouts_of
 from tests.support.packages import environment_with
 from tests.support.paths import ROOT
 from tests.support.runs import metrics
@@ -36,16 +37,18 @@ def test_an_environment_trains_a_step_on_the_rewards_that_it_gave(environment, t
     [row] = [row for row in metrics(tmp_path / "vf") if "reward" in row]
     assert row["learner/trajectories"] > 0
     assert row["rollout/trajectories_failed"] == 0
-    rows = list(read_rollouts(path_of(tmp_path / "vf", 1)))
-    assert len(rows) == 4 * 4
-    for each in rows if not environment else ():
+    record = RecordedRun(tmp_path / "vf")
+    trajectories = [each.trajectory for each in rollouts_of(record, 1, load_tokenizer(record.tokenizer))]
+    assert len(trajectories) == 4 * 4
+    for each in trajectories if not environment else ():
         assert each.reward == 1.0 * right(each) + 0.5 * ("<answer>" in each.text)
-    assert len({each.reward for each in rows}) > 1, "some answered and some did not"
+    assert len({each.reward for each in trajectories}) > 1, "some answered and some did not"
 
 
-def right(row):
-    first, second = (int(part) for part in row.question.removeprefix("Compute ").split(" + "))
-    return str(first + second) in re.findall(r"-?\d+", row.text)
+def right(trajectory):
+    question = trajectory.prompt.messages[-1]["content"]
+    first, second = (int(part) for part in question.removeprefix("Compute ").split(" + "))
+    return str(first + second) in re.findall(r"-?\d+", trajectory.text)
 
 
 def test_what_is_missing_is_named(tmp_path):

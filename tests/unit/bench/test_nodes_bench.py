@@ -5,8 +5,9 @@ import pytest
 from bench.benches.nodes.network import QUEUE_BYTES, _Link
 from bench.benches.nodes.parts import SHAPES, a_prompt, records_of
 from bench.benches.nodes.sync import Link
+from engine.encoding import encode
 from engine.nodes.grant_journal import group_of
-from engine.run.journal_records import Drawn, decode, encode
+from engine.run.journal_records import Drawn, decode
 
 
 def test_packets_leave_a_link_at_its_rate_one_after_the_other():

@@ -9,7 +9,7 @@ from bench.commands.rivals import OURS, POLICIES, Unusable, compare, costs, main
 from bench.placement.workload import Turn
 from engine.recording import files
 from engine.recording.reader import RecordedRun
-from engine.recording.records import Idle
+from engine.telemetry.idle_clock import Interval
 from tests.support.recorded_run import made_group, made_segment, write_recorded_run
 
 
@@ -34,7 +34,7 @@ def test_an_engine_step_costs_what_its_replica_worked_and_not_what_it_waited(run
     segment = made_segment(2)
     halves = [segment.start + 0.025 * number for number in range(40)]
     idle = tuple(
-        Idle(replica=replica, cause=("busy", "host")[number % 2], start=at, end=at + 0.025)
+        Interval(replica=replica, cause=("busy", "host")[number % 2], start=at, end=at + 0.025)
         for replica in range(2)
         for number, at in enumerate(halves)
     )
@@ -58,7 +58,7 @@ def test_each_policy_is_compared_with_the_runs_own(run):
 def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run, capsys):
     assert main([str(run), "--step", "9"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "[1, 2, 3]" in line
+    assert "1, 2, 3" in line
 
 
 def test_a_run_that_does_not_say_its_replicas_or_has_no_timeline_is_refused(run):

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from bench.commands.stage import Unusable, groups, load, main, measure
+from bench.commands.stage import groups, load, main, measure
+from engine.errors import BadInput
 from engine.recording.reader import RecordedRun
 from tests.support.recorded_run import write_recorded_run
 
@@ -42,13 +43,12 @@ def test_groups_are_fed_as_they_were_recorded(run):
     fed = list(groups(run))
     [first, *_] = fed
     [record, *_] = run.groups(run.steps[0])
-    assert first.prompt.id == record.prompt_id
-    assert first.kept == tuple(number for number, member in enumerate(record.trajectories) if member.kept)
-    assert [member.reward for member in first.trajectories] == [member.reward for member in record.trajectories]
-    tokens = run.tokens(run.steps[0], record.group)
-    for member, sequences in zip(first.trajectories, tokens.trajectories, strict=True):
-        assert member.token_ids_T.tolist() == sequences[0].token_ids.tolist()
-        assert member.logprobs_T.tolist() == sequences[0].logprobs.tolist()
+    assert (first.prompt, first.kept) == (record.group.prompt, record.group.kept)
+    assert first.rewards_G.tolist() == record.group.rewards_G.tolist()
+    tokens = run.tokens(run.steps[0], record.number)
+    for member, parts in zip(first.trajectories, tokens.trajectories, strict=True):
+        assert member.token_ids_T.tolist() == parts[0].token_ids_T.tolist()
+        assert member.logprobs_T.tolist() == parts[0].logprobs_T.tolist()
     assert len(list(groups(run, run.steps[-1]))) < len(fed)
 
 
@@ -72,5 +72,5 @@ def test_what_is_no_stage_is_named(words, named, stages, run, capsys):
 
 
 def test_a_run_without_that_step_is_named(run, stages):
-    with pytest.raises(Unusable, match="step 99"):
+    with pytest.raises(BadInput, match="step 99"):
         list(groups(run, 99))

@@ -1,61 +1,64 @@
 """Entropies of a run's rollouts: what is measured, how tokens are told apart, and bad input."""
 
 import json
-import zlib
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from engine.diagnosis.token_kinds import mark
+from engine.recording import files
+from engine.recording.folder import RecordFolder
+from engine.recording.groups import StepRecords
+from engine.recording.policy import RecordConfig
+from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate
-from engine.stages.write_rollouts import Call, Rollout
-from recipes.rstar2.analyze import choose, main
+from engine.rollout.token_buffer import TokenBuffer
+from engine.types import Group, Prompt
+from recipes.rstar2.analyze import main, spread
 from recipes.rstar2.parts.analysis import report_curves
 from recipes.rstar2.parts.analysis.scoring import EntropyScorer, packs
 from recipes.rstar2.parts.analysis.token_entropy import Scored, shares, threshold
 from recipes.tiny.task import SHIPPED
+from tests.support import fakes
+from tests.support.algo_fakes import tool_use
 
 CHAT = ChatTemplate.load(SHIPPED)
+A_TURN = fakes.a_trajectory().turns[0]
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "print(1)"}}</tool_call>'
 TURNS = (f"<reason>But wait, I use python.</reason>\n{CALL}", "<reason>Let me check it.</reason>\n<answer>1</answer>")
 
 
-def a_row(sample=0, turns=TURNS, *, reply="1", outcome="ok", question="What is 1?", **fields):
-    """A rollout as the engine records one."""
-    ids = CHAT.prompt_ids([{"role": "user", "content": question}])
-    spans, texts = [], []
+def a_trajectory(sample=0, turns=TURNS, *, reply="1", outcome="ok", question="What is 1?", ids=None):
+    """A trajectory as the engine samples one. ids: in place of those that were sampled in its only turn."""
+    prompt = Prompt(id="p", messages=({"role": "user", "content": question},), answer="1")
+    buffer = TokenBuffer(CHAT.prompt_ids(prompt.messages))
+    spans = []
     for number, said in enumerate(turns):
-        sampled = [*CHAT._encode(said), CHAT.end_of_turn]
-        spans.append((len(ids), len(ids) + len(sampled)))
-        texts.append(said + CHAT.end_of_turn_text)
-        ids = [*ids, *sampled, *(CHAT.tool_ids([reply]) if number < len(turns) - 1 else [])]
-    row = Rollout(
-        step=2,
-        prompt_id="p",
-        sample=sample,
-        question=question,
-        answer="1",
-        text="".join(texts),
-        calls=(Call(name="python", arguments="{}", outcome=outcome, reply=reply, turn=0),),
-        reward=1.0,
-        kept=True,
-        advantage=0.5,
-        drop=None,
-        stop="answer",
-        tokens=sum(end - start for start, end in spans),
-        token_ids=zlib.compress(np.asarray(ids, "<i4").tobytes()),
-        turns=tuple(spans),
-    )
-    return msgspec.structs.replace(row, **fields)
+        sampled = [*CHAT._encode(said), CHAT.end_of_turn] if ids is None else ids
+        use = replace(tool_use(outcome), response=reply)
+        start, uses = len(buffer), (use,) if number < len(turns) - 1 else ()
+        buffer.append_sampled(Delta(sampled, [-1.0] * len(sampled), "stop", version=0))
+        spans.append(replace(A_TURN, start=start, end=len(buffer), tool_uses=uses))
+        buffer.append_given(CHAT.tool_ids([reply]) if uses else [])
+    trajectory = fakes.a_trajectory(sample, prompt=prompt, reward=1.0)
+    text = "".join(CHAT.decode(buffer.ids[turn.start : turn.end]) for turn in spans)
+    return replace(trajectory, turns=tuple(spans), text=text, **buffer.arrays())
 
 
-def a_run(folder, rows, step=2):
-    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-    path = folder / f"rollouts/step-{step:06d}.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+def a_run(folder, trajectories, step=2):
+    """Each trajectory is a group of its own in the record of the step."""
+    groups = [
+        Group(prompt=each.prompt, trajectories=(each,), lease=number, drop="flat")
+        for number, each in enumerate(trajectories)
+    ]
+    records = StepRecords(step=step, groups=groups, whole=[])
+    record = RecordFolder(folder, RecordConfig())
+    record.open((SHIPPED / "tokenizer.json").read_text())
+    packed = [files.packed(each) for each in (*records.records(), *records.tokens({}))]
+    record.write_step(records.row(1.0), packed)
     return folder
 
 
@@ -72,17 +75,21 @@ def scorer():
 
 
 def test_entropies_are_those_of_the_model_over_the_whole_vocabulary_packed_or_alone(scorer):
-    rows = [a_row(0), a_row(1, TURNS[1:], question="And what is two?"), a_row(2, (*TURNS, TURNS[1]), reply="none")]
+    trajectories = [
+        a_trajectory(0),
+        a_trajectory(1, TURNS[1:], question="And what is two?"),
+        a_trajectory(2, (*TURNS, TURNS[1]), reply="none"),
+    ]
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
     for batch_tokens in (1, 100_000):
-        found = {at: (entropy_T, logprob_T) for at, entropy_T, logprob_T in scorer.entropies(rows, batch_tokens)}
-        for at, row in enumerate(rows):
-            ids = torch.from_numpy(row.ids.astype(np.int64))
+        found = {at: values for at, *values in scorer.entropies(trajectories, batch_tokens)}
+        for at, trajectory in enumerate(trajectories):
+            ids = torch.from_numpy(trajectory.token_ids_T.astype(np.int64))
             with torch.no_grad():
                 logprobs_TV = model(ids[None]).logits[0].log_softmax(-1)
             expected_T = -(logprobs_TV.exp() * logprobs_TV).sum(-1).numpy()
-            sampled = [place for start, end in row.turns for place in range(start, end)]
-            before = [place - 1 for place in sampled]
+            sampled = np.flatnonzero(trajectory.sampled_T)
+            before = sampled - 1
             np.testing.assert_allclose(found[at][0][sampled], expected_T[before], atol=1e-5)
             np.testing.assert_allclose(found[at][1][sampled], logprobs_TV[before, ids[sampled]].numpy(), atol=1e-5)
             assert found[at][0].sum() == pytest.approx(found[at][0][sampled].sum()), "nothing where none was sampled"
@@ -97,11 +104,11 @@ def test_each_sequence_is_in_one_pass_which_is_bounded_unless_one_is_longer():
 
 
 def test_token_texts_make_the_text_also_where_a_character_has_several_tokens(scorer):
-    row = a_row(turns=("naïve 中 😀 done",))
-    texts = scorer.texts(row)
-    assert len(texts) == len(row.ids)
-    [(start, end)] = row.turns
-    assert "".join(texts[start:end]) == row.text
+    trajectory = a_trajectory(turns=("naïve 中 😀 done",))
+    texts = scorer.texts(trajectory)
+    assert len(texts) == len(trajectory.token_ids_T)
+    [turn] = trajectory.turns
+    assert "".join(texts[turn.start : turn.end]) == trajectory.text
 
 
 def test_shares_by_kind_and_place():
@@ -138,8 +145,9 @@ def test_replies_of_failed_calls_are_apart():
 
 
 def test_a_run_is_analysed_and_what_is_computed_is_kept(tmp_path):
-    run = a_run(tmp_path / "run", [a_row(0), a_row(1, reply="NameError: x", outcome="error"), a_row(2, TURNS[1:])])
-    a_run(run, [a_row(0, TURNS[1:], step=4)], step=4)
+    first = [a_trajectory(0), a_trajectory(1, reply="NameError: x", outcome="error"), a_trajectory(2, TURNS[1:])]
+    run = a_run(tmp_path / "run", first)
+    a_run(run, [a_trajectory(0, TURNS[1:])], step=4)
     (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "learner/entropy": 0.7}\n{"st')
     words = [f"run={run}", f"model={SHIPPED}"]
     assert main(words) == 0
@@ -160,7 +168,7 @@ def test_a_run_is_analysed_and_what_is_computed_is_kept(tmp_path):
 
 def test_rollouts_that_another_model_has_sampled_are_warned_of(tmp_path, capsys):
     noise = CHAT.decode(np.random.default_rng(0).integers(10, 300, 60).tolist())
-    run = a_run(tmp_path, [a_row(0, (noise,))])
+    run = a_run(tmp_path, [a_trajectory(0, (noise,))])
     assert main([f"run={run}", f"model={SHIPPED}"]) == 0
     [warning] = json.loads((run / "analysis/analysis.json").read_text())["warnings"]
     assert "step 2" in warning
@@ -174,13 +182,8 @@ def test_what_the_model_would_say_itself_is_not_warned_of(tmp_path):
     for _ in range(30):
         with torch.no_grad():
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
-    ids_T = ids[0].numpy()
-    row = a_row(
-        token_ids=zlib.compress(ids_T.astype("<i4").tobytes()),
-        text=CHAT.decode(ids_T[len(prompt) :].tolist()),
-    )
-    row = msgspec.structs.replace(row, turns=((len(prompt), len(ids_T)),))
-    run = a_run(tmp_path, [row])
+    question = "Lea has 63 books. Lea gets 43. How many books now?"
+    run = a_run(tmp_path, [a_trajectory(question=question, turns=("",), ids=ids[0, len(prompt) :].tolist())])
     assert main([f"run={run}", f"model={SHIPPED}"]) == 0
     assert json.loads((run / "analysis/analysis.json").read_text())["warnings"] == []
 
@@ -199,21 +202,21 @@ def refused(words, capsys):
 def test_bad_input_is_one_line_with_the_fix(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert str(empty / "rollouts") in refused([f"run={empty}", f"model={SHIPPED}"], capsys)
-    run = a_run(tmp_path / "run", [a_row(0)])
+    assert str(empty / "record") in refused([f"run={empty}", f"model={SHIPPED}"], capsys)
+    run = a_run(tmp_path / "run", [a_trajectory(0)])
     assert "model=DIR" in refused([f"run={run}"], capsys), "it has no checkpoint"
     assert "step 9" in refused([f"run={run}", f"model={SHIPPED}", "steps=9"], capsys)
     assert "config.json" in refused([f"run={run}", f"model={empty}"], capsys)
     assert "high_share" in refused([f"run={run}", f"model={SHIPPED}", "high_share=1"], capsys)
-    old = a_run(tmp_path / "old", [msgspec.structs.replace(a_row(0), token_ids=b"", turns=())])
-    assert "step 2" in refused([f"run={old}", f"model={SHIPPED}"], capsys)
-    other = a_run(tmp_path / "other", [a_row(0, text="something else")])
+    other = a_run(tmp_path / "other", [a_trajectory(0)])
+    tokenizer = files.tokenizer_path(files.folder_of(other))
+    tokenizer.write_text(tokenizer.read_text().replace('"wait"', '"tiaw"').replace("Ġ", "_"))
     assert "p #0" in refused([f"run={other}", f"model={SHIPPED}"], capsys)
-    large = a_row(0, token_ids=zlib.compress(np.full(99, 10_000, "<i4").tobytes()))
-    assert "10000" in refused([f"run={a_run(tmp_path / 'large', [large])}", f"model={SHIPPED}"], capsys)
-    path = run / "rollouts/step-000002.jsonl"
+    large = a_run(tmp_path / "large", [a_trajectory(0, turns=("",), ids=[10_000] * 9)])
+    assert "10000" in refused([f"run={large}", f"model={SHIPPED}"], capsys)
+    [path] = files.folder_of(run).glob("steps/*")
     path.write_bytes(path.read_bytes()[:-20])
-    assert f"{path}, line 1" in refused([f"run={run}", f"model={SHIPPED}"], capsys)
+    assert "step 2" in refused([f"run={run}", f"model={SHIPPED}"], capsys)
 
 
 def test_a_checkpoint_that_lacks_a_weight_is_refused(tmp_path):
@@ -229,9 +232,9 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(tmp_path):
 
 
 def test_rollouts_are_chosen_over_all_groups():
-    rows = [a_row(at) for at in range(10)]
-    assert [row.sample for row in choose(rows, 4)] == [0, 2, 5, 7]
-    assert [row.sample for row in choose([*rows, a_row(99, tokens=0)], 20)] == list(range(10))
+    assert spread(range(10), 4) == [1, 4, 6, 9]
+    assert spread(range(3), 4) == [0, 1, 2]
+    assert spread([], 4) == []
 
 
 def test_the_reports_curves_are_drawn_where_they_can_be_compared_and_else_said(tmp_path):

@@ -11,7 +11,6 @@ import {
   figures,
   h,
   legend,
-  note,
   spread,
   stepChooser,
   toolbar,
@@ -19,9 +18,9 @@ import {
 } from "view/parts/dom";
 import { fixed, mean, percent, seconds, signed, sum, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
-import { chosenStep, groupSteps, RECORDS } from "view/parts/recorded";
+import { chosenStep, RECORDS, sampledTokens } from "view/parts/recorded";
 
-/** @import { Group, Groups, Member } from "view/answers" */
+/** @import { Group, Groups, Member, Outline } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 /** @typedef {"tokens" | "seconds"} Scale */
@@ -36,7 +35,8 @@ const FILTERS = {
   dropped: { text: "not trained", fits: ({ kept }) => !kept },
   wrong: {
     text: "with a tool error",
-    fits: ({ turns }) => turns.some(({ calls }) => calls.some(([outcome]) => outcome !== "ok")),
+    fits: ({ turns }) =>
+      turns.some(({ tool_uses }) => tool_uses.some(({ outcome }) => outcome !== "ok")),
   },
   cut: { text: "cut off", fits: ({ stop }) => stop !== "answer" },
   failed: { text: "failed", fits: ({ error }) => error !== null },
@@ -44,17 +44,13 @@ const FILTERS = {
 
 /** @param {Context} context */
 export async function groups({ run, runs, query, set, go }) {
-  const steps = groupSteps(runs[run]);
+  const steps = runs[run].recorded;
   if (!steps.length)
-    return empty(
-      "No groups are kept of this run",
-      `They come from the recording (record/) or from rollouts/*.jsonl. ${RECORDS}`,
-    );
+    return empty("No groups are recorded of this run", `They lie in record/steps. ${RECORDS}`);
   const step = chosenStep(steps, query.step);
   const answer = await ask("groups", { run, step });
   const filter = query.filter in FILTERS ? query.filter : "all";
-  const hasTimes = answer.source === "recording";
-  const scale = query.scale === "seconds" && hasTimes ? "seconds" : "tokens";
+  const scale = query.scale === "seconds" ? "seconds" : "tokens";
   const chooser = card(
     null,
     toolbar(
@@ -67,7 +63,7 @@ export async function groups({ run, runs, query, set, go }) {
       ),
       h("label", {}, "bars in"),
       choice(
-        hasTimes ? ["tokens", "seconds"].map((name) => [name, name]) : [["tokens", "tokens"]],
+        ["tokens", "seconds"].map((name) => [name, name]),
         scale,
         (value) => set({ ...query, scale: value }),
       ),
@@ -75,7 +71,7 @@ export async function groups({ run, runs, query, set, go }) {
   );
   /** @param {Group} group @param {Member} member */
   const open = (group, member) =>
-    go("trajectory", { step, group: group.group, sample: member.sample });
+    go("trajectory", { step, group: group.number, sample: member.sample });
   return [chooser, overview(answer), memberList(answer, FILTERS[filter].fits, scale, open)];
 }
 
@@ -89,7 +85,7 @@ function overview({ groups }) {
     return fixed(rewards.length ? mean(rewards) : null, 3);
   };
   /** @param {Member[]} members */
-  const tokens = (members) => whole(sum(members.map((member) => member.tokens)));
+  const tokens = (members) => whole(sum(members.map(({ turns }) => sampledTokens(turns))));
   /** @param {string} reason */
   const dropped = (reason) => whole(groups.filter(({ drop }) => drop === reason).length);
   /** @type {Record<string, number>} */
@@ -117,21 +113,16 @@ function overview({ groups }) {
  * @param {Scale} scale
  * @param {(group: Group, member: Member) => void} open
  */
-function memberList({ groups, source }, fits, scale, open) {
-  const longest = Math.max(
-    1,
-    ...groups.flatMap(({ trajectories }) => trajectories.map((member) => extent(member, scale))),
-  );
+function memberList({ groups, started_at }, fits, scale, open) {
+  const axis = scale === "tokens" ? inTokens(groups) : inSeconds(groups, started_at);
   const filled = groups
     .map((group) => ({ group, members: group.trajectories.filter(fits) }))
     .filter(({ members }) => members.length);
   const rows = filled.flatMap(({ group, members }) => [
     () => groupRow(group),
-    ...members.map(
-      (member) => () => memberRow(group, member, scale, longest, () => open(group, member)),
-    ),
+    ...members.map((member) => () => memberRow(group, member, axis, () => open(group, member))),
   ]);
-  const length = scale === "tokens" ? whole(longest) : seconds(longest);
+  const length = scale === "tokens" ? whole(axis.longest) : seconds(axis.longest);
   /** @type {[name: string, isNumber: boolean][]} */
   const columns = [
     ["#", false],
@@ -174,37 +165,78 @@ function memberList({ groups, source }, fits, scale, open) {
           row: (index) => rows[index](),
         })
       : empty("None here", "No trajectory of this step fits the filter."),
-    source === "rollouts"
-      ? note("Times and the selector's reasons are in a recording (record/) only.")
-      : null,
   );
 }
 
 /** @returns {[text: string, paint: string]} */
 const waiting = () => ["waits for a tool", color("tool_wait")];
 
+/** @typedef {{ from: number, to: number, outcome: string }} UseSpan */
+
 /**
- * @param {Member} member
- * @param {Scale} scale
+ * Where a turn and its tool uses begin and end on the bar of a trajectory.
+ * @typedef {{ from: number, to: number, uses: UseSpan[] }} Span
  */
-function extent({ tokens, turns }, scale) {
-  if (scale === "tokens") return tokens;
-  return Math.max(
-    0,
-    ...turns.flatMap(({ finished_s, calls }) => [
-      finished_s ?? 0,
-      ...calls.map(([, , finished_s]) => finished_s ?? 0),
-    ]),
-  );
+
+/**
+ * What the bars are drawn by. longest: the end of the one that reaches furthest.
+ * @typedef {{ longest: number, waits: boolean, spans: (turns: Outline[]) => Span[] }} Axis
+ */
+
+/**
+ * Returns an axis of sampled tokens, on which a tool use has no length.
+ * @param {Group[]} groups
+ * @returns {Axis}
+ */
+function inTokens(groups) {
+  const turns = groups.flatMap(({ trajectories }) => trajectories.map(({ turns }) => turns));
+  return {
+    longest: Math.max(1, ...turns.map(sampledTokens)),
+    waits: false,
+    spans(turns) {
+      let to = 0;
+      return turns.map(({ start, end, tool_uses }) => {
+        const from = to;
+        to += end - start;
+        const at = to;
+        return { from, to, uses: tool_uses.map(({ outcome }) => ({ from: at, to: at, outcome })) };
+      });
+    },
+  };
+}
+
+/**
+ * Returns an axis of seconds since the step began.
+ * @param {Group[]} groups
+ * @param {number} startedAt
+ * @returns {Axis}
+ */
+function inSeconds(groups, startedAt) {
+  const turns = groups.flatMap(({ trajectories }) => trajectories.flatMap(({ turns }) => turns));
+  const ends = turns.flatMap((turn) => [turn, ...turn.tool_uses].map((one) => one.finished_at));
+  return {
+    longest: ends.reduce((latest, at) => Math.max(latest, at - startedAt), 1e-9),
+    waits: true,
+    spans: (turns) =>
+      turns.map(({ started_at, finished_at, tool_uses }) => ({
+        from: started_at - startedAt,
+        to: finished_at - startedAt,
+        uses: tool_uses.map(({ dispatched_at, finished_at, outcome }) => ({
+          from: dispatched_at - startedAt,
+          to: finished_at - startedAt,
+          outcome,
+        })),
+      })),
+  };
 }
 
 /** @param {Group} group */
-function groupRow({ group, prompt_id, question, trajectories, drop, node }) {
+function groupRow({ number, prompt_id, question, trajectories, drop, node }) {
   const rewards = trajectories.map(({ reward }) => reward).filter((reward) => reward !== null);
   const kept = trajectories.filter((member) => member.kept).length;
   return h(
     "div",
-    { class: "item head group", "data-group": group },
+    { class: "item head group", "data-group": number },
     h("span", { class: "mono" }, prompt_id),
     h("span", { class: "muted", title: question }, question),
     h("span", { class: "number" }, `mean reward ${fixed(rewards.length ? mean(rewards) : null)}`),
@@ -216,12 +248,11 @@ function groupRow({ group, prompt_id, question, trajectories, drop, node }) {
 /**
  * @param {Group} group
  * @param {Member} member
- * @param {Scale} scale
- * @param {number} longest
+ * @param {Axis} axis
  * @param {() => void} onclick
  */
-function memberRow(group, member, scale, longest, onclick) {
-  const { sample, tokens, reward, kept, error, reasons, advantage, stop } = member;
+function memberRow(group, member, axis, onclick) {
+  const { sample, turns, reward, kept, error, reasons, advantage, stop } = member;
   const fate = error
     ? badge("failed", "bad")
     : kept
@@ -233,8 +264,8 @@ function memberRow(group, member, scale, longest, onclick) {
     "div",
     { class: `item members clickable${kept ? "" : " dim"}`, "data-sample": sample, onclick },
     h("span", { class: "muted number" }, String(sample)),
-    lengthBar(member, scale, longest),
-    figure(whole(tokens)),
+    lengthBar(turns, axis),
+    figure(whole(sampledTokens(turns))),
     figure(error ? "–" : fixed(reward)),
     h("span", {}, fate),
     figure(fixed(reasons.p_err)),
@@ -246,11 +277,10 @@ function memberRow(group, member, scale, longest, onclick) {
 }
 
 /**
- * @param {Member} member
- * @param {Scale} scale
- * @param {number} longest
+ * @param {Outline[]} turns
+ * @param {Axis} axis
  */
-function lengthBar({ turns }, scale, longest) {
+function lengthBar(turns, { longest, waits, spans }) {
   /** @param {number} value */
   const share = (value) => `${(100 * value) / longest}%`;
   /** @param {number} from @param {number} to */
@@ -258,28 +288,19 @@ function lengthBar({ turns }, scale, longest) {
     left: share(from),
     width: `max(1px, calc(${share(to - from)} - 1px))`,
   });
-  let before = 0;
-  const parts = turns.flatMap(({ tokens, started_s, finished_s, calls }, turn) => {
-    const inTokens = scale === "tokens";
-    const from = inTokens ? before : (started_s ?? 0);
-    const to = inTokens ? before + tokens : (finished_s ?? 0);
-    before += tokens;
-    return [
-      h("i", { class: turn % 2 ? "odd" : null, style: placed(from, to) }),
-      ...calls.flatMap(([outcome, dispatched_s, finished_s]) => [
-        inTokens
-          ? null
-          : h("i", { class: "wait", style: placed(dispatched_s ?? 0, finished_s ?? 0) }),
-        h("i", {
-          class: outcome === "ok" ? "tool" : "tool wrong",
-          style: { left: share(inTokens ? to : (finished_s ?? 0)) },
-        }),
-      ]),
-    ];
-  });
-  const calls = turns.flatMap((turn) => turn.calls.map(([outcome]) => outcome));
-  const lengths = turns.map(({ tokens }) => tokens).join(" + ");
+  const parts = spans(turns).flatMap(({ from, to, uses }, turn) => [
+    h("i", { class: turn % 2 ? "odd" : null, style: placed(from, to) }),
+    ...uses.flatMap((use) => [
+      waits ? h("i", { class: "wait", style: placed(use.from, use.to) }) : null,
+      h("i", {
+        class: use.outcome === "ok" ? "tool" : "tool wrong",
+        style: { left: share(use.to) },
+      }),
+    ]),
+  ]);
+  const outcomes = turns.flatMap((turn) => turn.tool_uses.map(({ outcome }) => outcome));
+  const lengths = turns.map(({ start, end }) => end - start).join(" + ");
   const text = `${turns.length} turns of ${lengths} tokens`;
-  const outcomes = calls.length ? `\ncalls: ${calls.join(", ")}` : "";
-  return h("div", { class: "length", ...withTip(text + outcomes) }, parts);
+  const calls = outcomes.length ? `\ncalls: ${outcomes.join(", ")}` : "";
+  return h("div", { class: "length", ...withTip(text + calls) }, parts);
 }

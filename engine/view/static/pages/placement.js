@@ -94,10 +94,8 @@ function rules({ rules, decisions }) {
       rule,
       count,
       headroom: mean(own.map(({ headroom_blocks }) => headroom_blocks)),
-      waited: mean(own.map(({ waited_s }) => waited_s)),
-      cached: mean(
-        own.map(({ cached_tokens, input_tokens }) => cached_tokens / Math.max(1, input_tokens)),
-      ),
+      waited: mean(own.map(waited)),
+      cached: mean(own.map(({ cached_tokens, start }) => cached_tokens / Math.max(1, start))),
     };
   });
   return namedCard(
@@ -167,15 +165,25 @@ function rivals({ sentence, lever, rows }) {
   ];
 }
 
-/** @type {{ name: string, number: boolean, text: (decision: Decision) => string }[]} */
+/** Returns how long a turn waited for its place. @param {Decision} decision */
+const waited = ({ queued_at, started_at }) => started_at - queued_at;
+
+/**
+ * startedAt: of the step.
+ * @type {{
+ *   name: string,
+ *   number: boolean,
+ *   text: (decision: Decision, startedAt: number) => string,
+ * }[]}
+ */
 const COLUMNS = [
-  { name: "at", number: true, text: ({ at_s }) => seconds(at_s) },
+  { name: "at", number: true, text: ({ at }, startedAt) => seconds(at - startedAt) },
   { name: "trajectory", number: false, text: ({ group, sample }) => `group ${group} #${sample}` },
   { name: "turn", number: true, text: ({ turn }) => String(turn) },
   { name: "replica", number: true, text: ({ replica }) => String(replica) },
   { name: "rule", number: false, text: ({ rule }) => rule },
   { name: "blocks left", number: true, text: ({ headroom_blocks }) => fixed(headroom_blocks, 1) },
-  { name: "waited", number: true, text: ({ waited_s }) => seconds(waited_s) },
+  { name: "waited", number: true, text: (decision) => seconds(waited(decision)) },
   { name: "cached", number: true, text: ({ cached_tokens }) => whole(cached_tokens) },
   {
     name: "stay / go",
@@ -189,7 +197,7 @@ const COLUMNS = [
  * @param {Placement} placement
  * @param {(decision: Decision) => void} onclick
  */
-function decisions({ decisions }, onclick) {
+function decisions({ decisions, started_at }, onclick) {
   if (!decisions.length) return card("Decisions", noDecisions());
   return card(
     "Decisions in their order",
@@ -208,7 +216,7 @@ function decisions({ decisions }, onclick) {
           "div",
           { class: "item decisions clickable", onclick: () => onclick(decisions[index]) },
           COLUMNS.map(({ number, text }) =>
-            h("span", { class: number ? "number" : null }, text(decisions[index])),
+            h("span", { class: number ? "number" : null }, text(decisions[index], started_at)),
           ),
         ),
     }),

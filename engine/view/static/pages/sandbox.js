@@ -106,10 +106,10 @@ async function recorded({ run, runs, query, set, go }) {
     toolbar(
       h("label", {}, "calls of"),
       choice(SPANS, count, (value) => set({ ...query, count: value })),
-      h("span", { class: "muted number" }, `${span}: ${whole(answer.at.length)} calls`),
+      h("span", { class: "muted number" }, `${span}: ${whole(answer.name.length)} calls`),
     ),
   );
-  if (!answer.at.length)
+  if (!answer.name.length)
     return [
       chooser,
       card("Calls", empty("No call was made in these steps", "The model answered without a tool.")),
@@ -128,15 +128,15 @@ async function recorded({ run, runs, query, set, go }) {
 }
 
 /** @param {ToolCalls} answer */
-function outcomes({ tool, outcome, executed, latency_s }) {
+function outcomes({ name, outcome, executed, latency_s }) {
   /** @typedef {{ tool: string, outcome: string, refused: boolean, latencies: number[] }} Kind */
   /** @type {Map<string, Kind>} */
   const kinds = new Map();
-  outcome.forEach((name, call) => {
+  outcome.forEach((each, call) => {
     const refused = !executed[call];
-    const text = refused ? `refused (${name})` : name;
-    const key = `${tool[call]} ${text}`;
-    const kind = kinds.get(key) ?? { tool: tool[call], outcome: text, refused, latencies: [] };
+    const text = refused ? `refused (${each})` : each;
+    const key = `${name[call]} ${text}`;
+    const kind = kinds.get(key) ?? { tool: name[call], outcome: text, refused, latencies: [] };
     kind.latencies.push(latency_s[call]);
     kinds.set(key, kind);
   });
@@ -231,15 +231,15 @@ function slowCall(run, slow, open) {
     h(
       "summary",
       {},
-      h("b", { class: "number" }, seconds(slow.latency_s)),
-      ` ${slow.tool} `,
+      h("b", { class: "number" }, seconds(slow.finished_at - slow.dispatched_at)),
+      ` ${slow.name} `,
       outcomeBadge(slow.outcome),
       ` step ${step}, group ${group} #${sample}`,
     ),
     h("h3", {}, "program"),
     h("pre", {}, programOf(slow.arguments)),
     h("h3", {}, "what the model read"),
-    h("pre", {}, slow.reply),
+    h("pre", {}, slow.response),
     toolbar(buttons, h("button", { onclick: open }, "its trajectory")),
     result,
   );

@@ -17,10 +17,10 @@ import {
 } from "view/parts/dom";
 import { fixed, number, percent, seconds, signed, whole } from "view/parts/format";
 import { programOf } from "view/parts/program";
-import { chosenStep, freeBlocks, groupSteps } from "view/parts/recorded";
+import { chosenStep, freeBlocks, RECORDS, sampledTokens } from "view/parts/recorded";
 import { tokenView } from "view/parts/tokens";
 
-/** @import { Call, Groups, Placed, Sequence, Trajectory, Turn } from "view/answers" */
+/** @import { Groups, Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
 /** @import { Replay, Told } from "view/answers" */
 /** @import { Context } from "view/main" */
 /** @import { Child } from "view/parts/dom" */
@@ -32,22 +32,22 @@ import { tokenView } from "view/parts/tokens";
 
 /** @param {Context} context */
 export async function trajectory({ run, runs, query, set, go }) {
-  const steps = groupSteps(runs[run]);
+  const steps = runs[run].recorded;
   if (!steps.length)
     return empty(
-      "No trajectories are kept of this run",
-      "They come from the recording (record/) or from rollouts/*.jsonl.",
+      "No trajectories are recorded of this run",
+      `They lie in record/steps. ${RECORDS}`,
     );
   const step = chosenStep(steps, query.step);
   const groups = await ask("groups", { run, step });
-  const all = groups.groups.flatMap(({ group, trajectories }) =>
-    trajectories.map(({ sample }) => ({ group, sample })),
+  const all = groups.groups.flatMap(({ number, trajectories }) =>
+    trajectories.map(({ sample }) => ({ group: number, sample })),
   );
   const at = query.group === undefined ? interesting(groups) : indexOf(all, query);
   const { group, sample } = all[at];
   const answer = await ask("trajectory", { run, step, group, sample });
-  const chosen = Math.min(Number(query.sequence ?? 0), answer.sequences.length - 1);
-  const sequence = answer.sequences[chosen];
+  const chosen = Math.min(Number(query.part ?? 0), answer.parts.length - 1);
+  const part = answer.parts[chosen];
   /** @param {number} index @param {string} label @param {string} text */
   const neighbour = (index, label, text) =>
     h(
@@ -67,16 +67,16 @@ export async function trajectory({ run, runs, query, set, go }) {
         neighbour(at - 1, "trajectory before", "‹"),
         h("span", { class: "number" }, `${at + 1} of ${all.length}`),
         neighbour(at + 1, "trajectory after", "›"),
-        h("span", { class: "mono" }, `${answer.prompt_id} #${sample}`),
+        h("span", { class: "mono" }, `${answer.prompt.id} #${sample}`),
         answer.kept ? badge("trained", "good") : badge(answer.drop ?? "not chosen"),
-        answer.error ? badge(`${answer.error[0]}: ${answer.error[1]}`, "bad") : null,
-        answer.sequences.length > 1
+        answer.error ? badge(`${answer.error.boundary}: ${answer.error.message}`, "bad") : null,
+        answer.parts.length > 1
           ? [
-              h("label", {}, "sequence"),
+              h("label", {}, "token sequence"),
               choice(
-                answer.sequences.map((_, index) => [index, String(index)]),
+                answer.parts.map((_, index) => [index, String(index)]),
                 chosen,
-                (value) => set({ ...query, step, group, sample, sequence: value }),
+                (value) => set({ ...query, step, group, sample, part: value }),
               ),
             ]
           : null,
@@ -86,9 +86,9 @@ export async function trajectory({ run, runs, query, set, go }) {
     namedCard(
       "conversation",
       "Conversation",
-      conversation(answer, sequence, chosen === 0 ? { run, step, group, sample } : null),
+      conversation(answer, part, chosen === 0 ? { run, step, group, sample } : null),
     ),
-    tokenView(answer, sequence, query.color ?? null, (value) =>
+    tokenView(answer, part, query.color ?? null, (value) =>
       set({ ...query, step, group, sample, color: value }),
     ),
   ];
@@ -120,46 +120,55 @@ function interesting({ groups }) {
 
 /** @param {Trajectory} trajectory */
 function facts(trajectory) {
-  const { error, reward, advantage, kept, reasons, scores, stop, seed } = trajectory;
-  const { prompt_tokens, sampled_tokens, wall_s, temperature } = trajectory;
+  const { prompt, error, reward, advantage, kept, reasons, scores, stop } = trajectory;
+  const { started_at, finished_at, seed, temperature, parts } = trajectory;
   const others = Object.entries(reasons)
     .filter(([name]) => name !== "probability")
     .map(([name, value]) => `${name} ${number(value)}`);
-  const after = prompt_tokens === undefined ? "" : `, after ${whole(prompt_tokens)} of the prompt`;
+  const [first] = parts[0].turns;
+  const after = first ? `, after ${whole(first.start)} of the prompt` : "";
   /** @type {[name: string, value: string, note: string][]} */
   const named = Object.entries(scores).map(([name, value]) => [name, number(value), "score"]);
   return figures([
-    ["Reward", error ? "–" : fixed(reward), `expected ${trajectory.expected || "–"}`],
+    ["Reward", error ? "–" : fixed(reward), `expected ${prompt.answer || "–"}`],
     ["Advantage", signed(advantage, 3), kept ? "trained" : "not trained"],
     ["Chosen with", percent(reasons.probability), others.join(", ") || "no reasons recorded"],
-    ["Tokens", whole(sampled_tokens), `sampled${after}`],
-    ["End", stop, wall_s === undefined ? "" : `after ${seconds(wall_s)}`],
-    ["Seed", seed ?? "–", temperature === undefined ? "" : `temperature ${number(temperature)}`],
+    ["Tokens", whole(sampledTokens(parts.flatMap(({ turns }) => turns))), `sampled${after}`],
+    ["End", stop, `after ${seconds(finished_at - started_at)}`],
+    ["Seed", seed, `temperature ${number(temperature)}`],
     ...named,
   ]);
 }
 
 /**
  * @param {Trajectory} trajectory
- * @param {Sequence} sequence
+ * @param {Part} part
  * @param {Place | null} place
  * @returns {Child[]}
  */
-function conversation({ messages, sequences, text }, sequence, place) {
-  const given = messages.map(({ role, content }) =>
+function conversation({ prompt, started_at }, part, place) {
+  const given = prompt.messages.map(({ role, content }) =>
     h("div", { class: "message given" }, h("div", { class: "who" }, role), h("pre", {}, content)),
   );
-  if (text && sequences.every(({ turns }) => !turns.length))
-    return [...given, h("div", { class: "message" }, h("pre", {}, text))];
-  return [...given, ...sequence.turns.map((turn, index) => turnView(turn, index, place))];
+  return [...given, ...part.turns.map((turn, index) => turnView(turn, index, started_at, place))];
 }
+
+/**
+ * Returns "0.1 s to 0.4 s" for what happened between two moments of a trajectory.
+ * @param {number} startedAt of the trajectory
+ * @param {number} from
+ * @param {number} to
+ */
+const between = (startedAt, from, to) =>
+  `${seconds(from - startedAt)} to ${seconds(to - startedAt)}`;
 
 /**
  * @param {Turn} turn
  * @param {number} index
+ * @param {number} startedAt of the trajectory
  * @param {Place | null} place
  */
-function turnView(turn, index, place) {
+function turnView(turn, index, startedAt, place) {
   return h(
     "div",
     { class: "message", "data-turn": index },
@@ -168,24 +177,25 @@ function turnView(turn, index, place) {
       { class: "who" },
       h("b", {}, `turn ${index}`),
       h("span", {}, `${whole(turn.end - turn.start)} tokens`),
-      turnTimes(turn),
+      turnTimes(turn, startedAt),
       turn.truncated ? badge("cut off", "warn") : null,
     ),
     h("pre", {}, turn.text ?? "The text needs the run's tokenizer, which is missing."),
-    turn.calls.map((call) => callView(call, turn)),
+    turn.tool_uses.map((use) => useView(use, turn, startedAt)),
     h("div", { class: "placed" }, turn.placed.map(placedText)),
     place && turn.placed.length ? replayFrom(index, place) : null,
   );
 }
 
-/** @param {Turn} turn */
-function turnTimes({ start, end, queued_s, started_s, finished_s, replica, cached_tokens }) {
-  if (started_s === undefined || finished_s === undefined || queued_s === undefined) return null;
-  const rate = (end - start) / Math.max(1e-9, finished_s - started_s);
+/** @param {Turn} turn @param {number} startedAt */
+function turnTimes(turn, startedAt) {
+  const { start, end, queued_at, started_at, finished_at, replica, cached_tokens } = turn;
+  const rate = (end - start) / Math.max(1e-9, finished_at - started_at);
+  const times = between(startedAt, started_at, finished_at);
   return [
-    h("span", {}, `${seconds(started_s)} to ${seconds(finished_s)}, ${whole(rate)} tokens/s`),
+    h("span", {}, `${times}, ${whole(rate)} tokens/s`),
     badge(`replica ${replica}`, "accent"),
-    h("span", {}, `waited ${seconds(started_s - queued_s)}`),
+    h("span", {}, `waited ${seconds(started_at - queued_at)}`),
     h("span", {}, `${whole(cached_tokens)} of ${whole(start)} tokens from the prefix cache`),
   ];
 }
@@ -233,10 +243,10 @@ function beside({ first_difference, weights, recorded, again }) {
       {},
       h("b", {}, name),
       h("span", { class: "muted" }, ` ${error ?? stop}, ${whole(tokens)} tokens`),
-      turns.map(({ text, calls }) => [
+      turns.map(({ text, tool_uses }) => [
         h("pre", {}, text),
-        calls.map(({ name, outcome, reply }) =>
-          h("pre", { class: "muted" }, `${name} (${outcome}): ${reply}`),
+        tool_uses.map(({ name, outcome, response }) =>
+          h("pre", { class: "muted" }, `${name} (${outcome}): ${response}`),
         ),
       ]),
     );
@@ -258,46 +268,41 @@ function placedText({ replica, rule, headroom_blocks, stay_s, go_s, free_blocks 
 }
 
 /**
- * @param {Call} call
+ * @param {ToolUse} use
  * @param {Turn} turn
+ * @param {number} startedAt of the trajectory
  */
-function callView(call, turn) {
+function useView(use, turn, startedAt) {
+  const took = seconds(use.finished_at - use.dispatched_at);
   return h(
     "details",
-    { class: call.outcome === "ok" ? "call" : "call wrong" },
+    { class: use.outcome === "ok" ? "call" : "call wrong" },
     h(
       "summary",
       {},
-      h("b", {}, call.name),
+      h("b", {}, use.name),
       " ",
-      outcomeBadge(call.outcome),
-      callTimes(call),
-      call.executed === false ? " refused" : null,
+      outcomeBadge(use.outcome),
+      ` ${took}, ${seconds(use.overlap_s)} during the turn`,
+      use.executed ? null : " refused",
     ),
-    overlap(call, turn),
+    overlap(use, turn, startedAt),
     h("h3", {}, "call"),
-    h("pre", {}, programOf(call.arguments)),
+    h("pre", {}, programOf(use.arguments)),
     h("h3", {}, "what the model read"),
-    h("pre", {}, call.reply),
+    h("pre", {}, use.response),
   );
-}
-
-/** @param {Call} call */
-function callTimes({ dispatched_s, finished_s, overlap_s }) {
-  if (dispatched_s === undefined || finished_s === undefined) return null;
-  return ` ${seconds(finished_s - dispatched_s)}, ${seconds(overlap_s)} during the turn`;
 }
 
 /**
  * Returns the turn and the call on one axis: what of the call ran while the model still wrote.
- * @param {Call} call
+ * @param {ToolUse} use
  * @param {Turn} turn
+ * @param {number} startedAt of the trajectory
  */
-function overlap({ dispatched_s, finished_s }, turn) {
-  if (dispatched_s === undefined || finished_s === undefined) return null;
-  if (turn.started_s === undefined || turn.finished_s === undefined) return null;
-  const from = Math.min(turn.started_s, dispatched_s);
-  const length = Math.max(turn.finished_s, finished_s) - from || 1;
+function overlap({ dispatched_at, finished_at }, turn, startedAt) {
+  const from = Math.min(turn.started_at, dispatched_at);
+  const length = Math.max(turn.finished_at, finished_at) - from || 1;
   /** @param {string} kind @param {number} begin @param {number} end */
   const bar = (kind, begin, end) =>
     h("i", {
@@ -308,12 +313,12 @@ function overlap({ dispatched_s, finished_s }, turn) {
       },
     });
   const text =
-    `turn ${seconds(turn.started_s)} to ${seconds(turn.finished_s)}\n` +
-    `call ${seconds(dispatched_s)} to ${seconds(finished_s)}`;
+    `turn ${between(startedAt, turn.started_at, turn.finished_at)}\n` +
+    `call ${between(startedAt, dispatched_at, finished_at)}`;
   return h(
     "div",
     { class: "overlap", title: "above: the turn, below: the call", ...withTip(text) },
-    bar("turn", turn.started_s, turn.finished_s),
-    bar("tool", dispatched_s, finished_s),
+    bar("turn", turn.started_at, turn.finished_at),
+    bar("tool", dispatched_at, finished_at),
   );
 }

@@ -1,18 +1,17 @@
 // What several pages say about a run's record: which steps it has, and the names of its replicas.
 
-import { whole } from "view/parts/format";
+import { sum, whole } from "view/parts/format";
 
-/** @import { Run } from "view/answers" */
+/** @import { Outline } from "view/answers" */
 
 /** Says what to do for a page that needs the record. */
 export const RECORDS = "A run records itself unless record.max_mb=0.";
 
 /**
- * Returns the steps whose groups are kept.
- * @param {Run} run
+ * Returns how many tokens were sampled in some turns.
+ * @param {Pick<Outline, "start" | "end">[]} turns
  */
-export const groupSteps = ({ recorded, rollouts }) =>
-  [...new Set([...recorded, ...rollouts])].sort((a, b) => a - b);
+export const sampledTokens = (turns) => sum(turns.map(({ start, end }) => end - start));
 
 /**
  * Returns the step that the address asks for if it is there, else the last one.

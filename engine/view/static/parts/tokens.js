@@ -15,9 +15,9 @@ import {
   tip,
   toolbar,
 } from "view/parts/dom";
-import { fixed, mean, number, signed, sum, whole } from "view/parts/format";
+import { fixed, mean, number, signed, whole } from "view/parts/format";
 
-/** @import { Sequence, Tokens, Trajectory } from "view/answers" */
+/** @import { Column, Part, Tokens, Trajectory } from "view/answers" */
 /** @import { Child } from "view/parts/dom" */
 /** @import { Maybe } from "view/parts/format" */
 
@@ -26,36 +26,36 @@ import { fixed, mean, number, signed, sum, whole } from "view/parts/format";
 const CHUNK = 200;
 const SCALE = 20_000; // values that decide where the colours are full
 
-/** @typedef {"mask" | "ratio" | "entropy" | "logprob" | "push" | "version"} Mode */
+/**
+ * The column that tokens are coloured by.
+ * @typedef {"sampled_T" | "ratio_T" | "learner_entropy_T" | "logprobs_T" | "learner_push_T"
+ *   | "versions_T"} Mode
+ */
 /** @type {Record<Mode, string>} */
 const MODES = {
-  mask: "who wrote it",
-  ratio: "ratio",
-  entropy: "entropy",
-  logprob: "log-probability",
-  push: "gradient of the loss",
-  version: "weight version",
+  sampled_T: "who wrote it",
+  ratio_T: "ratio",
+  learner_entropy_T: "entropy",
+  logprobs_T: "log-probability",
+  learner_push_T: "gradient of the loss",
+  versions_T: "weight version",
 };
 
 /**
  * @param {Trajectory} trajectory
- * @param {Sequence} sequence
+ * @param {Part} part
  * @param {string | null} asked the mode that the address names
  * @param {(mode: Mode) => void} onchange
  */
-export function tokenView(trajectory, sequence, asked, onchange) {
-  const tokens = sequence.tokens;
+export function tokenView(trajectory, { tokens }, asked, onchange) {
   if (!tokens)
     return namedCard(
       "token-view",
       "Tokens",
-      empty(
-        "The tokens of this trajectory are not kept",
-        "They are in a recording (record/steps), or as token_ids in rollouts/*.jsonl.",
-      ),
+      empty("The tokens cannot be read", "The record of this step (record/steps) is damaged."),
     );
-  const modes = /** @type {Mode[]} */ (Object.keys(MODES)).filter((mode) => hasMode(tokens, mode));
-  const preferred = modes.includes("ratio") && trajectory.kept ? "ratio" : "mask";
+  const modes = /** @type {Mode[]} */ (Object.keys(MODES)).filter((mode) => tokens[mode]);
+  const preferred = modes.includes("ratio_T") && trajectory.kept ? "ratio_T" : "sampled_T";
   const mode = modes.find((name) => name === asked) ?? preferred;
   const clipped = clippedTokens(trajectory, tokens);
   return namedCard(
@@ -76,25 +76,12 @@ export function tokenView(trajectory, sequence, asked, onchange) {
     modeLegend(mode, tokens),
     strip(tokens, mode, clipped),
     curves(tokens),
-    trajectory.whole ? null : whyNoNumbers(trajectory),
+    trajectory.whole ? null : note(NOT_WHOLE),
   );
 }
 
-/**
- * @param {Tokens} tokens
- * @param {Mode} mode
- */
-const hasMode = (tokens, mode) => mode === "mask" || Boolean(tokens[mode]);
-
-/** @param {Trajectory} trajectory */
-function whyNoNumbers(trajectory) {
-  return note(
-    trajectory.source === "recording"
-      ? "Log-probabilities are kept for some groups of each step (record.token_groups), " +
-          "not for this one."
-      : "Log-probabilities are in a recording (record/) only.",
-  );
-}
+const NOT_WHOLE =
+  "Log-probabilities are kept for some groups of a step (record.token_groups), not for this one.";
 
 /**
  * @param {Tokens} tokens
@@ -109,13 +96,13 @@ function strip(tokens, mode, clipped) {
     tip(event, at === undefined ? "" : tokenText(tokens, Number(at), clipped));
   });
   let chunk = place.appendChild(h("div", { class: "chunk" }));
-  tokens.ids.forEach((id, at) => {
+  tokens.token_ids_T.forEach((id, at) => {
     if (chunk.childElementCount >= CHUNK && chunk.lastChild?.textContent?.endsWith("\n"))
       chunk = place.appendChild(h("div", { class: "chunk" }));
     const element = document.createElement("span");
-    element.textContent = tokens.text ? tokens.text[at] || "·" : `${id} `;
+    element.textContent = tokens.text_T ? tokens.text_T[at] || "·" : `${id} `;
     element.dataset.at = String(at);
-    element.classList.toggle("given", !tokens.sampled[at]);
+    element.classList.toggle("given", !tokens.sampled_T[at]);
     element.classList.toggle("clipped", clipped.has(at));
     element.classList.add(...uncertainKinds(tokens, at));
     const background = paint(at);
@@ -130,13 +117,9 @@ function strip(tokens, mode, clipped) {
  * @param {Trajectory} trajectory
  * @param {Tokens} tokens
  */
-function clippedTokens({ advantage }, { push, learner_logprob }) {
-  const none = advantage === 0 || !push || !learner_logprob;
-  return positions(none ? [] : push, (value, at) => value === 0 && learner_logprob?.[at] !== null);
+function clippedTokens({ advantage }, { learner_push_T }) {
+  return positions(advantage === 0 ? [] : (learner_push_T ?? []), (value) => value === 0);
 }
-
-/** @type {("forking" | "reflection")[]} */
-const UNCERTAIN = ["forking", "reflection"];
 
 /**
  * Returns what a token of high entropy is: with it the model doubts or checks itself (forking), or
@@ -144,7 +127,10 @@ const UNCERTAIN = ["forking", "reflection"];
  * @param {Tokens} tokens
  * @param {number} at
  */
-const uncertainKinds = (tokens, at) => UNCERTAIN.filter((kind) => tokens[kind]?.[at] === 1);
+const uncertainKinds = ({ forking_T, reflection_T }, at) => [
+  ...(forking_T?.[at] ? ["forking"] : []),
+  ...(reflection_T?.[at] ? ["reflection"] : []),
+];
 
 /**
  * @param {(number | null)[]} values
@@ -166,26 +152,26 @@ function positions(values, isWanted) {
  * @returns {(at: number) => string | null}
  */
 function painter(tokens, mode) {
-  if (mode === "mask") return (at) => (tokens.sampled[at] ? faded("accent", 22) : null);
-  if (mode === "version") {
-    const version = tokens.version ?? [];
+  if (mode === "sampled_T") return (at) => (tokens.sampled_T[at] ? faded("accent", 22) : null);
+  if (mode === "versions_T") {
+    const version = tokens.versions_T ?? [];
     const known = versions(tokens);
     return (at) => (version[at] < 0 ? null : faded(`run-${known.indexOf(version[at]) % 6}`, 30));
   }
   const values = tokens[mode] ?? [];
-  const neutral = mode === "ratio" ? 1 : 0;
+  const neutral = mode === "ratio_T" ? 1 : 0;
   /** @param {number} value */
   const size = (value) =>
-    mode === "ratio" ? Math.abs(Math.log(Math.max(1e-9, value))) : Math.abs(value);
+    mode === "ratio_T" ? Math.abs(Math.log(Math.max(1e-9, value))) : Math.abs(value);
   const most = Math.max(1e-9, ...sample(values.filter(isValue).map(size)));
   /** @param {number} value */
   const paint = (value) => {
-    if (mode === "entropy" || mode === "logprob") return "tool_wait";
+    if (mode === "learner_entropy_T" || mode === "logprobs_T") return "tool_wait";
     return value > neutral ? "good" : "bad";
   };
   return (at) => {
     const value = values[at];
-    if (!isValue(value) || !tokens.sampled[at]) return null;
+    if (!isValue(value) || !tokens.sampled_T[at]) return null;
     return faded(paint(value), 70 * Math.min(1, size(value) / most));
   };
 }
@@ -203,8 +189,8 @@ const sample = (values) =>
     : values.filter((_, at) => at % Math.ceil(values.length / SCALE) === 0);
 
 /** The versions of the weights that sampled tokens, in order. @param {Tokens} tokens */
-const versions = ({ version }) =>
-  [...new Set((version ?? []).filter((one) => one >= 0))].sort((a, b) => a - b);
+const versions = ({ versions_T }) =>
+  [...new Set((versions_T ?? []).filter((one) => one >= 0))].sort((a, b) => a - b);
 
 /**
  * @param {Tokens} tokens
@@ -213,19 +199,21 @@ const versions = ({ version }) =>
  */
 function tokenText(tokens, at, clipped) {
   const lines = [
-    `${JSON.stringify(tokens.text?.[at] ?? "")}  id ${tokens.ids[at]}, position ${at}`,
+    `${JSON.stringify(tokens.text_T?.[at] ?? "")}  id ${tokens.token_ids_T[at]}, position ${at}`,
   ];
-  if (!tokens.sampled[at]) return [...lines, "given, not sampled"].join("\n");
-  if (tokens.logprob) lines.push(`sampler ${fixed(tokens.logprob[at], 4)}`);
-  if (isValue(tokens.learner_logprob?.[at])) {
+  if (!tokens.sampled_T[at]) return [...lines, "given, not sampled"].join("\n");
+  if (tokens.logprobs_T) lines.push(`sampler ${fixed(tokens.logprobs_T[at], 4)}`);
+  if (isValue(tokens.learner_logprobs_T?.[at])) {
     lines.push(
-      `learner ${fixed(tokens.learner_logprob?.[at], 4)}`,
-      `ratio ${fixed(tokens.ratio?.[at], 4)}${clipped.has(at) ? ", clipped" : ""}`,
-      ["entropy", fixed(tokens.entropy?.[at], 4), ...uncertainKinds(tokens, at)].join(" "),
-      `gradient ${signed(tokens.push?.[at], 4)}`,
+      `learner ${fixed(tokens.learner_logprobs_T?.[at], 4)}`,
+      `ratio ${fixed(tokens.ratio_T?.[at], 4)}${clipped.has(at) ? ", clipped" : ""}`,
+      ["entropy", fixed(tokens.learner_entropy_T?.[at], 4), ...uncertainKinds(tokens, at)].join(
+        " ",
+      ),
+      `gradient ${signed(tokens.learner_push_T?.[at], 4)}`,
     );
   }
-  if (tokens.version) lines.push(`weight version ${tokens.version[at]}`);
+  if (tokens.versions_T) lines.push(`weight version ${tokens.versions_T[at]}`);
   return lines.join("\n");
 }
 
@@ -234,17 +222,18 @@ function tokenText(tokens, at, clipped) {
  * @param {Set<number>} clipped
  */
 function figures(tokens, clipped) {
-  const trained = [...positions(tokens.learner_logprob ?? [], isValue)];
-  /** @param {(number | null)[] | null | undefined} values */
+  const trained = [...positions(tokens.learner_logprobs_T ?? [], isValue)];
+  /** @param {Column} values */
   const meanOf = (values) => {
     const known = trained.map((at) => values?.[at]).filter(isValue);
     return known.length ? mean(known) : null;
   };
-  const parts = [`${whole(tokens.ids.length)} tokens, ${whole(sum(tokens.sampled))} sampled`];
+  const sampled = tokens.sampled_T.filter(Boolean).length;
+  const parts = [`${whole(tokens.token_ids_T.length)} tokens, ${whole(sampled)} sampled`];
   if (trained.length) {
     parts.push(`${whole(trained.length)} trained`, `${whole(clipped.size)} clipped`);
-    parts.push(`mean ratio ${fixed(meanOf(tokens.ratio), 4)}`);
-    if (tokens.entropy) parts.push(`mean entropy ${number(meanOf(tokens.entropy))}`);
+    parts.push(`mean ratio ${fixed(meanOf(tokens.ratio_T), 4)}`);
+    parts.push(`mean entropy ${number(meanOf(tokens.learner_entropy_T))}`);
   }
   const known = versions(tokens);
   if (known.length) parts.push(`weight version ${known.join(", ")}`);
@@ -258,27 +247,27 @@ function figures(tokens, clipped) {
 function modeLegend(mode, tokens) {
   /** @type {Record<Mode, [text: string, paint: string][]>} */
   const entries = {
-    mask: [
+    sampled_T: [
       ["sampled by the policy (trained on)", faded("accent", 22)],
       ["given: prompt and tool replies", "transparent"],
     ],
-    ratio: [
+    ratio_T: [
       ["likelier to the learner than to the sampler", faded("good")],
       ["less likely", faded("bad")],
     ],
-    entropy: [["high entropy", faded("tool_wait")]],
-    logprob: [["unlikely to the sampler", faded("tool_wait")]],
-    push: [
+    learner_entropy_T: [["high entropy", faded("tool_wait")]],
+    logprobs_T: [["unlikely to the sampler", faded("tool_wait")]],
+    learner_push_T: [
       ["the loss makes it likelier", faded("good")],
       ["less likely", faded("bad")],
     ],
-    version: versions(tokens).map((version, at) => [
+    versions_T: versions(tokens).map((version, at) => [
       `version ${version}`,
       faded(`run-${at % 6}`, 30),
     ]),
   };
   /** @type {[text: string, paint: string][]} */
-  const marks = tokens.push
+  const marks = tokens.learner_push_T
     ? [
         ["underlined: clipped", color("bad")],
         ["forking: doubts or checks itself, of high entropy", color("tool_wait")],
@@ -293,10 +282,10 @@ function modeLegend(mode, tokens) {
  * @returns {Child}
  */
 function curves(tokens) {
-  if (!tokens.learner_logprob) return null;
-  /** @param {(number | null)[] | null | undefined} values */
+  if (!tokens.learner_logprobs_T) return null;
+  /** @param {Column} values */
   const sampled = (values) => {
-    const at = [...positions(values ?? [], (value, at) => isValue(value) && !!tokens.sampled[at])];
+    const at = [...positions(values ?? [], (value, at) => isValue(value) && tokens.sampled_T[at])];
     return { x: at, y: at.map((one) => values?.[one] ?? null) };
   };
   const options = { horizontal: "position", height: 170, cursor: "tokens" };
@@ -308,10 +297,10 @@ function curves(tokens) {
       title: "Log-probability",
       unit: "by position",
       series: [
-        { label: "sampler", ...sampled(tokens.logprob), paint: color("run-0") },
+        { label: "sampler", ...sampled(tokens.logprobs_T), paint: color("run-0") },
         {
           label: "learner",
-          ...sampled(tokens.learner_logprob),
+          ...sampled(tokens.learner_logprobs_T),
           paint: color("run-1"),
           dash: [4, 3],
         },
@@ -321,7 +310,7 @@ function curves(tokens) {
       ...options,
       title: "Ratio",
       unit: "learner to sampler, by position",
-      series: [{ label: "ratio", ...sampled(tokens.ratio), paint: color("run-2") }],
+      series: [{ label: "ratio", ...sampled(tokens.ratio_T), paint: color("run-2") }],
     }),
   );
 }

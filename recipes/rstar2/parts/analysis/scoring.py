@@ -28,10 +28,10 @@ from algo.learner.model.scorer import Scorer
 from algo.learner.model.supported import check_structure, empty
 from engine.diagnosis.token_kinds import mark
 from engine.rollout.chat_template import TextStream
-from engine.stages.write_rollouts import Rollout
+from engine.types import Trajectory
 from recipes.rstar2.parts.analysis.token_entropy import Scored
 
-CHECKED = 16  # rollouts whose text the tokenizer must give back
+CHECKED = 16  # trajectories whose text the tokenizer must give back
 CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole character
 
 
@@ -57,43 +57,37 @@ class EntropyScorer:
         self._scorer = Scorer(loaded.to(self.device, dtype), fp32_head=on_gpu).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer
 
-    def check(self, rows: Sequence[Rollout]) -> None:
-        """Raises ValueError where the rollouts hold no ids, or those of another model's vocabulary or tokenizer."""
-        for row in rows:
-            if not len(row.ids):
-                raise ValueError(
-                    f"the rollouts of step {row.step} hold no token ids: they were written by an earlier version. "
-                    "Fix: go on with the run, or make it again, and analyse the steps that it writes then"
-                )
-            if row.ids.max() >= self.vocabulary:
-                raise self._other_model(row, f"token {row.ids.max()}, and it has {self.vocabulary}")
-        for row in rows[:CHECKED]:
-            text = "".join(
-                self._tokenizer.decode(row.ids[a:b].tolist(), skip_special_tokens=False) for a, b in row.turns
-            )
-            if text.replace(CUT_OFF, "") != row.text.replace(CUT_OFF, ""):
-                raise self._other_model(row, f"{text[:40]!r} where {row.text[:40]!r} was recorded")
+    def check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises ValueError where they hold ids of another model's vocabulary, or texts of another tokenizer."""
+        for each in trajectories:
+            if each.token_ids_T.max() >= self.vocabulary:
+                raise self._other_model(each, f"token {each.token_ids_T.max()}, and it has {self.vocabulary}")
+        for each in trajectories[:CHECKED]:
+            spans = (each.token_ids_T[turn.start : turn.end].tolist() for turn in each.turns)
+            text = "".join(self._tokenizer.decode(ids, skip_special_tokens=False) for ids in spans)
+            if text.replace(CUT_OFF, "") != each.text.replace(CUT_OFF, ""):
+                raise self._other_model(each, f"{text[:40]!r} where {each.text[:40]!r} was recorded")
 
-    def _other_model(self, row: Rollout, what: str) -> ValueError:
-        where = f"step {row.step}, {row.prompt_id} #{row.sample}"
+    def _other_model(self, trajectory: Trajectory, what: str) -> ValueError:
+        where = f"{trajectory.prompt.id} #{trajectory.sample}"
         return ValueError(
-            f"{self.path} is not the model of these rollouts or has another tokenizer: {where} has {what}. "
+            f"{self.path} is not the model of this run or has another tokenizer: {where} has {what}. "
             "Fix: model=DIR, a checkpoint of that run"
         )
 
     def entropies(
-        self, rows: Sequence[Rollout], batch_tokens: int
+        self, trajectories: Sequence[Trajectory], batch_tokens: int
     ) -> Iterator[tuple[int, Sequence[float], Sequence[float]]]:
-        """(which row, entropy_T, logprob_T) of each, in any order; 0 where nothing was sampled."""
-        for pack in packs([len(row.ids) for row in rows], batch_tokens):
-            yield from self._pack(rows, pack)
+        """Yields (index, entropy_T, logprob_T) of each, in any order; 0 where nothing was sampled."""
+        for pack in packs([len(each.token_ids_T) for each in trajectories], batch_tokens):
+            yield from self._pack(trajectories, pack)
 
     @torch.no_grad()
-    def _pack(self, rows: Sequence[Rollout], pack: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
-        ids = [rows[at].ids for at in pack]
+    def _pack(self, trajectories: Sequence[Trajectory], pack: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+        ids = [trajectories[at].token_ids_T for at in pack]
         lengths = [len(each) for each in ids]
         begins = np.cumsum(lengths) - lengths
-        sampled = [sampled_positions(rows[at]) for at in pack]
+        sampled = [np.flatnonzero(trajectories[at].sampled_T) for at in pack]
         places_M = np.concatenate([begin + each for begin, each in zip(begins, sampled, strict=True)])
         token_ids_L = np.concatenate(ids).astype(np.int64)
         position_ids_L = np.concatenate([np.arange(length) for length in lengths])
@@ -113,32 +107,29 @@ class EntropyScorer:
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def scored(self, row: Rollout, entropy_T: NDArray[np.float32], logprob_T: NDArray[np.float32]) -> Scored:
-        """The row with the text and kind of each token."""
-        texts_T = self.texts(row)
-        failed = frozenset(call.turn for call in row.calls if call.outcome != "ok")
+    def scored(self, trajectory: Trajectory, entropy_T: NDArray[np.float32], logprob_T: NDArray[np.float32]) -> Scored:
+        """Returns the trajectory with the text and kind of each token."""
+        texts_T, turns = self.texts(trajectory), trajectory.turns
+        failed = frozenset(n for n, turn in enumerate(turns) if any(use.failed for use in turn.tool_uses))
         return Scored(
             texts_T=texts_T,
-            marks=mark(texts_T, row.turns),
+            marks=mark(texts_T, [(turn.start, turn.end) for turn in turns]),
             entropy_T=entropy_T,
             logprob_T=logprob_T,
             failed_turns=failed,
         )
 
-    def texts(self, row: Rollout) -> list[str]:
-        """Of each token, so that together they are the text; a character of several tokens stands at its last one."""
+    def texts(self, trajectory: Trajectory) -> list[str]:
+        """Returns the text of each token: together they are the whole. A character of several tokens stands at its last
+        one.
+        """
         texts: list[str] = []
-        bounds = [0, *(bound for turn in row.turns for bound in turn), len(row.ids)]
+        ids = trajectory.token_ids_T.tolist()
+        bounds = [0, *(bound for turn in trajectory.turns for bound in (turn.start, turn.end)), len(ids)]
         for begin, end in pairwise(bounds):
             stream = TextStream(self._tokenizer)
-            texts += [stream.step([token]) for token in row.ids[begin:end].tolist()]
+            texts += [stream.step([token]) for token in ids[begin:end]]
         return texts
-
-
-def sampled_positions(row: Rollout) -> NDArray[np.int64]:
-    """Indices of the tokens that the model has sampled."""
-    spans = [np.arange(start, end) for start, end in row.turns]
-    return np.concatenate(spans) if spans else np.zeros(0, np.int64)
 
 
 def packs(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -115,7 +115,6 @@ def stages(*changed):
         "groups": lambda job: job.group(Recorded(), reward, select_and_score(KeepAll(), seed=0)),
         "easy": lambda job: Stage(name="easy", run=easy),
         "batch": lambda job: job.batch(),
-        "write_rollouts": lambda job: job.write_rollouts(every=1),
         "learn": lambda job: Stage(name="learn", run=easy),
     }
     return [whole[name] for name in changed or whole]

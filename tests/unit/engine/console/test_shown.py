@@ -15,11 +15,10 @@ from engine.errors import BadInput
 from engine.programs.job import run
 from engine.programs.rollouts import panel
 from engine.run.run_folder import RunFolder
-from engine.stages.write_rollouts import rows
-from engine.types import Group, Prompt
+from engine.types import Prompt
 from sandbox.printable import printable
 from tests.support.algo_fakes import tool_use
-from tests.support.fakes import a_trajectory
+from tests.support.fakes import a_rollout, a_trajectory
 
 EVIL = "\x1b]52;c;cm0=\x07\x9b2J\u202e[red]\r"
 SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
@@ -43,9 +42,7 @@ def report(console, tmp_path):
 
 def written(console, tmp_path):
     trajectory = an_evil_trajectory()
-    group = Group(prompt=trajectory.prompt, trajectories=(trajectory,), lease=0, drop=EVIL)
-    for row in rows(1, [group]):
-        console.print(panel(row))
+    console.print(panel(a_rollout(trajectory, drop=EVIL)))
 
 
 def line(console, tmp_path):

@@ -24,10 +24,9 @@ from engine.gateway.requests import (
 from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
-from engine.stages.write_rollouts import rows
 from engine.telemetry.timeline import Timeline
 from engine.tools.python_tool import PythonTool, schema
-from engine.types import Batch, Group, Segment, StopReason
+from engine.types import Batch, Segment, StopReason
 from tests.support.examples import examples
 from tests.support.fakes import Clock, Gate, Replicas, ScriptedRunner, a_prompt, fleet_of, settle
 from tests.support.node import CHAT, END, Setup, call
@@ -321,9 +320,7 @@ async def test_an_edited_history_begins_a_segment_and_a_rewound_one_branches_off
     lengths = [len(each.token_ids) for each in (edited, second, rewound, first)]
     assert sampled == [lengths[0], lengths[1] + lengths[3], lengths[2]], "what was taken over is sampled in one of them"
     assert trajectory.text == "turn 1" + END, "of the turns that are in the main sequence"
-    [row] = rows(1, [Group(prompt=a_prompt(), trajectories=(trajectory,), lease=0)])
-    spans = [*row.turns, *(span for segment in row.segments for span in segment.turns)]
-    assert sum(end - start for start, end in spans) == row.tokens
+    assert sum(turn.end - turn.start for turn in trajectory.all_turns) == trajectory.sampled_tokens
     batch = Batch.of(0, [trajectory], np.full(1, 2, np.float32))
     assert batch.lengths_B.tolist() == [len(ids) for ids in ends]
     assert batch.advantages_B.tolist() == [2, 2, 2]

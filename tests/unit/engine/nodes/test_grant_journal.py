@@ -2,8 +2,9 @@
 
 import asyncio
 
+from engine.encoding import encode
 from engine.nodes.grant_journal import GrantJournal, group_of
-from engine.run.journal_records import Decided, Drawn, Ended, Grown, decode, encode
+from engine.run.journal_records import Decided, Drawn, Ended, Grown, decode
 from engine.stages.group import GroupConfig, GroupMaker
 from tests.support.fakes import a_prompt
 from tests.support.node import ANSWER, Setup, call

@@ -214,8 +214,8 @@ class World:
     def granted(self, key, node):
         pass
 
-    def happened(self, name, epoch, segment):
-        self.happenings.append((name, epoch, segment))
+    def happened(self, name, segment):
+        self.happenings.append((name, segment))
 
     def start_here(self, key, epoch, records):
         self.work[key] = (epoch, list(records))
@@ -395,16 +395,16 @@ def join(world, node):
 def test_what_happens_on_a_node_reaches_the_lead_by_its_name_while_its_session_lasts():
     world = a_world(nodes=1)
     [node] = world.nodes
-    node.protocol.happened(1.0, b"before the welcome")
+    node.protocol.happened(b"before the welcome")
     assert not node.outbox
     join(world, node)
-    node.protocol.happened(2.0, b"within")
+    node.protocol.happened(b"within")
     world.deliver_to_lead(node)
-    node.protocol.happened(3.0, b"too late")
+    node.protocol.happened(b"too late")
     for _ in range(SILENT_BEATS + 1):
         world.lead.tick()
     world.deliver_to_lead(node)
-    assert world.happenings == [("node-0", 2.0, b"within")]
+    assert world.happenings == [("node-0", b"within")]
 
 
 def test_a_silent_node_is_fenced_and_what_it_says_later_has_no_effect():
@@ -639,7 +639,7 @@ of_a_node = st.one_of(
     st.builds(
         NodeBeat, session=sessions, ack=numbers, version=numbers, pulled=numbers, free_tokens=numbers, tokens=numbers
     ),
-    st.builds(Happened, session=sessions, epoch=st.floats(), segment=st.binary(max_size=8)),
+    st.builds(Happened, session=sessions, segment=st.binary(max_size=8)),
     st.builds(Numbered, session=sessions, seq=numbers, ack=numbers, body=records | st.binary(max_size=8)),
 )
 

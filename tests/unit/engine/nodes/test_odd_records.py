@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import encoding
 from engine.nodes.config import LeadConfig
 from engine.nodes.lead import Lead
 from engine.nodes.messages import Build, Grant, Hello, Job, NodeBeat, Numbered, Record, decode_order, encode
-from engine.run import journal_records
 from engine.run.journal import Journal
-from engine.run.journal_records import Began, Decided, Ended, Grown, Piece
+from engine.run.journal_records import Began, Decided, Ended, Grown, Piece, parts
 from engine.telemetry.timeline import Timeline
 from engine.types import Segment, StopReason, Trajectory, Turn
 from tests.support.examples import examples
@@ -50,7 +50,7 @@ def trajectory(sample=0, **fields):
         stop=StopReason.ANSWER,
         started_at=0.0,
         finished_at=1.0,
-        **{**journal_records.parts(whole), "reward": 1.0, **fields},
+        **{**parts(whole), "reward": 1.0, **fields},
     )
 
 
@@ -121,7 +121,7 @@ async def made_of(folder, records):
             if isinstance(message, Numbered) and isinstance(order := decode_order(message.body), Grant)
         ]
         for seq, record in enumerate(records, 1):
-            data = record if isinstance(record, bytes) else journal_records.encode(record)
+            data = record if isinstance(record, bytes) else encoding.encode(record)
             body = encode(Record(lease=0, attempt=0, epoch=grant.epoch, record=data))
             door.receiver(b"0", Numbered(session=SESSION, seq=seq, ack=0, body=body))
         for _ in range(3):

@@ -2,14 +2,17 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
+from engine.encoding import encode
 from engine.recording import files
 from engine.recording.folder import RecordFolder
 from engine.recording.policy import RecordConfig
 from engine.recording.reader import RecordedRun
+from engine.recording.records import FORMAT
 from tests.support.recorded_run import made_group, made_row, made_segment, made_tokens
 
 
@@ -18,6 +21,11 @@ def write(folder, step, groups=1, samples=2):
     records = [*made, *(made_tokens(group) for group in made)]
     folder.write_segment(made_segment(step))
     folder.write_step(made_row(step, made), [files.packed(record) for record in records])
+
+
+def with_id(recorded, prompt_id):
+    prompt = replace(recorded.group.prompt, id=prompt_id)
+    return structs.replace(recorded, group=replace(recorded.group, prompt=prompt))
 
 
 def opened(run, **config):
@@ -29,8 +37,8 @@ def opened(run, **config):
 def test_a_step_is_read_as_it_was_written_and_the_index_names_it(tmp_path):
     write(opened(tmp_path), 1, groups=3)
     run = RecordedRun(tmp_path)
-    assert run.groups(1) == [made_group(1, group, 2) for group in range(3)]
-    assert run.tokens(1, 2).group == 2
+    assert [encode(recorded) for recorded in run.groups(1)] == [encode(made_group(1, n, 2)) for n in range(3)]
+    assert run.tokens(1, 2).number == 2
     assert (run.index.whole, run.index.last, run.index.problems) == ((1,), 1, ())
     assert run.tokenizer.read_text() == "{}"
 
@@ -56,7 +64,7 @@ def test_the_folder_stays_within_its_budget(tmp_path):
 
 def test_rows_that_take_too_much_are_thinned_and_the_reader_notices(tmp_path):
     folder, run = opened(tmp_path, newest=3, every=1, max_mb=1), RecordedRun(tmp_path)
-    made = [replace(made_group(1, 0, 2), prompt_id=os.urandom(4000).hex()) for _ in range(5)]  # 20 kB a row
+    made = [with_id(made_group(1, 0, 2), os.urandom(4000).hex()) for _ in range(5)]  # 20 kB a row
     seen = []
     for step in range(1, 21):
         folder.write_step(made_row(step, made), [])
@@ -86,6 +94,17 @@ def test_a_killed_run_is_gone_on_with_and_what_it_tore_is_cut_off(tmp_path):
     assert [row.step for row in run.rows()] == [1, 2, 3]
     assert [segment.step for segment in run.timeline(1, 3)] == [1, 2, 2, 3]
     assert not list(run.folder.rglob("*.draft"))
+
+
+def test_a_run_that_an_earlier_version_recorded_goes_on_in_todays_format_and_says_so(tmp_path):
+    write(opened(tmp_path), 1)
+    path = files.index_path(files.folder_of(tmp_path))
+    path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":1'))
+    write(opened(tmp_path), 2)
+    run = RecordedRun(tmp_path)
+    assert run.fault is None
+    assert "format 1" in run.index.problems[0]
+    assert len(run.groups(2)) == 1
 
 
 def test_a_step_that_is_trained_again_takes_the_place_of_the_first(tmp_path):

@@ -4,8 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.recording.groups import LearnerNumbers, Place, StepRecords, rows_of, whole_groups
-from engine.types import Batch, Boundary, Group, Placement, RolloutError, Segment
+from engine.encoding import encode
+from engine.recording.groups import Place, StepRecords, places_of, whole_groups
+from engine.recording.records import decode
+from engine.types import (
+    Batch,
+    Boundary,
+    Group,
+    LearnerNumbers,
+    Placement,
+    PromptLimits,
+    RolloutError,
+    Segment,
+)
+from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_trajectory
 
 
@@ -29,24 +41,17 @@ def a_batch(groups):
 
 
 def records_of(groups, **changes):
-    fields = {"step": 4, "groups": groups, "whole": [0], "epoch": 1000.0, "nodes": {}} | changes
-    return StepRecords(**fields)
+    return StepRecords(**({"step": 4, "groups": groups, "whole": [0]} | changes))
 
 
-def test_rows_are_found_by_their_content_in_whatever_order_the_batch_has_them():
+def test_rows_are_placed_by_their_names_in_whatever_order_the_batch_has_them():
     groups = [a_group(0), a_group(1), a_group(2)]
-    rows = rows_of(a_batch(groups[::-1]), groups, [0, 2])
-    assert rows == {0: Place(2, 0, 0), 1: Place(2, 2, 0), 4: Place(0, 0, 0), 5: Place(0, 2, 0)}
-
-
-def test_two_trajectories_with_equal_tokens_get_a_row_each():
-    twin = a_group(0, samples=1, kept=(0,)).trajectories[0]
-    group = a_group(0, samples=2, kept=(0, 1), trajectories=(twin, twin))
-    assert rows_of(a_batch([group]), [group], [0]) == {0: Place(0, 0, 0), 1: Place(0, 1, 0)}
+    places = places_of(a_batch(groups[::-1]), groups, [0, 2])
+    assert places == {0: Place(2, 0, 0), 1: Place(2, 2, 0), 4: Place(0, 0, 0), 5: Place(0, 2, 0)}
 
 
 def test_segments_of_an_agent_have_rows_of_their_own():
-    main = a_trajectory(0, reward=1.0)
+    main = a_trajectory(0, prompt=a_prompt(0), reward=1.0)
     segment = Segment(
         token_ids_T=np.arange(9, dtype=np.int32),
         sampled_T=np.arange(9) > 3,
@@ -54,15 +59,31 @@ def test_segments_of_an_agent_have_rows_of_their_own():
         versions_T=np.zeros(9, np.int32),
     )
     group = a_group(0, trajectories=(replace(main, segments=(segment,)),), kept=(0,), advantages_K=np.ones(1))
-    assert rows_of(a_batch([group]), [group], [0]) == {0: Place(0, 0, 0), 1: Place(0, 0, 1)}
+    assert places_of(a_batch([group]), [group], [0]) == {0: Place(0, 0, 0), 1: Place(0, 0, 1)}
     [record] = records_of([group]).records()
-    assert [len(turns) for turns in record.trajectories[0].sequences] == [1, 0]
-    assert record.trajectories[0].total_tokens == 7 + 9
+    assert [len(part.turns) for part in record.group.trajectories[0].parts] == [1, 0]
 
 
 def test_a_batch_that_leaves_trajectories_out_has_no_rows_for_them():
     groups = [a_group(0), a_group(1)]
-    assert rows_of(a_batch(groups[:1]), groups, [0, 1]) == {0: Place(0, 0, 0), 1: Place(0, 2, 0)}
+    assert places_of(a_batch(groups[:1]), groups, [0, 1]) == {0: Place(0, 0, 0), 1: Place(0, 2, 0)}
+
+
+def test_rows_of_which_the_recipe_has_trained_something_else_have_no_place():
+    """A trajectory that was cut, one of no group, and one with a segment that was not sampled."""
+    group = a_group(0, kept=(0, 1, 2))
+    first, second, third = group.trajectories
+    shorter = {name: getattr(first, name)[:-1] for name in ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")}
+    added = Segment(**shorter)
+    foreign = replace(second, prompt=a_prompt(9))
+    batch = Batch.of(1, [replace(first, **shorter), foreign, replace(third, segments=(added,))], np.ones(3, np.float32))
+    assert places_of(batch, [group], [0]) == {2: Place(0, 2, 0)}
+
+
+def test_a_batch_whose_rows_have_no_names_has_no_places():
+    groups = [a_group(0)]
+    unnamed = Batch.of_arrays(1, a_batch(groups).arrays())
+    assert places_of(unnamed, groups, [0]) == {}
 
 
 def test_groups_that_are_trained_are_whole_before_others():
@@ -78,40 +99,41 @@ def test_a_record_says_what_became_of_each_trajectory():
         explain=lambda group: [{"p_err": 0.5, "probability": 0.25}] * 3,
         nodes={0: "left"},
     ).records()
-    assert (record.step, record.lease, record.node, record.whole) == (4, 0, "left", True)
-    assert (record.waste, record.refills) == ({"surplus": 5}, 1)
-    assert [member.kept for member in record.trajectories] == [True, False, True]
-    assert [member.advantage for member in record.trajectories] == [-1.0, None, 1.0]
-    assert record.trajectories[1].reasons == {"p_err": 0.5, "probability": 0.25}
-    assert record.trajectories[0].prompt_tokens == 3
+    assert (record.step, record.number, record.node, record.whole) == (4, 0, "left", True)
+    assert (record.group.waste, record.group.refills, record.group.kept) == ({"surplus": 5}, 1, (0, 2))
+    assert [record.group.advantage(index) for index in range(3)] == [-1.0, None, 1.0]
+    assert record.reasons[1] == {"p_err": 0.5, "probability": 0.25}
 
 
-def test_times_are_those_of_the_day_and_placements_come_with_their_turn():
-    member = a_trajectory(0, reward=1.0)
-    placed = Placement(at=0.5, replica=1, rule="headroom", headroom_blocks=3.0, free_blocks={0: 1, 1: 9})
-    turn = replace(member.turns[0], placed=(placed,))
-    group = a_group(0, trajectories=(replace(member, turns=(turn,)),), kept=())
-    records = records_of([group])
-    [[found]] = records.records()[0].trajectories[0].sequences
-    assert (found.finished_at, found.placed[0].at, found.placed[0].free_blocks) == (1001.0, 1000.5, {0: 1, 1: 9})
-    row = records.row(2.0)
-    assert (row.started_at, row.finished_at) == (1000.0, 1002.0)
-
-
-def test_what_failed_has_its_error_and_no_reward():
+def test_a_group_comes_back_as_it_was_put_out_but_for_what_lies_with_its_tokens():
     error = RolloutError(boundary=Boundary.REPLICA, message="gone")
-    group = a_group(0, trajectories=(replace(a_trajectory(0), error=error),), kept=(), drop="error")
+    placed = Placement(at=0.5, replica=1, rule="headroom", headroom_blocks=3.0, free_blocks={0: 1, 1: 9})
+    prompt = replace(a_prompt(0), tools=("python",), reward="maths", metadata={"level": 3}, limits=PromptLimits())
+    member = a_trajectory(0, prompt=prompt, reward=1.0, uses=[tool_use("error")])
+    member = replace(member, turns=(replace(member.turns[0], placed=(placed,)),), text="what it wrote", answer="42")
+    failed = replace(a_trajectory(1, prompt=prompt), error=error, scores={"style": None})
+    group = a_group(0, prompt=prompt, trajectories=(member, failed), kept=(0,), advantages_K=[0.5])
     [record] = records_of([group]).records()
-    assert record.trajectories[0].error == ("replica", "gone")
-    assert records_of([group]).row(1.0).groups[0].rewards == (None,)
+    again = decode(encode(record))
+    assert again.group.prompt == prompt
+    assert again.group.advantages_K.tolist() == [0.5]
+    assert [part.turns for part in again.group.trajectories] == [member.turns, failed.turns]
+    assert (again.group.trajectories[1].error, again.group.trajectories[1].scores) == (error, {"style": None})
+    assert records_of([group]).row(1.0).groups[0].rewards == (1.0, None)
+
+
+def test_a_step_begins_with_its_first_trajectory():
+    groups = [a_group(0)]
+    assert (records_of(groups).row(2.0).started_at, records_of([]).row(2.0).started_at) == (0.0, 2.0)
 
 
 def test_numbers_of_the_learner_are_those_of_their_sequence_and_only_of_whole_groups():
     groups = [a_group(0), a_group(1)]
-    numbers = LearnerNumbers(*(np.full(7, value, np.float32) for value in (-2.0, 0.5, 1.0)))
+    columns = {"logprobs_T": -2.0, "entropy_T": 0.5, "push_T": 1.0}
+    numbers = LearnerNumbers(**{name: np.full(7, value, np.float32) for name, value in columns.items()})
     first, second = records_of(groups).tokens({Place(0, 0, 0): numbers})
-    assert first.trajectories[0][0].learner_logprobs.tolist() == [-2.0] * 7
-    assert first.trajectories[1][0].learner_logprobs is None
-    assert first.trajectories[1][0].logprobs is not None
-    assert second.trajectories[0][0].logprobs is None
-    assert len(second.trajectories[0][0].token_ids) == 7
+    assert first.trajectories[0][0].learner_logprobs_T.tolist() == [-2.0] * 7
+    assert first.trajectories[1][0].learner_logprobs_T is None
+    assert first.trajectories[1][0].logprobs_T is not None
+    assert second.trajectories[0][0].logprobs_T is None
+    assert len(second.trajectories[0][0].token_ids_T) == 7

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.encoding import frame, frames
 from engine.errors import BadInput
 from engine.numbered_files import numbered
 from engine.programs.replay import Place, recorded
 from engine.programs.rollouts import Options, rollouts
 from engine.recording import files
-from engine.recording.as_run import group_of
 from engine.recording.reader import RecordedRun
+from engine.recording.records import PartTokens
+from engine.recording.rollouts import as_json, rollouts_of
 from engine.recording.soundness import is_sound
 from engine.recording.trace import write_trace
-from engine.run.journal_records import frame, frames
-from engine.stages.write_rollouts import steps_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.export import export
 from engine.view.questions import Questions
@@ -80,10 +80,8 @@ def read_all(folder):
     run = RecordedRun(folder)
     assert run.index is None or run.index.newest is not None
     for step in run.steps:
-        for group in run.groups(step):
-            tokens = run.tokens(step, group.group)
-            if tokens is not None and group.whole:
-                group_of(group, tokens)
+        for rollout in rollouts_of(run, step, None):
+            as_json(rollout)
     run.rows()
     segments = [*run.timeline(0, 1 << 40), *run.newest(1000)]
     write_trace(folder / "timeline.json", segments)
@@ -122,16 +120,14 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_by_name_and_not_read(r
 
 def test_what_lies_about_in_the_folders_is_nobodys(run):
     before = ask_all(run)
-    for place in ("record/steps", "record/timeline", "rollouts"):
-        (run / place).mkdir(exist_ok=True)
+    for place in ("record/steps", "record/timeline"):
         for name in STRAYS:
-            for suffix in ("", ".jsonl", ".seg"):
+            for suffix in ("", ".seg"):
                 (run / place / f"{name}{suffix}").write_bytes(b"no record")
         (run / place / "step-000077.rec").mkdir()
         (run / place / "step-000078.rec").symlink_to("nowhere")
     assert ask_all(run)[1].keys() == before[1].keys()
     assert RecordedRun(run).steps == before[0]["recorded"]
-    assert steps_of(run) == before[0]["rollouts"]
     read_all(run)
 
 
@@ -190,6 +186,7 @@ def at_first(record, path, value):
     return record | {name: inner}
 
 
+TOKEN_IDS, LOGPROBS = (PartTokens.__struct_fields__.index(name) for name in ("token_ids_T", "logprobs_T"))
 ODD_RECORDS = {
     "a track that there is not": ("timeline", 0, ["spans", 0, 0], "odd"),
     "a time that is none": ("timeline", 0, ["spans", 0, 4], float("nan")),
@@ -197,16 +194,21 @@ ODD_RECORDS = {
     "a key that is a list": ("timeline", 0, ["spans", 0, 5], {"key": [1]}),
     "what is no JSON": ("timeline", 0, ["spans", 0, 5], {"a": msgspec.msgpack.Ext(5, b"b")}),
     "a column that is too short": ("timeline", 0, ["engine_steps", 0, "running"], b""),
-    "another way to stop": ("steps", 1, ["trajectories", 0, "stop"], "tired"),
-    "another boundary": ("steps", 1, ["trajectories", 0, "error"], ["here", "x"]),
-    "no turns at all": ("steps", 1, ["trajectories", 0, "sequences"], []),
-    "a turn beyond its tokens": ("steps", 1, ["trajectories", 0, "sequences", 0, 0, "end"], 1 << 40),
-    "a turn that ends first": ("steps", 1, ["trajectories", 0, "sequences", 0, 0, "start"], 1 << 40),
-    "a message without content": ("steps", 1, ["messages", 0], {"role": "user"}),
-    "tokens below zero": ("steps", 3, ["trajectories", 0, 0, "token_ids"], b"\xff" * 240),
-    "numbers of other tokens": ("steps", 3, ["trajectories", 0, 0, "logprobs"], b""),
+    "another way to stop": ("steps", 1, ["group", "trajectories", 0, "stop"], "tired"),
+    "another boundary": ("steps", 1, ["group", "trajectories", 0, "error"], {"boundary": "here", "message": "x"}),
+    "tokens in two places": ("steps", 1, ["group", "trajectories", 0, "token_ids_T"], b"\0" * 8),
+    "a turn beyond its tokens": ("steps", 1, ["group", "trajectories", 0, "turns", 0, "end"], 1 << 40),
+    "a turn that ends first": ("steps", 1, ["group", "trajectories", 0, "turns", 0, "start"], 1 << 40),
+    "a message without content": ("steps", 1, ["group", "prompt", "messages", 0], {"role": "user"}),
+    "a prompt of another type": ("steps", 1, ["group", "prompt", "limits"], {"max_tokens": -1}),
+    "a trajectory kept twice": ("steps", 1, ["group", "kept"], [0, 0]),
+    "a trajectory kept that is not there": ("steps", 1, ["group", "kept"], [7]),
+    "advantages of others": ("steps", 1, ["group", "advantages_K"], b"\0" * 16),
+    "reasons of fewer trajectories": ("steps", 1, ["reasons"], []),
+    "tokens below zero": ("steps", 3, ["trajectories", 0, 0, TOKEN_IDS], b"\xff" * 240),
+    "numbers of other tokens": ("steps", 3, ["trajectories", 0, 0, LOGPROBS], b""),
     "tokens of fewer trajectories": ("steps", 3, ["trajectories"], []),
-    "tokens without their numbers": ("steps", 3, ["trajectories", 0, 0, "logprobs"], None),
+    "tokens without their numbers": ("steps", 3, ["trajectories", 0, 0, LOGPROBS], None),
 }
 
 

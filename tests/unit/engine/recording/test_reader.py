@@ -4,10 +4,13 @@ import zlib
 
 import msgspec
 import numpy as np
+import pytest
 
+from engine.encoding import encode, frame
+from engine.errors import BadInput
 from engine.recording import files
 from engine.recording.reader import RecordedRun
-from engine.run.journal_records import frame
+from engine.recording.records import FORMAT
 from tests.support.recorded_run import made_group, made_segment, made_tokens, write_recorded_run, write_step
 
 
@@ -23,7 +26,8 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     assert run.is_there
     assert run.index.whole == (1, 2, 3)
     assert run.steps == [1, 2, 3]
-    assert run.groups(2) == [made_group(2, group, 4, whole=group < 3) for group in range(4)]
+    made = [made_group(2, group, 4, whole=group < 3) for group in range(4)]
+    assert [encode(recorded) for recorded in run.groups(2)] == [encode(recorded) for recorded in made]
     assert [row.step for row in run.rows()] == [1, 2, 3]
     assert run.timeline_steps == [1, 2, 3]
     assert [segment.spans for segment in run.timeline(2, 3)] == [made_segment(step).spans for step in (2, 3)]
@@ -32,16 +36,16 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
 def test_tokens_of_one_group_are_read_to_the_last_bit(tmp_path):
     write_recorded_run(tmp_path, steps=1)
     found, written = RecordedRun(tmp_path).tokens(1, 2), made_tokens(made_group(1, 2, 4))
-    assert found.group == 2
+    assert found.number == 2
     for theirs, ours in zip(found.trajectories, written.trajectories, strict=True):
         assert all(arrays_equal(one, other) for one, other in zip(theirs, ours, strict=True))
 
 
 def test_a_group_that_is_not_whole_has_its_tokens_and_no_numbers(tmp_path):
     write_recorded_run(tmp_path, steps=1)
-    [sequence] = RecordedRun(tmp_path).tokens(1, 3).trajectories[0]
-    assert len(sequence.token_ids) == len(sequence.sampled) == 60
-    assert sequence.logprobs is sequence.push is None
+    [part] = RecordedRun(tmp_path).tokens(1, 3).trajectories[0]
+    assert len(part.token_ids_T) == len(part.sampled_T) == 60
+    assert part.logprobs_T is part.learner_push_T is None
 
 
 def test_the_tokenizer_beside_it_reads_the_tokens(tmp_path):
@@ -49,8 +53,8 @@ def test_the_tokenizer_beside_it_reads_the_tokens(tmp_path):
 
     write_recorded_run(tmp_path, steps=1)
     run = RecordedRun(tmp_path)
-    [sequence] = run.tokens(1, 0).trajectories[0]
-    assert Tokenizer.from_file(str(run.tokenizer)).decode(sequence.token_ids.tolist())
+    [part] = run.tokens(1, 0).trajectories[0]
+    assert Tokenizer.from_file(str(run.tokenizer)).decode(part.token_ids_T.tolist())
 
 
 def test_rows_are_read_on_from_where_they_were(tmp_path):
@@ -96,7 +100,28 @@ def test_what_is_not_there_is_nothing(tmp_path):
     assert (run.groups(1), run.tokens(1, 0), run.timeline_steps, list(run.timeline(0, 9))) == ([], None, [], [])
 
 
-def test_a_record_of_another_version_is_left_out(tmp_path):
+def test_a_record_of_another_version_says_so_to_whoever_opens_it(tmp_path):
+    write_recorded_run(tmp_path, steps=2)
+    run = RecordedRun(tmp_path)
+    assert run.fault is None
+    path = files.index_path(run.folder)
+    path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":1'))
+    assert "format 1" in run.fault
+    with pytest.raises(BadInput, match="format 1"):
+        run.find(2)
+
+
+def test_a_step_is_asked_for_by_its_number_or_the_last_one_is_meant(tmp_path):
+    run = RecordedRun(tmp_path)
+    with pytest.raises(BadInput, match="record"):
+        run.find()
+    write_recorded_run(tmp_path, steps=3)
+    assert (run.find(), run.find(2)) == (3, 2)
+    with pytest.raises(BadInput, match=r"step 7.*1, 2, 3"):
+        run.find(7)
+
+
+def test_a_kind_of_record_that_is_not_known_is_left_out(tmp_path):
     write_recorded_run(tmp_path, steps=1)
     run = RecordedRun(tmp_path)
     other = msgspec.msgpack.encode({"type": "Future"})

@@ -8,6 +8,7 @@ import pytest
 from engine.recording.policy import RecordConfig
 from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
+from engine.types import LearnerNumbers
 from tests.unit.engine.run.test_resume import Life
 
 
@@ -22,8 +23,8 @@ class Noting:
     async def train_noting(self, batch, version, rows):
         trained, canary = await self.train(batch, version)
         ends = np.cumsum(batch.lengths_B)
-        said = [batch.logprobs_N[ends[row] - batch.lengths_B[row] : ends[row]] - 0.5 for row in rows]
-        return trained, canary, dict.fromkeys(("logprobs", "entropy", "push"), np.concatenate(said))
+        said = {row: batch.logprobs_N[ends[row] - batch.lengths_B[row] : ends[row]] - 0.5 for row in rows}
+        return trained, canary, {row: LearnerNumbers(logprobs_T=T, entropy_T=T, push_T=T) for row, T in said.items()}
 
 
 class Recorded(Life):
@@ -67,19 +68,18 @@ async def test_every_step_is_recorded_once_whatever_cut_the_run_off(tmp_path, st
     trained = 0
     for step, row in zip(run.steps, rows[0], strict=True):
         groups = run.groups(step)
-        rewards = [member.reward for group in groups for member in group.trajectories]
-        assert np.mean(rewards) == row["reward"]
-        assert [group.lease for group in groups] == [2 * (step - 1), 2 * (step - 1) + 1]
-        for group in groups:
-            for member, [sequence] in zip(group.trajectories, run.tokens(step, group.group).trajectories, strict=True):
-                [turns] = member.sequences
-                assert all(turn.placed[-1].replica == turn.replica for turn in turns)
-                assert all(turn.placed[0].rule for turn in turns)
-                if member.kept:
+        assert np.mean(np.concatenate([each.group.rewards_G for each in groups])) == row["reward"]
+        assert [each.group.lease for each in groups] == [2 * (step - 1), 2 * (step - 1) + 1]
+        for each in groups:
+            tokens = run.tokens(step, each.number).trajectories
+            for index, (member, [part]) in enumerate(zip(each.group.trajectories, tokens, strict=True)):
+                assert all(turn.placed[-1].replica == turn.replica for turn in member.turns)
+                assert all(turn.placed[0].rule for turn in member.turns)
+                if index in each.group.kept:
                     trained += 1
-                    assert (sequence.learner_logprobs == sequence.logprobs - np.float32(0.5)).all()
+                    assert (part.learner_logprobs_T == part.logprobs_T - np.float32(0.5)).all()
                 else:
-                    assert sequence.learner_logprobs is None
+                    assert part.learner_logprobs_T is None
     assert trained
 
 

@@ -9,11 +9,10 @@ from rich.console import Console
 from engine.console.display import Display
 from engine.programs.rollouts import panel
 from engine.stages.empty_batches import NothingToTrain, check_graded
-from engine.stages.write_rollouts import rows
 from engine.telemetry import metrics
 from engine.telemetry.failures import failures, summed_up
 from engine.types import Boundary, Group, RolloutError
-from tests.support.fakes import a_prompt, a_trajectory
+from tests.support.fakes import a_prompt, a_rollout, a_trajectory
 
 SERVICE = RolloutError(boundary=Boundary.REWARD, message="service says 503")
 LOST = RolloutError(boundary=Boundary.SANDBOX, message="no\x1b[2J host\nis left")
@@ -60,11 +59,9 @@ def test_the_step_line_has_a_dash_and_says_what_failed(is_terminal):
 
 
 def test_rollouts_say_what_failed():
-    group = Group(prompt=a_prompt(), trajectories=tuple(members(LOST)), lease=0, drop="error")
-    [row] = rows(1, [group])
-    assert (row.reward, row.error) == (None, f"sandbox: {LOST.message}")
+    [lost] = members(LOST)
     out = io.StringIO()
-    Console(file=out, width=200).print(panel(row))
+    Console(file=out, width=200).print(panel(a_rollout(lost, drop="error")))
     assert "no grade" in out.getvalue()
     assert "sandbox: no" in out.getvalue()
     assert "\x1b" not in out.getvalue()

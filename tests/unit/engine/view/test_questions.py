@@ -1,16 +1,16 @@
 """What the page asks about runs, and what it is told of what is not there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from engine.recording import files
-from engine.stages.write_rollouts import path_of
+from engine.recording.records import FORMAT
 from engine.view.answers.tokens import pieces
 from engine.view.answers.trajectories import NotThere
 from engine.view.questions import Questions
@@ -66,7 +66,8 @@ def test_a_recorded_group_shows_the_choice_among_its_trajectories(tmp_path):
     assert flat["drop"] == "flat"
     member = trained["trajectories"][0]
     assert member["reasons"] == {"p_err": 0.5, "p_format": 0.0, "probability": 0.75}
-    assert [call[0] for call in member["turns"][0]["calls"]] == ["error", "ok"]
+    assert [use["outcome"] for use in member["turns"][0]["tool_uses"]] == ["error", "ok"]
+    assert (member["kept"], member["advantage"]) == (True, 1.0)
 
 
 def test_a_recorded_trajectory_has_its_texts_its_placement_and_both_log_probabilities(tmp_path):
@@ -74,29 +75,43 @@ def test_a_recorded_trajectory_has_its_texts_its_placement_and_both_log_probabil
     run = questions(tmp_path / "run")
     words = {"run": "0", "step": "1", "group": "1", "sample": "0"}
     found = run.answer("trajectory", words)
-    tokens, turns = found["sequences"][0]["tokens"], found["sequences"][0]["turns"]
+    tokens, turns = found["parts"][0]["tokens"], found["parts"][0]["turns"]
     recorded = run.runs[0].recorded.tokens(1, 1).trajectories[0][0]
-    text = Tokenizer.from_file(str(TOKENIZER)).decode(recorded.token_ids.tolist(), skip_special_tokens=False)
-    assert text.rstrip("�").startswith("".join(tokens["text"]).rstrip("�"))  # the ids are random
-    assert len(tokens["text"]) == len(recorded.token_ids)
-    assert turns[0]["text"] == "".join(tokens["text"][turns[0]["start"] : turns[0]["end"]])
+    text = Tokenizer.from_file(str(TOKENIZER)).decode(recorded.token_ids_T.tolist(), skip_special_tokens=False)
+    assert text.rstrip("�").startswith("".join(tokens["text_T"]).rstrip("�"))  # the ids are random
+    assert len(tokens["text_T"]) == len(recorded.token_ids_T)
+    assert turns[0]["text"] == "".join(tokens["text_T"][turns[0]["start"] : turns[0]["end"]])
     assert turns[0]["placed"][0]["rule"] == "fresh"
-    trained = np.flatnonzero(~np.isnan(recorded.learner_logprobs))
-    ratio = np.exp(recorded.learner_logprobs - recorded.logprobs)
-    np.testing.assert_allclose([tokens["ratio"][at] for at in trained], ratio[trained], atol=1e-4)
-    assert tokens["ratio"][0] is None
+    trained = np.flatnonzero(~np.isnan(recorded.learner_logprobs_T))
+    ratio_T = np.exp(recorded.learner_logprobs_T - recorded.logprobs_T)
+    np.testing.assert_allclose([tokens["ratio_T"][at] for at in trained], ratio_T[trained], atol=1e-4)
+    assert tokens["ratio_T"][0] is None
+
+
+def test_the_page_has_the_field_names_and_values_of_the_types(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    run = questions(tmp_path / "run")
+    found = run.answer("trajectory", {"run": "0", "step": "1", "group": "1", "sample": "0"})
+    recorded = run.runs[0].recorded.groups(1)[1]
+    member = recorded.group.trajectories[0]
+    assert found["prompt"] == msgspec.to_builtins(recorded.group.prompt)
+    [part] = found["parts"]
+    turns = [{**turn, "text": None} for turn in part["turns"]]
+    assert turns == [{**msgspec.to_builtins(turn, str_keys=True), "text": None} for turn in member.turns]
+    names = ("sample", "temperature", "stop", "error", "reward", "scores", "answer", "started_at", "finished_at")
+    assert [found[name] for name in names] == [getattr(member, name) for name in names]
 
 
 def test_a_trained_trajectory_marks_its_uncertain_tokens_after_a_reply(tmp_path):
     write_viewed_run(tmp_path / "run")
     words = {"run": "0", "step": "1", "group": "1", "sample": "0"}
-    [sequence] = questions(tmp_path / "run").answer("trajectory", words)["sequences"]
-    tokens, (first, second) = sequence["tokens"], sequence["turns"]
-    entropies = [np.nan if entropy is None else entropy for entropy in tokens["entropy"]]
+    [part] = questions(tmp_path / "run").answer("trajectory", words)["parts"]
+    tokens, (first, second) = part["tokens"], part["turns"]
+    entropies = [np.nan if entropy is None else entropy for entropy in tokens["learner_entropy_T"]]
     uncertain = np.flatnonzero(entropies > np.nanquantile(entropies, 0.8))
     assert set(uncertain) & set(range(first["start"], first["end"]))
-    assert np.flatnonzero(tokens["reflection"]).tolist() == [at for at in uncertain if at >= second["start"]]
-    assert len(tokens["forking"]) == len(tokens["ids"])
+    assert np.flatnonzero(tokens["reflection_T"]).tolist() == [at for at in uncertain if at >= second["start"]]
+    assert len(tokens["forking_T"]) == len(tokens["token_ids_T"])
 
 
 def test_the_texts_of_tokens_hold_control_tokens_too():
@@ -111,36 +126,20 @@ def test_a_seed_is_written_out_as_a_browser_would_round_it(tmp_path):
     assert found["seed"] == "1003"
 
 
-ROW = {
-    "step": 8, "prompt_id": "train-0", "question": "2 + 2?", "answer": "4", "text": "4", "reward": 1.0, "kept": True,
-    "advantage": 0.5, "drop": None, "stop": "answer", "tokens": 2, "turns": [[1, 3]],
-    "calls": [{"name": "python", "arguments": "{}", "outcome": "ok", "reply": "4", "turn": 0}],
-}  # fmt: skip
+def test_a_run_without_a_record_says_so_and_why(tmp_path):
+    write_viewed_run(tmp_path / "run", recorded=0)
+    for name in ("groups", "placement"):
+        with pytest.raises(NotThere, match="max_mb"):
+            questions(tmp_path / "run").answer(name, {"run": "0", "step": "1"})
 
 
-def with_rollouts(run: Path) -> Path:
-    write_viewed_run(run, recorded=0)
-    path_of(run, 8).parent.mkdir()
-    rows = [ROW | {"sample": 0}, ROW | {"sample": 1}, ROW | {"prompt_id": "train-1", "sample": 0}]
-    path_of(run, 8).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
-
-
-def test_a_run_without_a_recording_shows_the_rollouts_that_it_has_written(tmp_path):
-    asked = questions(with_rollouts(tmp_path / "run"))
-    found = asked.answer("groups", {"run": "0", "step": "8"})
-    assert found["source"] == "rollouts"
-    assert [len(group["trajectories"]) for group in found["groups"]] == [2, 1]
-    one = asked.answer("trajectory", {"run": "0", "step": "8", "group": "0", "sample": "1"})
-    assert one["sequences"][0]["turns"][0]["calls"][0]["reply"] == "4"
-
-
-def test_a_damaged_row_of_rollouts_is_named_by_file_and_line(tmp_path):
-    run = with_rollouts(tmp_path / "run")
-    path_of(run, 8).write_text(json.dumps(ROW | {"sample": 0}) + "\n{broken\n")
-    with pytest.raises(ValueError, match="line 2") as found:
-        questions(run).answer("groups", {"run": "0", "step": "8"})
-    assert path_of(run, 8).name in str(found.value)
+def test_a_run_that_another_version_recorded_says_so_on_every_page(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    path = files.index_path(files.folder_of(tmp_path / "run"))
+    path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":1'))
+    [run] = questions(tmp_path / "run").answer("runs", {})["runs"]
+    assert "format 1" in run["problems"][0]
+    assert run["rows"] == 3, "its metrics are there"
 
 
 def test_what_a_run_does_not_have_is_said_with_what_it_has(tmp_path):
@@ -182,7 +181,8 @@ def test_every_decision_of_a_step_is_told_with_its_reason(tmp_path):
     write_viewed_run(tmp_path / "run", groups=2, samples=2)
     found = questions(tmp_path / "run").answer("placement", {"run": "0", "step": "1"})
     assert found["rules"] == {"fresh": 4, "home": 2}
-    assert [one["at_s"] for one in found["decisions"]] == sorted(one["at_s"] for one in found["decisions"])
+    assert [one["at"] for one in found["decisions"]] == sorted(one["at"] for one in found["decisions"])
+    assert found["decisions"][0]["at"] == found["started_at"]
     assert found["decisions"][0]["free_blocks"] == {"0": 150, "1": 140}
 
 
@@ -198,7 +198,7 @@ def test_mismatch_is_told_by_position_among_the_sampled_tokens(tmp_path):
     found = run.answer("tokens", {"run": "0", "step": "1"})["positions"]
     group = run.runs[0].recorded.tokens(1, 1)  # the first group is flat, the last has no numbers
     [one], [two] = (
-        np.abs(tokens.learner_logprobs - tokens.logprobs)[tokens.sampled][None] for [tokens] in group.trajectories
+        np.abs(tokens.learner_logprobs_T - tokens.logprobs_T)[tokens.sampled_T][None] for [tokens] in group.trajectories
     )
     first = [one[0], two[0], one[1], two[1]]  # 40 and 20 tokens in 16 bins
     np.testing.assert_allclose(found["mismatch"][0], np.mean(first), rtol=1e-5)
@@ -210,12 +210,13 @@ def made_slow(run: Path, *, step: int, seconds: float) -> None:
     """The last call of the first trajectory of a step's last group took so long."""
     path = files.step_path(files.folder_of(run), step)
     row, *groups = files.read_frames(path, 0, 3)
-    first, *others = groups[-1].trajectories
-    turn, *later = first.sequences[0]
-    *calls, call = turn.calls
-    call = replace(call, finished_at=call.dispatched_at + seconds)
-    first = replace(first, sequences=((replace(turn, calls=(*calls, call)), *later),))
-    groups[-1] = replace(groups[-1], trajectories=(first, *others))
+    first, *others = groups[-1].group.trajectories
+    turn, *later = first.turns
+    *uses, use = turn.tool_uses
+    use = replace(use, finished_at=use.dispatched_at + seconds)
+    first = replace(first, turns=(replace(turn, tool_uses=(*uses, use)), *later))
+    group = replace(groups[-1].group, trajectories=(first, *others))
+    groups[-1] = msgspec.structs.replace(groups[-1], group=group)
     files.write(path, [files.packed(record) for record in (row, *groups)])
 
 
@@ -226,7 +227,7 @@ def test_tool_calls_are_counted_and_the_slowest_are_told_whole(tmp_path):
     assert found["steps"] == [1, 2]
     assert len(found["latency_s"]) == 8  # two steps of two groups, each with two calls
     slowest = found["slowest"][0]
-    assert slowest["latency_s"] == pytest.approx(3.0)
+    assert slowest["finished_at"] - slowest["dispatched_at"] == pytest.approx(3.0)
     assert [slowest[name] for name in ("step", "group", "sample", "call")] == [2, 1, 0, 1]
     assert json.loads(slowest["arguments"])["code"]
 

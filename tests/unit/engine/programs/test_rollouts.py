@@ -1,0 +1,103 @@
+"""What a recorded run's model wrote: shown in a terminal, and as JSON lines."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from engine.programs.rollouts import Options, main, panel, rollouts
+from engine.recording import files
+from engine.recording.reader import RecordedRun
+from engine.recording.records import FORMAT
+from tests.support.algo_fakes import tool_use
+from tests.support.fakes import a_prompt, a_rollout, a_trajectory
+from tests.support.recorded_run import TOKENIZER, write_recorded_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_recorded_run(tmp_path, steps=2, groups=3, samples=2)
+    return tmp_path
+
+
+def test_the_reader_shows_what_is_asked_for(run, capsys):
+    assert [each.step for each in rollouts(Options(run=run))] == [2] * 6, "the last one unless a step is given"
+    assert [each.trajectory.reward for each in rollouts(Options(run=run, step=1, only="right"))] == [1.0, 1.0]
+    assert [each.kept for each in rollouts(Options(run=run, only="kept"))] == [True] * 4
+    assert main([str(run), "first=1", "prompt=train-2-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "train-2-1 #0" in shown
+    assert "train-2-1 #1" not in shown
+
+
+def test_a_line_of_json_is_a_trajectory_with_the_names_of_its_types(run, capfdbinary):
+    assert main([str(run), "step=1", "prompt=train-1-1", "jsonl=true"]) == 0
+    first, second = map(json.loads, capfdbinary.readouterr().out.splitlines())
+    recorded = RecordedRun(run).groups(1)[1]
+    tokens = RecordedRun(run).tokens(1, 1).trajectories
+    assert [first[name] for name in ("step", "group", "kept", "advantage", "drop")] == [1, 1, True, 1.0, None]
+    assert [each["trajectory"]["prompt"]["id"] for each in (first, second)] == [recorded.group.prompt.id] * 2
+    trajectory = first["trajectory"]
+    assert [use["response"] for use in trajectory["turns"][0]["tool_uses"]] == ["NameError: x", "42\n"]
+    ids_T = trajectory["token_ids_T"]
+    assert ids_T == tokens[0][0].token_ids_T.tolist()
+    np.testing.assert_allclose(trajectory["logprobs_T"], tokens[0][0].logprobs_T)
+    spans = [ids_T[turn["start"] : turn["end"]] for turn in trajectory["turns"]]
+    decode = Tokenizer.from_file(str(TOKENIZER)).decode
+    assert trajectory["text"] == "".join(decode(ids, skip_special_tokens=False) for ids in spans)
+
+
+def test_numbers_that_were_not_recorded_are_null(run, capfdbinary):
+    assert main([str(run), "step=1", "prompt=train-1-2", "jsonl=true", "first=1"]) == 0
+    [line] = capfdbinary.readouterr().out.splitlines()
+    trajectory = json.loads(line)["trajectory"]
+    assert set(trajectory["logprobs_T"]) == {None}
+    assert len(trajectory["token_ids_T"]) == len(trajectory["logprobs_T"])
+
+
+def test_what_is_not_there_is_one_line(tmp_path, capsys):
+    for run in (tmp_path, tmp_path / "nowhere"):
+        assert main([str(run)]) == 1
+        assert str(run) in capsys.readouterr().err
+    write_recorded_run(tmp_path, steps=2)
+    assert main([str(tmp_path), "step=7"]) == 1
+    assert "1, 2" in capsys.readouterr().err
+    path = files.index_path(files.folder_of(tmp_path))
+    path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":1'))
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def shown(trajectory, capsys, **fields):
+    from rich.console import Console
+
+    Console(width=200).print(panel(a_rollout(trajectory, **fields)))
+    return capsys.readouterr().out
+
+
+def test_the_scores_of_a_reward_are_shown(capsys):
+    scored = replace(a_trajectory(reward=1.0), scores={"style": 0.25, "words": None})
+    assert "style 0.25, words -" in shown(scored, capsys)
+
+
+def test_responses_stand_below_the_calls_that_they_answer(capsys):
+    uses = [replace(tool_use("ok"), response=f"response {number}") for number in range(3)]
+    text = "first<tool_call>{}</tool_call>then<tool_call>{}</tool_call><|im_end|>last"
+    out = shown(replace(a_trajectory(reward=1.0, uses=uses, prompt=a_prompt()), text=text), capsys)
+    pieces = ["first", "response 0", "then", "response 1", "last", "response 2"]
+    places = [out.index(piece) for piece in pieces]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kept": True, "advantage": 0.5}, "+0.50"),
+        ({"kept": True, "advantage": None}, "  trained"),
+        ({"kept": False, "advantage": None, "drop": "flat"}, "(flat)"),
+    ],
+)
+def test_it_is_said_whether_a_trajectory_was_trained(fields, says, capsys):
+    assert says in shown(a_trajectory(reward=1.0), capsys, **fields)
