@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,8 +134,8 @@ def guest_python(given: str | None) -> Line:
     about = f"{'.'.join(map(str, found.version))}, {found.executable}: "
     packages = sorted(path.stem for folder in found.packages for path in folder.glob("*.dist-info"))
     if not packages:
-        make = f"python3 -m venv {sys.prefix}-guest && {sys.prefix}-guest/bin/pip install numpy sympy"
-        return Line(what, "note", about + "standard library only", f"for packages in guest code: {make}")
+        fix = f"for packages in guest code: {interpreter.make_guest()}"
+        return Line(what, "note", about + "standard library only", fix)
     more = f" and {len(packages) - MOST_PACKAGES} more" * (len(packages) > MOST_PACKAGES)
     names = ", ".join(name.replace("-", " ") for name in packages[:MOST_PACKAGES])
     if found.version[:2] > interpreter.NEWEST_TESTED:

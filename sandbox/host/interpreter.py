@@ -70,7 +70,7 @@ class Interpreter:
             if _top(name) not in self.modules:
                 raise InterpreterUnusable(
                     f"cannot preload: ModuleNotFoundError: No module named {name!r} (tier {tier.name!r}, "
-                    f"{self.executable}). Fix: install it there, or set SandboxConfig.python (or python=)"
+                    f"{self.executable}). Fix: {make_guest()}; or set SandboxConfig.python (or python=)"
                 )
         there = tuple(name for name in tier.optional if _top(name) in self.modules)
         return replace(tier, preload=tier.preload + there, optional=())
@@ -82,6 +82,12 @@ def default() -> str | None:
     """
     folder = Path(f"{sys.prefix}-guest")
     return str(folder / "bin" / "python") if folder.is_dir() else None
+
+
+def make_guest() -> str:
+    """Returns the command, for the folder of the checkout, that makes the guest environment or completes it."""
+    folder = f"{sys.prefix}-guest"
+    return f"python3 -m venv {folder} && {folder}/bin/pip install --no-deps -r requirements/guest.lock"
 
 
 def find(given: str | None, tiers: Sequence[Tier]) -> Interpreter:
