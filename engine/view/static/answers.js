@@ -124,6 +124,11 @@
  *   id: string,
  *   messages: { role: string, content: string }[],
  *   answer: string,
+ *   tools: string[] | null,
+ *   reward: string,
+ *   source: string,
+ *   metadata: Record<string, unknown>,
+ *   limits: Record<string, unknown> | null,
  * }} Prompt
  */
 
