@@ -23,7 +23,7 @@ import numpy as np
 from engine.balancing.balancer import Place
 from engine.balancing.kv_ledger import H, KvLedger, TrackedReplica, TrackedTrajectory
 from engine.balancing.length_forecast import Ints, LengthForecast, Reals
-from engine.balancing.step_cost import StepTime
+from engine.balancing.step_cost import LearntStepCost
 from engine.replica.port import KvSample
 
 MARGIN = 0.075  # share of the blocks that full caution keeps free
@@ -83,7 +83,7 @@ class KvAware:
         self.hold_s = hold_s
         self.moves = moves
         self.lengths = LengthForecast(max_tokens, history=history)
-        self.costs = StepTime()
+        self.costs = LearntStepCost()
         self._ledger = KvLedger(self.lengths)
         self._stale: set[int] = set()  # replicas whose forecast is to be made again
         self._outdated: set[int] = set()  # those whose forecast is from before what was learnt last

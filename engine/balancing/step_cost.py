@@ -1,31 +1,65 @@
-"""What a step of a replica costs, learnt from the steps themselves.
+"""What a step of a replica costs: the formula that the node, the simulator and the lower bound share, and how a node
+learns it from its steps.
 
-step_s = fixed + per_request * running + per_token * prefilled, by least squares over all replicas with a memory of
-some thousand steps. Only steps that followed busy ones count (an idle engine does not step), and pauses do not.
+Legend: _s seconds; n requests decode over S tokens of KV in all, while P prompt tokens are computed that attend to A
+tokens in all (the sum of the contexts of the prompt tokens).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from engine.balancing.length_forecast import Reals
 from engine.replica.port import KvSample
 
 MEMORY = 1 - 1 / 4096  # weight of all that was before, per step
 ENOUGH = 64  # samples before anything is said, and between two solutions
-PAUSE = 20.0  # a gap of so many usual steps is none (weights are updated, the process was stopped)
+PAUSE = 20.0  # a gap of so many usual steps is no step: weights were updated, or the process was stopped
 
 
-class StepTime:
-    """Fed with every sample; gives seconds, or None as long as it knows too little."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """The constants of a replica's step.
+
+    step_s = fixed + per_request n + per_token P + per_kv_token S + per_attended A + max(0, weights - per_token (n + P))
+
+    The last term is what reading the weights takes beyond the computing that hides it. A node knows the first three.
+
+    >>> round(StepCost(fixed_s=0.004, per_request_s=0.001, per_token_s=0.0001).step_s(3, prompt_tokens=20), 6)
+    0.009
+    """
+
+    fixed_s: float
+    per_request_s: float
+    per_token_s: float
+    per_kv_token_s: float = 0.0
+    per_attended_s: float = 0.0
+    weights_s: float = 0.0
+
+    def step_s(
+        self, requests: float, *, prompt_tokens: float = 0, kv_tokens: float = 0.0, attended: float = 0.0
+    ) -> float:
+        """Returns the seconds of a step that gives each of `requests` a token."""
+        seconds = self.fixed_s + self.per_request_s * requests + self.per_token_s * prompt_tokens
+        seconds += self.per_kv_token_s * kv_tokens + self.per_attended_s * attended
+        if not self.weights_s:
+            return seconds
+        return seconds + max(0.0, self.weights_s - self.per_token_s * (requests + prompt_tokens))
+
+
+class LearntStepCost:
+    """Learns the cost of a step from every sample, by least squares over all replicas with a memory of some thousand
+    steps. Only steps that followed busy ones count, since an idle engine does not step; pauses do not.
+    """
 
     def __init__(self) -> None:
+        self.cost: StepCost | None = None  # None as long as too little is known
         self._moments = np.zeros((4, 4))  # of (1, running, prefilled, seconds)
         self._rows: list[tuple[float, float, float, float, int]] = []  # not yet in them; the last number is a weight
         self._last: dict[int, tuple[float, bool]] = {}
         self._seen = 0
         self._mean_s = 0.0
-        self._solution = np.zeros(3)
 
     def forget(self, replica: int) -> None:
         self._last.pop(replica, None)
@@ -45,18 +79,12 @@ class StepTime:
             self._solve()
 
     def step_s(self, running: float) -> float | None:
-        """Seconds of a step that generates a token for each of `running` requests."""
-        found = self._coefficients()
-        return None if found is None else float(found[0] + found[1] * running)
+        """Returns the seconds of a step that generates a token for each of `running` requests."""
+        return None if self.cost is None else self.cost.step_s(running)
 
     def prefill_s(self, tokens: float) -> float | None:
-        """Seconds that computing a prompt of so many tokens takes from the others on the replica."""
-        found = self._coefficients()
-        return None if found is None else float(found[2] * tokens)
-
-    def _coefficients(self) -> Reals | None:
-        """(seconds, seconds per running request, seconds per prefilled token), none negative."""
-        return None if self._moments[2, 2] == 0 else self._solution
+        """Returns the seconds that computing a prompt of so many tokens takes from the others on the replica."""
+        return None if self.cost is None else self.cost.per_token_s * tokens
 
     def _solve(self) -> None:
         rows_N5 = np.array(self._rows)
@@ -67,4 +95,6 @@ class StepTime:
         left, right = self._moments[:3, :3], self._moments[:3, 3]
         scale = np.sqrt(np.diag(left)) + 1e-12
         scaled = left / np.outer(scale, scale) + 1e-6 * np.eye(3)
-        self._solution = np.maximum(np.linalg.solve(scaled, right / scale) / scale, 0.0)
+        fixed_s, per_request_s, per_token_s = np.maximum(np.linalg.solve(scaled, right / scale) / scale, 0.0).tolist()
+        if left[2, 2]:  # else no step has computed a prompt, and the cost of one is unknown
+            self.cost = StepCost(fixed_s=fixed_s, per_request_s=per_request_s, per_token_s=per_token_s)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from engine.balancing.step_cost import StepTime
+from engine.balancing.step_cost import LearntStepCost
 from engine.replica.port import KvSample
 
 
 def fed(steps, *, noise=0.0, jump=1, replicas=2):
     """Steps of 5 ms + 0.1 ms a request + 50 us a prefilled token."""
-    costs, rng = StepTime(), np.random.default_rng(0)
+    costs, rng = LearntStepCost(), np.random.default_rng(0)
     now = [0.0] * replicas
     for number in range(steps):
         replica = number % replicas
@@ -38,14 +38,14 @@ def test_nothing_is_said_before_enough_was_seen():
     costs = fed(60)
     assert costs.step_s(1) is None
     assert costs.prefill_s(1) is None
-    only_decoding = StepTime()
+    only_decoding = LearntStepCost()
     for number in range(200):
         only_decoding.sample(0, KvSample(0, 3, 0, 0), 0.1 * number)
     assert only_decoding.step_s(3) is None, "the cost of a prefill is not known"
 
 
 def test_the_first_step_after_idle_time_does_not_count():
-    costs, now = StepTime(), 0.0
+    costs, now = LearntStepCost(), 0.0
     for number in range(400):
         for running, step_s in [(4, 0.01), (4, 0.01), (0, 0.01)]:
             now += step_s
